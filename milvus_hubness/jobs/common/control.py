@@ -85,6 +85,7 @@ class MigrationMetrics:
         self._gauges["eta_seconds"].set(math.nan)
         # An alert on a long time without progress counts from the start.
         self._gauges["last_progress_timestamp_seconds"].set(time.time())
+
         self._reached = dict.fromkeys(COUNTERS, 0)
         self._reasons: set[str] = set()
         self._pass: int | None = None
@@ -105,13 +106,13 @@ class MigrationMetrics:
                 self._reasons.discard(facts["reason"])
 
             self._gauges["paused"].set(bool(self._reasons))
+
             if name == "copying":
                 self._reach("rows_copied_total", facts["rows"])
                 self._counters["bytes_copied_total"].inc(facts["bytes"])
                 self._chunk_seconds.observe(facts["seconds"])
-                self._gauges["eta_seconds"].set(
-                    math.nan if facts["eta_seconds"] is None else facts["eta_seconds"]
-                )
+                eta_seconds = facts["eta_seconds"]
+                self._gauges["eta_seconds"].set(math.nan if eta_seconds is None else eta_seconds)
             elif name == "catching-up":
                 self._follow_pass(facts)
             elif name == "continuing":
@@ -123,6 +124,7 @@ class MigrationMetrics:
                 self._gauges["last_progress_timestamp_seconds"].set(event.time.timestamp())
 
     def text(self) -> str:
+        """Return the metrics as Prometheus reads them."""
         with self._lock:
             return generate_latest(self._registry).decode()
 
@@ -134,6 +136,7 @@ class MigrationMetrics:
             write_to_textfile(str(path), self._registry)
 
     def _follow_pass(self, facts: Mapping[str, Any]) -> None:
+        """Count the rows of a pass; events report them from 0 again in each pass."""
         if facts["pass"] != self._pass:
             self._pass = facts["pass"]
             self._reached |= {"rows_differing_total": 0, "rows_repaired_total": 0}
@@ -179,6 +182,7 @@ class Controls:
             self._release.clear()
         if settings.get("cutover") == "now":
             self._release.set()
+
         paused = settings.get("paused")
         if paused is True and self._throttle.pause(self.name):
             self._events.report("paused", reason=self.name)
@@ -228,10 +232,12 @@ def following_control_file(
             if content is None or content == former:
                 return
 
+            # What another operator has changed meanwhile stays, unless the file changes it too.
             settings = _parsed(path, content)
-            controls.apply(
-                {name: value for name, value in settings.items() if value != applied.get(name, ...)}
-            )
+            changed = {
+                name: value for name, value in settings.items() if value != applied.get(name, ...)
+            }
+            controls.apply(changed)
             former = content
             applied = settings
             problem = None

@@ -195,15 +195,17 @@ class Throttle:
         self._clock = clock
         self._wait = wait
         self._changed = threading.Condition()
+
         self._guard: Callable[[], object] = lambda: None
-        self._paused_by: dict[str, None] = {}
         self._error: BaseException | None = None
-        self._rows = _Bucket(
-            checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS
-        )
-        self._bytes = _Bucket(
-            checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS
-        )
+        # A dictionary keeps the order in which reasons came.
+        self._paused_by: dict[str, None] = {}
+
+        row_rate = checked_limit("rows_per_second", rows_per_second)
+        byte_rate = checked_limit("bytes_per_second", bytes_per_second)
+        self._rows = _Bucket(row_rate, clock(), BURST_SECONDS)
+        self._bytes = _Bucket(byte_rate, clock(), BURST_SECONDS)
+
         self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
         self._adapted_rows: float | None = None
         self._bytes_per_row = 0.0
@@ -277,12 +279,10 @@ class Throttle:
         """
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
-            self._rows = self._rows.at(
-                limits.get("rows_per_second", self._rows.rate), self._clock()
-            )
-            self._bytes = self._bytes.at(
-                limits.get("bytes_per_second", self._bytes.rate), self._clock()
-            )
+            row_rate = limits.get("rows_per_second", self._rows.rate)
+            byte_rate = limits.get("bytes_per_second", self._bytes.rate)
+            self._rows = self._rows.at(row_rate, self._clock())
+            self._bytes = self._bytes.at(byte_rate, self._clock())
             self._chunk_seconds = limits.get("chunk_seconds", self._chunk_seconds)
             self._changed.notify_all()
 
@@ -311,8 +311,8 @@ class Throttle:
             if rows < int(self._adapted_rows) and seconds < self._chunk_seconds:
                 return
 
-            step = self._chunk_seconds / max(seconds, INSTANT)
-            self._adapted_rows *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
+            factor = self._chunk_seconds / max(seconds, INSTANT)
+            self._adapted_rows *= min(max(factor, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
         """Return running, paused_by, the limits, rows_per_request (None if never adapted), and
@@ -337,6 +337,7 @@ class Throttle:
             raise self._error
         if self._paused_by:
             return math.inf
+
         now = self._clock()
         return max(self._rows.delay(rows, now), self._bytes.delay(size, now))
 
@@ -353,11 +354,14 @@ class _Bucket:
         self._filled_at = now
 
     def at(self, rate: float | None, now: float) -> _Bucket:
+        """Return this bucket, or an empty one if the rate is another."""
         return self if rate == self.rate else _Bucket(rate, now, 0.0)
 
     def delay(self, amount: float, now: float) -> float:
+        """Return the seconds until this amount, or a full bucket, is there."""
         if self.rate is None:
             return 0.0
+
         self._level = min(self._capacity, self._level + self.rate * (now - self._filled_at))
         self._filled_at = now
         seconds = (min(amount, self._capacity) - self._level) / self.rate
@@ -408,21 +412,22 @@ def key_pages(
     clients may write rising keys faster than a job takes them.
     """
     if after is not None:
-        store.count(name)  # Only a first page is strongly consistent, and what follows it.
+        # Only a first page is strongly consistent, and what follows it.
+        store.count(name)
+
     ceiling: Key | None = None
     seen = 0
     while page := store.scan_keys(
         name, limit=KEYS_PER_PAGE, after=after, partition=partition, pending=pending
     ):
         after = page[-1]
-        seen = seen + len(page)
+        seen += len(page)
         if ceiling is None and seen >= rows:
             ceiling = ceiling_of(store, name, after, partition, pending)
         if ceiling is not None:
             page = [key for key in page if key <= ceiling]  # type: ignore[operator]
         if not page:
             return
-
         yield page
 
 

@@ -161,6 +161,7 @@ class Migration(FrozenModel):
         return self.state
 
     def indexed(self, source: CollectionInfo) -> CollectionInfo:
+        """Return the source as described, with the copy's index."""
         index = self.arguments.get("index")
         return source.with_index(self.field, **index) if index else source
 
@@ -181,11 +182,9 @@ class Migration(FrozenModel):
         if not changes:
             return ""
 
-        what = (
-            "an unfinished copy"
-            if self.phase != "rolled back"
-            else "a copy, from before a rollback,"
-        )
+        what = "an unfinished copy"
+        if self.phase == "rolled back":
+            what = "a copy, from before a rollback,"
         return (
             f"{self.target!r} is {what} of {self.source!r} that was started with other options "
             f"({'; '.join(changes)})"
@@ -193,14 +192,18 @@ class Migration(FrozenModel):
 
     def require(self, *phases: Phase, step: str) -> None:
         """Check that the migration is in one of these phases. Raises WrongPhase."""
-        if self.phase not in phases:
-            unfinished = self.phase in {"preparing", "copying", "catching up"}
-            raise WrongPhase(
-                f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
-                f"{step} needs it to be {' or '.join(map(repr, phases))}"
-                + (": complete it with a run" if unfinished else "")
-                + (": a run makes the copy ready again" if self.phase == "rolled back" else "")
-            )
+        if self.phase in phases:
+            return
+
+        remedy = ""
+        if self.phase in {"preparing", "copying", "catching up"}:
+            remedy = ": complete it with a run"
+        elif self.phase == "rolled back":
+            remedy = ": a run makes the copy ready again"
+        raise WrongPhase(
+            f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: {step} needs "
+            f"it to be {' or '.join(map(repr, phases))}{remedy}"
+        )
 
 
 class _Unreadable(NamedTuple):
@@ -257,8 +260,10 @@ def _similar(name: str, migrations: Iterable[Migration]) -> str:
         for migration in migrations
         for name in (*_names_of(migration), migration.alias or "")
     }
-    near = get_close_matches(name, names, MOST_SIMILAR)
-    meant = dict.fromkeys(f"{names[one].source} -> {names[one].target}" for one in near)
+    similar = get_close_matches(name, names, MOST_SIMILAR)
+    meant = dict.fromkeys(
+        f"{names[similar_name].source} -> {names[similar_name].target}" for similar_name in similar
+    )
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
@@ -290,8 +295,8 @@ class Ledger:
         return used or any(entry.target != but for entry in unreadable)
 
     def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
-        migrations = []
-        unreadable = []
+        migrations: list[Migration] = []
+        unreadable: list[_Unreadable] = []
         for record in self._store.records(LEDGER, MIGRATIONS):
             try:
                 migrations.append(read_ledger(Migration.model_validate_json, record))
@@ -337,6 +342,8 @@ class Ledger:
         and InvalidInput if several remain.
         """
         migrations = self.migrations(name)
+
+        # What an alias leads to comes before what the ledger says of a name.
         behind = self._store.alias_target(name)
         matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
         matching = matching or [
@@ -350,6 +357,7 @@ class Ledger:
                 f"no migration of {name!r}{to} in this database{_similar(name, migrations)}"
             )
 
+        # Those that are over count only if all are.
         latest = max(matching, key=lambda m: m.begun_at)
         matching = [m for m in matching if m.phase != "finished"] or [latest]
         matching = [m for m in matching if m.phase != "rolled back"] or matching
@@ -375,6 +383,7 @@ class Ledger:
         return migration.model_copy(update={"state": state})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
+        """Record a migration with these changes, and return it."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
         self._store.put_records(
             LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())]

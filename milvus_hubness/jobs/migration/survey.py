@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,50 +88,67 @@ def survey(
     """
     pages_of_chunks = -(-info.rows // (rows_per_chunk * MOST_CHUNKS))
     chunk_rows = rows_per_chunk * max(1, pages_of_chunks)
+
     chunks: list[Chunk] = []
     sample: dict[str | None, list[Key]] = {}
     seen = 0
-
-    def read_and_sampled(partition: str | None) -> Iterator[list[Key]]:
-        nonlocal seen
+    for partition in info.partitions:
         sample[partition] = []
+        cutter = _ChunkCutter(chunks, partition, chunk_rows)
         for page in key_pages(store, info.name, partition, rows=info.rows):
-            sample[partition] += [
-                page[i] for i in evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)
-            ]
+            sampled = evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)
+            sample[partition] += [page[i] for i in sampled]
             seen += len(page)
             progress("reading the keys", seen, info.rows)
-            yield page
-
-    for partition in info.partitions:
-        after: Key | None = None
-        for last, rows in _chunk_ends(read_and_sampled(partition), chunk_rows):
-            chunks.append(
-                Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows)
-            )
-            after = last
+            cutter.add(page)
+        cutter.end_chunk()
 
     return Survey(chunks, sample)
 
 
-def _chunk_ends(pages: Iterable[list[Key]], chunk_rows: int) -> Iterator[tuple[Key, int]]:
-    """Yield the last key and the number of rows of each chunk; only the last chunk may have fewer
-    than `chunk_rows`.
+class _ChunkCutter:
+    """Cuts the keys of one partition, page by page, into chunks, which it appends to `chunks`.
+
+    Only the last chunk of a partition may have fewer than `chunk_rows` rows.
     """
-    rows = 0
-    for page in pages:
+
+    def __init__(self, chunks: list[Chunk], partition: str | None, chunk_rows: int) -> None:
+        self._chunks = chunks
+        self._partition = partition
+        self._chunk_rows = chunk_rows
+
+        # Of the chunk that is being cut.
+        self._after: Key | None = None
+        self._upto: Key | None = None
+        self._rows = 0
+
+    def add(self, page: list[Key]) -> None:
+        """Cut a page of keys, which follow those of the former page."""
         stop = 0
         while stop < len(page):
             start = stop
-            stop = min(len(page), start + chunk_rows - rows)
-            rows += stop - start
-            last = page[stop - 1]
-            if rows == chunk_rows:
-                yield last, rows
-                rows = 0
+            stop = min(len(page), start + self._chunk_rows - self._rows)
+            self._rows += stop - start
+            self._upto = page[stop - 1]
+            if self._rows == self._chunk_rows:
+                self.end_chunk()
 
-    if rows:
-        yield last, rows
+    def end_chunk(self) -> None:
+        """Append the chunk that is being cut, unless it is empty."""
+        if self._upto is None or not self._rows:
+            return
+
+        self._chunks.append(
+            Chunk(
+                number=len(self._chunks),
+                partition=self._partition,
+                after=self._after,
+                upto=self._upto,
+                rows=self._rows,
+            )
+        )
+        self._after = self._upto
+        self._rows = 0
 
 
 def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:

@@ -53,13 +53,18 @@ class Batch:
         return len(self.keys)
 
     def take(self, places: Sequence[int]) -> Batch:
+        """Return the rows at these positions."""
+        # All rows in their order are taken often, and need no copy.
         if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
             return self
         return Batch(
-            [self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places]
+            keys=[self.keys[i] for i in places],
+            vectors=self.vectors[places],
+            rows=[self.rows[i] for i in places],
         )
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
+        """Return the rows with these fields, in place of those of the same names."""
         return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
 
 
@@ -75,23 +80,23 @@ def generation_of(bank: StoredBank) -> str:
     """Return a digest of queries, potentials and targets, and of origins if an online bank took in
     some queries.
     """
-    parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
+    arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
-        parts.append(bank.targets.vectors)
+        arrays.append(bank.targets.vectors)
+
     origins = bank.queries.origins
-    if origins is not None and not np.array_equal(
-        origins.numbers, Origins.seeds(len(origins), 0).numbers
-    ):
-        parts += [origins.numbers, origins.at]
+    if origins is not None:
+        seeds = Origins.seeds(len(origins), 0)
+        if not np.array_equal(origins.numbers, seeds.numbers):
+            arrays += [origins.numbers, origins.at]
 
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
+    for array in arrays:
+        digest.update(f"{array.dtype.kind}{'x'.join(map(str, array.shape))}:".encode())
         # 0 is added because not every database stores the sign of -0.0.
-        digest.update(
-            np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes()
-        )
-
+        unsigned_zeros = array + array.dtype.type(0)
+        little_endian = array.dtype.newbyteorder("<")
+        digest.update(np.ascontiguousarray(unsigned_zeros, little_endian).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -106,6 +111,7 @@ def reference_to(collection: str, bank: StoredBank) -> BankReference:
 
 
 def holds(reference: BankReference, bank: StoredBank) -> bool:
+    """Whether the reference names this bank."""
     return generation_of(bank) == reference.generation
 
 
@@ -123,7 +129,10 @@ def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
 
 
 def parts_of(reference: BankReference) -> list[str]:
-    return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
+    """Return the parts that the rows of a generation have."""
+    if reference.nearest:
+        return [QUERIES, TARGETS, reference.nearest]
+    return [QUERIES, TARGETS]
 
 
 def fitted_bank(
@@ -157,22 +166,23 @@ def _bank_of_rows(
     if not queries:
         raise EmptyBank(
             f"bank {reference.collection!r} has no queries of generation "
-            f"{reference.generation[:12]}…: run refresh "
-            "with --bank FILE"
+            f"{reference.generation[:12]}…: run refresh with --bank FILE"
         )
 
+    # Without potentials of every query, the estimator starts anew.
     potentials = [row.get("potentials", []) for row in queries]
-    are_whole = len({len(own) for own in potentials}) == 1
+    if len({len(own) for own in potentials}) != 1:
+        potentials = [[]] * len(queries)
+
+    # Rows of users have no `sample`.
+    numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]
+    times = [row["added_at"] for row in queries]
+    origins = Origins(np.array(numbers, np.int64), np.array(times, np.int64))
+
     source = f"{database}:{reference.collection}"
-    numbers = [
-        row.get("sample", -1 - i) for i, row in enumerate(queries)
-    ]  # Rows of users have no `sample`.
-    origins = Origins(
-        np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64)
-    )
     return StoredBank(
         QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
-        _finite_matrix(potentials if are_whole else [[]] * len(queries)),
+        _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
         [_keys_in(rows[i].get("nearest", [])) for i in of_part.get(reference.nearest, [])],
     )
@@ -270,7 +280,9 @@ class BankGenerations(ABC):
                 self.drop(collection)
             raise
 
-        return reference, "collection" if created else "generation" if writes else "nothing"
+        if created:
+            return reference, "collection"
+        return reference, "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
         batch = self._read_bank_rows(reference, parts_of(reference))
@@ -280,9 +292,11 @@ class BankGenerations(ABC):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
+        # Searches read the present list until a collection state names the new one.
         first = f"nearest_{collection}_0"
         second = f"nearest_{collection}_1"
         part = second if reference.nearest == first else first
+
         dim, _ = self._describe_bank(reference.collection)
         self._delete_bank_rows(reference, part)
         rows = [
@@ -292,18 +306,17 @@ class BankGenerations(ABC):
         return reference.model_copy(update={"nearest": part})
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
-        collections = {
-            collection
-            for collection in {bank.collection for bank in references}
-            if self.exists(collection)
-        }
+        named = {bank.collection for bank in references}
+        collections = {collection for collection in named if self.exists(collection)}
         for collection in collections:
             self._expect_bank(collection)
+
         existing = [bank for bank in references if bank.collection in collections]
         spare, undecided = self._unused(existing)
         before = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
             self._delete_bank_rows(bank)
+
         # A job may have named a generation in a collection state between the check and the
         # deletion. A job that does so later finds that the rows are gone.
         unused, undecided_now = self._unused(spare)
@@ -349,11 +362,10 @@ class BankGenerations(ABC):
 
     def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
         try:
-            return holds(
-                reference, fitted_bank(reference, self.database, stored.vectors, stored.rows)
-            )
+            bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
         except EmptyBank:
             return False
+        return holds(reference, bank)
 
     def _unused(
         self, references: list[BankReference]
