@@ -49,9 +49,8 @@ class RedactedResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return redacted(
-            content if isinstance(content, str) else json.dumps(content) + "\n"
-        ).encode()
+        text = content if isinstance(content, str) else json.dumps(content) + "\n"
+        return redacted(text).encode()
 
 
 class Work:
@@ -165,9 +164,11 @@ class HttpServer:
         )
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
+
         app.state.limits = limits
         self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
         self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
+
         config = uvicorn.Config(
             app,
             http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
@@ -236,10 +237,8 @@ async def _json_body(request: Request, seconds: float) -> Json:
     """Return the JSON object in the body, which arrives within so many seconds. Raises
     HTTPException, and InvalidParameter if the body is not JSON.
     """
-    if (
-        request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        != "application/json"
-    ):
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
         raise HTTPException(415, "the Content-Type must be application/json")
 
     length = request.headers.get("content-length")

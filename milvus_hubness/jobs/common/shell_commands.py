@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ class Outcome:
 
     @property
     def complaint(self) -> str:
+        """How the command failed, in words."""
         how = "did not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
         return f"{how}: {self.last_line}" if self.last_line else how
 
@@ -87,13 +89,14 @@ def run_command(
 def _wait(
     process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None
 ) -> int | None:
-    ends_at = None if timeout is None else time.monotonic() + timeout
+    """Return the exit code; None if the process did not end in time, or was cancelled."""
+    ends_at = math.inf if timeout is None else time.monotonic() + timeout
     while True:
-        left = POLL_SECONDS if ends_at is None else min(POLL_SECONDS, ends_at - time.monotonic())
+        seconds = min(POLL_SECONDS, ends_at - time.monotonic())
         try:
-            return process.wait(max(left, 0))
+            return process.wait(max(seconds, 0))
         except subprocess.TimeoutExpired:
-            if left <= 0 or (cancelled is not None and cancelled.is_set()):
+            if seconds <= 0 or (cancelled is not None and cancelled.is_set()):
                 return None
 
 
@@ -140,6 +143,7 @@ class Hooks:
             log.warning(failed)
 
     def _variables(self, event: Event) -> dict[str, str]:
+        """Return what a command gets in its environment."""
         facts: dict[str, Any] = {**event.to_dict()["facts"], "event": event.name}
         return {
             f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact))

@@ -202,7 +202,8 @@ class SpareBanks:
         undecided = self._store.drop_bank_generations(
             [bank for bank in noted if bank.rows not in named]
         )
-        if undecided:  # A later refresh drops them, once the states of all collections can be read.
+        # A later refresh drops them, once the states of all collections can be read.
+        if undecided:
             self._put(undecided)
         else:
             self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
@@ -339,6 +340,7 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
 
 
 def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None) -> RefreshPlan:
+    """Return the plan to finish the unfinished refresh to this profile."""
     return RefreshPlan(
         estimator=from_dict(begun.estimator),
         bank=saved,
@@ -356,11 +358,9 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
-        what = (
-            "filled only in part: enable it again"
-            if state.codec.leaves_vectors
-            else f"a copy of {state.source!r}"
-        )
+        what = f"a copy of {state.source!r}"
+        if state.codec.leaves_vectors:
+            what = "filled only in part: enable it again"
         raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     return state
 
@@ -368,14 +368,16 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
 def with_profile(
     state: CollectionState, name: str, options: RefreshOptions
 ) -> tuple[CollectionState, bool]:
-    """Return the state with this profile as the active one, and whether the profile is new. A new
-    profile gets two spare columns of the stored vectors, without biases yet: those of locality
-    hints first, and last that of the graph hint. Raises InvalidParameter, InvalidInput,
+    """Return the state with this profile as the active one, and whether the profile is new.
+
+    A new profile gets two spare columns of the stored vectors, without biases yet: those of
+    locality hints first, and last that of the graph hint. Raises InvalidParameter, InvalidInput,
     NoSpareColumns.
     """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
 
+    # An unfinished refresh adds the profile: it is new, and its slots are taken already.
     if state.incoming is not None and state.incoming.name == name:
         begun = state.incoming.profile
         draft = begun.model_copy(

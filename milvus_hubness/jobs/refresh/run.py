@@ -308,6 +308,7 @@ class Refreshing:
     # -- rows without a bias --------------------------------------------------------------------
 
     def pending(self, plan: RefreshPlan) -> RefreshResult:
+        """Give the present biases to rows without one; that makes all biases up to date."""
         count = self.waiting
         if not self.options.plan:
             count = self._fill(plan)
@@ -321,10 +322,12 @@ class Refreshing:
         )
 
     def _fill(self, plan: RefreshPlan) -> int:
+        """Write the biases of the plan's bank to rows without one; return how many were."""
         backend = BiasBackend(self.store, self.info, self.state)
         # After a killed refresh, the repair may restore rows without a bias.
         was_killed = self.info.intent_log is not None
         count = 0
+        # Each step mostly waits for the database.
         with ThreadPoolExecutor(2, "refresh") as executor:
             steps: list[Future[None]] = []
             if self.state.incoming is None:
@@ -339,7 +342,6 @@ class Refreshing:
 
             for step in steps:
                 step.result()
-
         return count
 
     # -- rows that expire --------------------------------------------------------------------
@@ -519,6 +521,7 @@ class Refreshing:
         return RefreshResult(**(facts | more))
 
     def _rebuilt(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
+        """Make the copy with the new biases, and let it take over the alias."""
         options = MigrationOptions(
             client_ttl=self.options.client_ttl,
             throttle=self.options.throttle,
@@ -570,6 +573,8 @@ class Refreshing:
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
+
+        # The note comes first: a killed job must not leave a bank that nobody knows of.
         self._spare.note([abandoned.profile.bank] if abandoned else [])
         self._write_state(state)
         self._spare.drop(self._spare.noted(), state)
@@ -595,6 +600,7 @@ class Refreshing:
             state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
             state = self._with_miss_rate(state, plan)
             state = keep_nearest(self.store, self.info.name, state)
+
             self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
             self._write_state(state)
 
@@ -631,17 +637,14 @@ class Refreshing:
 
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        queries = plan.bank.queries
-        side = state.codec.side_collection
-        most = self.store.most_candidates(self.info)
         measured, _ = measure(
             gallery,
             correction,
-            queries,
+            plan.bank.queries,
             state.profile.strength,
             state.allowed_miss_rate,
-            side,
-            most,
+            state.codec.side_collection,
+            self.store.most_candidates(self.info),
         )
         return state.model_copy(update={"reranking": measured})
 

@@ -169,7 +169,7 @@ def _bank_of_rows(
             f"{reference.generation[:12]}…: run refresh with --bank FILE"
         )
 
-    # Without potentials of every query, the estimator starts anew.
+    # Unless every query has potentials, the estimator starts without them.
     potentials = [row.get("potentials", []) for row in queries]
     if len({len(own) for own in potentials}) != 1:
         potentials = [[]] * len(queries)

@@ -59,7 +59,7 @@ def own_online_banks(
     store: HelperReads, online_banks: Iterable[OnlineBank], owner: CollectionId
 ) -> tuple[OnlineBank, ...]:
     """Return the online banks whose samples belong to `owner`, and log each other one."""
-    own = []
+    own: list[OnlineBank] = []
     for online_bank in online_banks:
         try:
             expect_helpers(store, [online_bank.helper], owner)
@@ -100,7 +100,8 @@ def complete_rename(store: Store, former: str, name: str) -> None:
     changes.
     """
     if not store.exists(name):
-        return  # Somebody has dropped it meanwhile.
+        # Somebody has dropped it meanwhile.
+        return
 
     info = store.info(name, counted=False, checked=False)
     if not info.states:
@@ -158,9 +159,8 @@ class HelperLists:
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
         """Return the helpers that the ledger lists for this collection."""
-        return listed_in(
-            (record.body for record in self.records(LEDGER, helpers_group(owner.name))), owner
-        )
+        records = self.records(LEDGER, helpers_group(owner.name))
+        return listed_in((record.body for record in records), owner)
 
     def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
         """List these helpers for a collection from whose name theirs are not derived."""
