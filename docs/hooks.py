@@ -6,6 +6,8 @@ such as ../benchmarks/results/quality.md, works in the repository; the site gets
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
 import posixpath
 import re
@@ -94,25 +96,52 @@ def error_reference() -> str:
 
 
 def state_reference() -> str:
-    """Return a table for each part of the collection state, and its JSON schema."""
+    """Return a table for each part of the collection state, and its JSON schema.
+
+    What a key means is the docstring under the field. Pydantic could put it into the schema, but
+    would read the sources for that whenever the package is imported.
+    """
     from milvus_hubness.correction.state import CollectionState
 
     schema = CollectionState.model_json_schema()
     definitions = {CollectionState.__name__: schema, **schema["$defs"]}
-    parts = [_state_section(name, definition) for name, definition in definitions.items()]
+    texts = field_texts(ROOT / "milvus_hubness" / "correction")
+    parts = [
+        _state_section(name, definition, texts.get(name, {}))
+        for name, definition in definitions.items()
+    ]
     return "\n\n".join([*parts, "## JSON schema", f"```json\n{json.dumps(schema, indent=2)}\n```"])
 
 
-def _state_section(name: str, definition: dict[str, Any]) -> str:
+def field_texts(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the docstrings under the fields of all classes in a folder, by class and field."""
+    texts: dict[str, dict[str, str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                texts.setdefault(node.name, {}).update(_texts_under_fields(node))
+    return texts
+
+
+def _texts_under_fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in itertools.pairwise(node.body):
+        is_field = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if is_field and is_text:
+            yield field.target.id, " ".join(str(text.value.value).split())
+
+
+def _state_section(name: str, definition: dict[str, Any], texts: dict[str, str]) -> str:
     required = definition.get("required", ())
     lines = [
         f"## {name}",
         definition.get("description", ""),
-        "| key | values | default |\n|---|---|---|",
+        "| key | values | default | meaning |\n|---|---|---|---|",
     ]
     for key, value in definition.get("properties", {}).items():
         default = "required" if key in required else f"`{json.dumps(value.get('default'))}`"
-        lines[-1] += f"\n| `{key}` | {_type(value)} | {default} |"
+        meaning = texts.get(key, "").replace("|", "\\|")
+        lines[-1] += f"\n| `{key}` | {_type(value)} | {default} | {meaning} |"
     return "\n\n".join(lines)
 
 

@@ -136,18 +136,19 @@ StoredEstimator = Annotated[dict[str, Any], AfterValidator(_valid_estimator)]
 
 
 class BankReference(FrozenModel):
-    """Reference to one generation of a bank collection.
-
-    generation: digest of its queries, potentials and targets; it names the rows of the generation. fingerprint: digest
-    of the queries and targets alone, the same as that of a bank file. count: number of queries. nearest: name of the
-    rows that list the nearest items of each query and target, for a gate; empty without a gate.
-    """
+    """Reference to one generation of a bank collection."""
 
     collection: CollectionName
     generation: str = Field(pattern="^[0-9a-f]+$", max_length=64)
+    """Digest of its queries, potentials and targets; it names the rows of the generation."""
     fingerprint: Fingerprint
+    """Digest of the queries and targets alone, the same as that of a bank file."""
     count: int = Field(ge=1, le=MOST_ROWS)
+    """Number of queries."""
     nearest: str = Field(default="", max_length=512)
+    """Name of the rows that list the nearest items of each query and target, for a gate; empty
+    without a gate.
+    """
 
     @property
     def rows(self) -> tuple[str, str]:
@@ -167,29 +168,37 @@ class Former(FrozenModel):
 
 
 class Profile(FrozenModel):
-    """A bias profile.
-
-    estimator: name and parameters. slot: the active slot, which searches read. standby: the standby slot,
-    which the next refresh fills before the two switch roles. mean_bias: c, subtracted from every stored bias;
-    it changes no ranking. epoch: counts the refreshes, from 1. strength: w of searches that name none. gate:
-    a number k; searches correct only queries whose raw nearest item is among the k nearest of some bank
-    query. gate_targets: a number k; searches also correct queries whose raw nearest item is among the k
-    nearest of some item of the target bank. former: the source of the biases before the last full refresh.
-    tolerance: a refresh left stored biases as they were if they differed from the new ones by at most this.
-    """
+    """A bias profile: one set of biases of a field, which searches name or get by default."""
 
     estimator: StoredEstimator
+    """Name and parameters of the method."""
     slot: int = Field(ge=0)
+    """The active slot, which searches read."""
     standby: int = Field(ge=0)
+    """The standby slot, which the next refresh fills before the two switch roles."""
     mean_bias: Number
+    """c, subtracted from every stored bias; it changes no ranking."""
     strength: Strength = 1.0
+    """w of searches that name none."""
     gate: Depth | None = None
+    """A number k; searches correct only queries whose raw nearest item is among the k nearest of
+    some bank query. None: searches correct all queries.
+    """
     gate_targets: Depth | None = None
+    """A number k; searches also correct queries whose raw nearest item is among the k nearest of
+    some item of the target bank.
+    """
     bank: BankReference
+    """The bank of the biases."""
     epoch: int = Field(ge=1, le=MOST_ROWS)
+    """Counts the refreshes, from 1."""
     refreshed_at: Moment
+    """When the biases were last up to date."""
     former: Former | None = None
+    """The source of the biases before the last full refresh."""
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """A refresh left stored biases as they were if they differed from the new ones by at most this.
+    """
 
     @model_validator(mode="after")
     def _expect_two_slots(self) -> Profile:
@@ -206,59 +215,76 @@ class Profile(FrozenModel):
 class CandidateReranking(FrozenModel):
     """Candidate re-ranking of the bias locations `fields` and `side_collection`.
 
-    Vectors are stored as the user gave them; searches read `candidates` rows and subtract the biases from
-    their scores. side: the collection that holds the biases under the same keys; None if fields of the
-    collection hold them. missed: the share of the exact corrected top 10 outside that many candidates,
-    averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
+    Vectors are stored as the user gave them; searches read `candidates` rows and subtract the
+    biases from their scores.
     """
 
     side: CollectionName | None
+    """The collection that holds the biases under the same keys; None if fields of the collection
+    hold them.
+    """
     candidates: int = Field(ge=1, le=MOST_CANDIDATES)
+    """Number of rows that a search reads."""
     missed: float = Field(ge=0, le=1)
+    """The share of the exact corrected top 10 outside that many candidates."""
     allowed: float = Field(gt=0, lt=1)
+    """The upper limit of that share in the choice of `candidates`."""
     queries: int = Field(ge=1, le=MOST_ROWS)
+    """Number of queries over which `missed` is the mean."""
 
 
 class Incoming(FrozenModel):
     """A change of a profile's biases: a refresh fills a slot that searches do not read yet.
 
-    name: of the profile. profile: its value after the change, with the slot that the refresh fills. Rows inserted
-    meanwhile get both biases: the old one in the old slot, the new one in the new slot.
+    Rows inserted meanwhile get both biases: the old one in the old slot, the new one in the new
+    slot.
     """
 
     name: Name
+    """Name of the profile."""
     profile: Profile
+    """Its value after the change, with the slot that the refresh fills."""
 
 
 class CollectionState(FrozenModel):
-    """The state of a corrected vector field, for clients and jobs.
-
-    suffix: end of the names of the hidden fields and of the property, which differ between several corrected fields of
-    a collection; empty for the first field. profiles: bias profiles by name; active: the one that searches use when
-    they name none. source: the collection that this one was copied from; the collection itself if it was corrected
-    without a copy. phase: "copying" until the copy, or the second field, is verified. reranking: None unless the bias
-    location is `fields` or `side_collection`. second_vector: a second vector field with the augmented vectors, which is
-    searched in place of `field`; `field` then has the vectors as the user gave them; None if `field` itself has the
-    augmented vectors. layout: the columns of the augmented vectors and queries. dtype: of the numbers in the field.
-    incoming: the next value of a profile that a refresh is changing. outgoing: the former value of a profile that has
-    just changed: clients with an older cached state still read its slot, so new rows get that bias in it too.
-    migration: the id of the migration that created the collection as a copy.
-    """
+    """The state of a corrected vector field, for clients and jobs."""
 
     version: Literal[1] = VERSION
     field: Name
+    """The corrected vector field."""
     suffix: Name = ""
+    """End of the names of the hidden fields and of the property, which differ between several
+    corrected fields of a collection; empty for the first field.
+    """
     layout: Layout
+    """The columns of the augmented vectors and queries."""
     dtype: Dtype = "float32"
+    """Type of the numbers in the field."""
     source: CollectionName
+    """The collection that this one was copied from; the collection itself if it was corrected
+    without a copy.
+    """
     phase: Literal["copying", "ready"] = "ready"
+    """`copying` until the copy, or the second field, is verified."""
     profiles: dict[Name, Profile]
+    """Bias profiles by name."""
     active: Name = "default"
+    """The profile that searches use when they name none."""
     reranking: CandidateReranking | None = None
+    """None unless the bias location is `fields` or `side_collection`."""
     second_vector: Name | None = None
+    """A second vector field with the augmented vectors, which is searched in place of `field`;
+    `field` then has the vectors as the user gave them. None if `field` itself has the augmented
+    vectors.
+    """
     incoming: Incoming | None = None
+    """The next value of a profile that a refresh is changing."""
     outgoing: Incoming | None = None
+    """The former value of a profile that has just changed: clients with an older cached state still
+    read its slot, so new rows get that bias in it too.
+    """
     migration: Name = ""
+    """The id of the migration that created the collection as a copy; empty for others."""
 
     @model_validator(mode="after")
     def _expect_parts_that_fit(self) -> CollectionState:

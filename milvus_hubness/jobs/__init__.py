@@ -1,1 +1,1 @@
-"""What rewrites rows, on any store: migrations, refreshes, corrections in place, and what they share."""
+"""What rewrites rows, on any store: migrations, refreshes, and corrections in place."""

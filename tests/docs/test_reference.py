@@ -203,6 +203,30 @@ def test_every_key_of_the_state_is_listed():
     )
 
 
+def test_the_tables_of_the_state_say_what_a_key_means():
+    """From the docstrings under the fields, in one line each, of records and of the layout."""
+    reference = pages.hooks().state_reference()
+    rows = [line.split(" | ") for line in reference.splitlines() if line.startswith("| `")]
+    meanings = {row[0].strip("| `"): row[3].removesuffix(" |") for row in rows}
+    assert meanings["standby"] == (
+        "The standby slot, which the next refresh fills before the two switch roles."
+    )
+    assert "clients with an older cached state still read its slot" in meanings["outgoing"]
+    assert all(len(row) == 4 for row in rows)
+
+
+def test_a_bar_in_the_meaning_of_a_key_does_not_end_its_cell(tmp_path):
+    hooks = pages.hooks()
+    (tmp_path / "state.py").write_text(
+        'class State:\n    k: int\n    """One of |a|\n    and b."""\n'
+    )
+    assert hooks.field_texts(tmp_path) == {"State": {"k": "One of |a| and b."}}
+    section = hooks._state_section(
+        "State", {"properties": {"k": {"type": "integer"}}}, {"k": "a|b"}
+    )
+    assert r"a\|b" in section
+
+
 def test_every_method_is_in_the_table_of_methods():
     from milvus_hubness.basics.defaults import SHORT_METHODS
     from milvus_hubness.correction.estimators.base import METHODS

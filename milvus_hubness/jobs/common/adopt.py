@@ -1,4 +1,4 @@
-"""Helper collections that kept their names when their collection was renamed without HubnessClient."""
+"""Helper collections that kept their names when their collection was renamed elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from milvus_hubness.jobs.store.protocols import Store, expect_store
 def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
     """List the helper collections of a renamed collection for its new name, and return their names.
 
-    After a rename by a plain client, the names of the side collection, the query samples and the bank are derived from
-    the former name. Clients and jobs refuse them, because a stranger could have named them in the collection's
-    properties; the caller says that they are right. Raises NotCorrected, InvalidInput if another collection has the
-    former name and uses one of them, StateError if one belongs to another collection, and LeaseHeld.
+    After a rename by a plain client, the names of the side collection, the query samples and the
+    bank are derived from the former name. Clients and jobs refuse them, because a stranger could
+    have named them in the collection's properties; the caller says that they are right. Raises
+    NotCorrected, InvalidInput if another collection has the former name and uses one of them,
+    StateError if one belongs to another collection, and LeaseHeld.
     """
     expect_store(store)
     name = store.info(collection, counted=False, checked=False).name
@@ -24,6 +25,7 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
         info = store.info(name, counted=False, checked=False)
         if not info.states:
             raise NotCorrected(f"{name!r} is not corrected: it has no helper collections to adopt")
+
         former = CollectionId(name=renamed_from, identity=info.identity)
         expect_helpers(store, info.helpers, former)
 
@@ -33,7 +35,8 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
             shared = names & {helper.collection for helper in successor.helpers}
             if shared and successor.name != name:
                 raise InvalidInput(
-                    f"{renamed_from!r} exists again and uses {min(shared)!r}: disable the correction of one of the two"
+                    f"{renamed_from!r} exists again and uses {min(shared)!r}: disable the "
+                    "correction of one of the two"
                 )
 
         list_helpers(store, info.helpers, info.states.values(), former, info.collection_id)

@@ -1,11 +1,13 @@
-"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any location."""
+"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any
+location.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,17 +31,24 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). (n,) each:
-    stale: the bias is of another vector; unbiased: the vector has no bias; pending: that, or no locality hints."""
+    """Rows as read, with their biases."""
 
     batch: Batch
+    """The rows as the database returned them."""
     columns: Columns
+    """The codec's columns of them."""
     vectors: Floats
+    """(n, d), as users see them."""
     biases: Floats
+    """(n, slots)."""
     stale: Flags
+    """(n,), whether the bias is of another vector."""
     unbiased: Flags
+    """(n,), whether the vector has no bias."""
     pending: Flags
+    """(n,), whether it has none, or no locality hints."""
     new: Flags
+    """(n,), whether the bias is one of new rows, which differs from the formula."""
 
     def only(self, rows: Flags) -> BiasedRows:
         """Return the rows for which `rows` (n,) is true."""
@@ -48,20 +57,27 @@ class BiasedRows:
             name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
             for name, values in self.columns.items()
         }
-        arrays: Sequence[Any] = (
-            self.vectors, self.biases, self.stale, self.unbiased, self.pending, self.new,
-        )  # fmt: skip
-        return BiasedRows(self.batch.take(places), columns, *(array[places] for array in arrays))
+        return BiasedRows(
+            batch=self.batch.take(places),
+            columns=columns,
+            vectors=self.vectors[places],
+            biases=self.biases[places],
+            stale=self.stale[places],
+            unbiased=self.unbiased[places],
+            pending=self.pending[places],
+            new=self.new[places],
+        )
 
 
 @dataclass(frozen=True)
 class BiasBackend:
-    """The biases of the rows of one corrected field of the collection `info`. writer: None for reading only."""
+    """The biases of the rows of one corrected field of the collection `info`."""
 
     store: Store
     info: CollectionInfo
     state: CollectionState
     writer: RowWriter | None = None
+    """What writes the rows; None for reading only."""
 
     @cached_property
     def codec(self) -> RowCodec:
@@ -69,12 +85,16 @@ class BiasBackend:
 
     def pending(self, partition: str | None) -> Iterator[list[Key]]:
         """Yield pages of the keys of the rows without a bias."""
-        side, name = self.codec.side_collection, self.info.name
+        side = self.codec.side_collection
+        name = self.info.name
         if side is None:
             return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
-        return absent(key_pages(self.store, name, partition, rows=self.info.rows), self.store, side)
+
+        all_keys = key_pages(self.store, name, partition, rows=self.info.rows)
+        return absent(all_keys, self.store, side)
 
     def count_pending(self) -> int:
+        """Return the number of rows without a bias."""
         return sum(
             len(page) for partition in self.info.partitions for page in self.pending(partition)
         )
@@ -87,17 +107,18 @@ class BiasBackend:
             new = self.codec.are_new(columns)
         else:
             columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
+
         stale = self.codec.stale(columns)
         unbiased = self.codec.pending(columns) | stale
         return BiasedRows(
-            batch,
-            columns,
-            self.codec.decode_rows(columns),
-            self.codec.read_biases(columns),
-            stale,
-            unbiased,
-            unbiased | self.codec.lacks_locality_hints(columns),
-            new,
+            batch=batch,
+            columns=columns,
+            vectors=self.codec.decode_rows(columns),
+            biases=self.codec.read_biases(columns),
+            stale=stale,
+            unbiased=unbiased,
+            pending=unbiased | self.codec.lacks_locality_hints(columns),
+            new=new,
         )
 
     def write(
@@ -107,8 +128,10 @@ class BiasBackend:
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> int:
-        """Compute and write the biases of these slots for the rows that still exist; return how many were written.
-        epoch: None keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
+        """Compute and write the biases of these slots for the rows that still exist; return how
+        many were written. epoch: None keeps each row's. Raises NotCaughtUp for rows that change
+        faster than this.
+        """
         biased_rows = self.read(keys, partition)
         count = self._compute(biased_rows, partition, corrections, epoch)
         self.repair(biased_rows, partition, corrections, epoch)
@@ -123,27 +146,31 @@ class BiasBackend:
     ) -> int:
         from milvus_hubness.correction.fitted import row_biases
 
-        return self.put(
-            biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch)
-        )
+        biases = row_biases(corrections, biased_rows.vectors, self.state, epoch)
+        return self.put(biased_rows, partition, biases)
 
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
         """Store the rows as read, with these biases; return how many the database acknowledged."""
-        codec, batch = self.codec, biased_rows.batch
+        codec = self.codec
+        batch = biased_rows.batch
         columns = codec.set_biases(biased_rows.columns, biases)
         if codec.side_collection is not None:
             epochs = [{self.info.key_field: key} for key in batch.keys]
             side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
             self.store.upsert(codec.side_collection, side_rows, SIDE_FIELD)
             return len(side_rows)
+
         if self.writer is None:
             raise RuntimeError(f"the rows of {self.info.name!r} were opened for reading only")
+
         changed = list(columns)
         vectors = columns.pop(codec.field, batch.vectors)
         rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
         if codec.updates_in_place:
             return self._update(self.writer, rows, partition, changed)
-        # The epoch of a row that had a bias before is history, which does not justify a change of the field.
+
+        # The epoch of a row that had a bias before is history, which does not justify a change of
+        # the field.
         if not biased_rows.pending.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
         return self.writer.rewrite(rows, changed, partition)
@@ -155,40 +182,50 @@ class BiasBackend:
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        """After `put`, give fresh biases to rows whose vector a client has changed since the read. A writer of whole
-        rows repairs them itself. Raises NotCaughtUp for rows that change faster than this."""
+        """After `put`, give fresh biases to rows whose vector a client has changed since the read.
+        A writer of whole rows repairs them itself. Raises NotCaughtUp for rows that change faster
+        than this.
+        """
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return
-        # A client may write a vector before this job writes the bias of the former vector. The next read
-        # shows such a change. If the client writes after that read, it also writes the bias, which stays.
+
+        # A client may write a vector before this job writes the bias of the former vector. The next
+        # read shows such a change. If the client writes after that read, it also writes the bias,
+        # which stays.
         for _ in range(REPAIR_ROUNDS):
             before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             current = self.read(biased_rows.batch.keys, partition)
             pairs = zip(current.batch.keys, current.vectors, strict=True)
-            moved = [
+            has_moved = [
                 not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs
             ]
-            biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
+            biased_rows = current.only(np.array(has_moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
             self._compute(biased_rows, partition, corrections, epoch)
+
         raise NotCaughtUp(
-            f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than their biases "
-            "are written: run it again when there are fewer writes"
+            f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than "
+            "their biases are written: run it again when there are fewer writes"
         )
 
     def wait_visible(self) -> None:
-        """Wait until every search sees all writes, and remove the biases of rows that no longer exist."""
+        """Wait until every search sees all writes, and remove the biases of rows that no longer
+        exist.
+        """
         side = self.codec.side_collection
         if side is None:
             self.store.wait_visible(self.info.name)
             return
+
         name = self.info.name
         for page in absent(key_pages(self.store, side), self.store, name):
-            # Clients write a row before its bias, so the row of every key that was read already exists.
+            # Clients write a row before its bias, so the row of every key that was read already
+            # exists.
             existing = set(self.store.get(name, page, self.codec.field).keys)
             if orphans := [key for key in page if key not in existing]:
                 self.store.delete(side, orphans)
+
         self.store.wait_visible(side)
 
     def _rows(self, keys: Sequence[Key], partition: str | None) -> Batch:
@@ -197,7 +234,9 @@ class BiasBackend:
         return self.store.get(self.info.name, keys, self.codec.field, partition=partition)
 
     def _in_side(self, side: str, keys: list[Key]) -> tuple[Floats, Flags]:
-        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which are of new rows."""
+        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which
+        are of new rows.
+        """
         entries = self.store.get(side, keys, SIDE_FIELD)
         places = {key: i for i, key in enumerate(keys)}
         present = [places[key] for key in entries.keys]
@@ -219,5 +258,6 @@ class BiasBackend:
             existing = set(self._rows(rows.keys, partition).keys)
             if len(existing) == len(rows):
                 raise
+
             places = [i for i, key in enumerate(rows.keys) if key in existing]
             return writer.rewrite(rows.take(places), changed, partition, in_place=True)

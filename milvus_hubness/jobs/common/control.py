@@ -1,5 +1,7 @@
-"""Control of a running migration: its settings, its Prometheus metrics, and its control file in JSON, for example
-{"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5, "cutover": "now"}."""
+"""Control of a running migration: its settings, its Prometheus metrics, and its control file in
+JSON, for example {"paused": false, "rows_per_second": 500, "bytes_per_second": null,
+"chunk_seconds": 1.5, "cutover": "now"}.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,10 @@ GAUGES = {
 
 
 class MigrationMetrics:
-    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source and target:
-    COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from any thread."""
+    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source
+    and target: COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from
+    any thread.
+    """
 
     def __init__(self, source: str, target: str) -> None:
         labels = {"source": source, "target": target}
@@ -81,49 +85,58 @@ class MigrationMetrics:
         self._gauges["eta_seconds"].set(math.nan)
         # An alert on a long time without progress counts from the start.
         self._gauges["last_progress_timestamp_seconds"].set(time.time())
+
         self._reached = dict.fromkeys(COUNTERS, 0)
         self._reasons: set[str] = set()
         self._pass: int | None = None
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        name, facts = event.name, event.facts
+        name = event.name
+        facts = event.facts
         with self._lock:
             current = facts["phase"] if name == "continuing" else PHASES.get(name)
             if current is not None:
                 for phase, gauge in self._phases.items():
                     gauge.set(phase == current)
+
             if name in ("paused", "throttled"):
                 self._reasons.add(facts["reason"])
             elif name == "resumed":
                 self._reasons.discard(facts["reason"])
+
             self._gauges["paused"].set(bool(self._reasons))
+
             if name == "copying":
                 self._reach("rows_copied_total", facts["rows"])
                 self._counters["bytes_copied_total"].inc(facts["bytes"])
                 self._chunk_seconds.observe(facts["seconds"])
-                self._gauges["eta_seconds"].set(
-                    math.nan if facts["eta_seconds"] is None else facts["eta_seconds"]
-                )
+                eta_seconds = facts["eta_seconds"]
+                self._gauges["eta_seconds"].set(math.nan if eta_seconds is None else eta_seconds)
             elif name == "catching-up":
                 self._follow_pass(facts)
             elif name == "continuing":
                 self._reach("rows_copied_total", facts["rows"])
+
             if facts.get("rows_total") is not None:
                 self._gauges["source_rows"].set(facts["rows_total"])
             if name in ("continuing", "copying", "catching-up"):
                 self._gauges["last_progress_timestamp_seconds"].set(event.time.timestamp())
 
     def text(self) -> str:
+        """Return the metrics as Prometheus reads them."""
         with self._lock:
             return generate_latest(self._registry).decode()
 
     def write_textfile(self, path: Path) -> None:
-        """Write a .prom file for the textfile collector of node_exporter. Replace the file atomically."""
+        """Write a .prom file for the textfile collector of node_exporter. Replace the file
+        atomically.
+        """
         with self._lock:
             write_to_textfile(str(path), self._registry)
 
     def _follow_pass(self, facts: Mapping[str, Any]) -> None:
+        """Count the rows of a pass; events report them from 0 again in each pass."""
         if facts["pass"] != self._pass:
             self._pass = facts["pass"]
             self._reached |= {"rows_differing_total": 0, "rows_repaired_total": 0}
@@ -141,28 +154,35 @@ SETTINGS = ("paused", *LIMITS, "cutover")
 
 
 class Controls:
-    """The controls of one operator, `name`: a migration continues when every operator that paused it has resumed it.
-    events: get the changes. release: set while the cutover may take place."""
+    """The controls of one operator, `name`: a migration continues when every operator that paused
+    it has resumed it. events: get the changes. release: set while the cutover may take place.
+    """
 
     def __init__(
         self, name: str, throttle: Throttle, release: threading.Event, events: Events
     ) -> None:
         self.name = name
-        self._throttle, self._release, self._events = throttle, release, events
+        self._throttle = throttle
+        self._release = release
+        self._events = events
 
     def apply(self, settings: Mapping[str, Any]) -> None:
-        """Change the named settings: paused, rows_per_second, bytes_per_second, chunk_seconds (a positive number, or
-        None for no limit), cutover ("postponed" or "now"). Raises InvalidParameter, and then changes nothing."""
+        """Change the named settings: paused, rows_per_second, bytes_per_second, chunk_seconds (a
+        positive number, or None for no limit), cutover ("postponed" or "now"). Raises
+        InvalidParameter, and then changes nothing.
+        """
         check_settings(settings)
         limits = {name: settings[name] for name in LIMITS if name in settings}
         if limits:
             self._throttle.set_rate(**limits)
             now = self._throttle.snapshot()
             self._events.report("rate", **{name: now[name] for name in LIMITS})
+
         if settings.get("cutover") == "postponed":
             self._release.clear()
         if settings.get("cutover") == "now":
             self._release.set()
+
         paused = settings.get("paused")
         if paused is True and self._throttle.pause(self.name):
             self._events.report("paused", reason=self.name)
@@ -198,8 +218,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def following_control_file(
     path: Path, controls: Controls, events: Events, *, poll_seconds: float = 0.5
 ) -> Iterator[None]:
-    """Apply the settings in a JSON file now, and whenever one of them changes while this context is open. A missing
-    file changes nothing; an invalid file neither, and `events` gets one warning."""
+    """Apply the settings in a JSON file now, and whenever one of them changes while this context is
+    open. A missing file changes nothing; an invalid file neither, and `events` gets one warning.
+    """
     former: bytes | None = None
     applied: dict[str, Any] = {}
     problem: str | None = None
@@ -210,11 +231,16 @@ def following_control_file(
             content = _content(path)
             if content is None or content == former:
                 return
+
+            # What another operator has changed meanwhile stays, unless the file changes it too.
             settings = _parsed(path, content)
-            controls.apply(
-                {name: value for name, value in settings.items() if value != applied.get(name, ...)}
-            )
-            former, applied, problem = content, settings, None
+            changed = {
+                name: value for name, value in settings.items() if value != applied.get(name, ...)
+            }
+            controls.apply(changed)
+            former = content
+            applied = settings
+            problem = None
         except (InvalidParameter, UnreadableFile) as error:
             if str(error) != problem:
                 problem = str(error)
@@ -226,7 +252,9 @@ def following_control_file(
 
 
 def postpone_cutover(path: Path) -> None:
-    """Take back a release of the cutover that the control file has from an earlier run. Raises UnreadableFile."""
+    """Take back a release of the cutover that the control file has from an earlier run. Raises
+    UnreadableFile.
+    """
     content = _content(path)
     settings = _parsed(path, content) if content is not None else {}
     if settings.get("cutover") == "now":
@@ -252,7 +280,9 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
         settings = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UnreadableFile(f"{path} is not JSON: {error}") from None
+
     if not isinstance(settings, dict):
         raise UnreadableFile(f"{path} does not hold a JSON object")
+
     check_settings(settings)
     return settings

@@ -1,7 +1,8 @@
 """Connections of the HTTP server: how many there are, and how long a client may hold one.
 
-uvicorn closes no connection whose request never arrives, and counts such connections towards its own limit. A
-client that opens a hundred and sends nothing, or a byte a second, would keep the probes of Kubernetes out for ever.
+uvicorn closes no connection whose request never arrives, and counts such connections towards its
+own limit. A client that opens a hundred and sends nothing, or a byte a second, would keep the
+probes of Kubernetes out for ever.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ BACKLOG = 128
 
 
 class Waiting:
-    """The connections that wait for their client, longest first: for its request, or until it has taken the
-    response. These are the ones that may be closed to make room."""
+    """The connections that wait for their client, longest first: for its request, or until it has
+    taken the response. These are the ones that may be closed to make room.
+    """
 
     def __init__(self) -> None:
         self._connections: OrderedDict[Connection, None] = OrderedDict()
@@ -34,16 +36,19 @@ class Waiting:
     def close_one(self) -> None:
         """Close the connection that has waited longest."""
         connection, _ = self._connections.popitem(last=False)
-        # uvicorn hears of its end later, and up to BACKLOG further connections may come before that.
+        # uvicorn hears of its end later, and up to BACKLOG further connections may come before
+        # that.
         connection.connections.discard(connection)
         connection.transport.abort()
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, for one request, which its client must send and whose response it must take in time.
+    """uvicorn's connection, for one request, which its client must send and whose response it must
+    take in time.
 
-    One more than `limits.connections` closes the connection that has waited longest for its client. Requests of probes
-    arrive within milliseconds, so that a client which holds all other connections does not keep them out.
+    One more than `limits.connections` closes the connection that has waited longest for its client.
+    Requests of probes arrive within milliseconds, so that a client which holds all other
+    connections does not keep them out.
     """
 
     def __init__(self, *args: Any, waiting: Waiting, limits: HttpLimits, **options: Any) -> None:
@@ -69,7 +74,9 @@ class Connection(H11Protocol):
                 self._waiting.discard(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to stay open: a client that closed its sending side gets the response to a whole request."""
+        """Return whether to stay open: a client that closed its sending side gets the response to a
+        whole request.
+        """
         return self.cycle is not None and not self.cycle.more_body
 
     def on_response_complete(self) -> None:
@@ -82,7 +89,9 @@ class Connection(H11Protocol):
         self._waiting.discard(self)
 
     def shutdown(self) -> None:
-        """Have the server wait for responses in progress, but not for requests that are still arriving."""
+        """Have the server wait for responses in progress, but not for requests that are still
+        arriving.
+        """
         super().shutdown()
         if self.cycle is not None and self.cycle.more_body:
             self.transport.abort()

@@ -1,4 +1,6 @@
-"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a migration."""
+"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a
+migration.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,8 @@ class RedactedResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return redacted(
-            content if isinstance(content, str) else json.dumps(content) + "\n"
-        ).encode()
+        text = content if isinstance(content, str) else json.dumps(content) + "\n"
+        return redacted(text).encode()
 
 
 class Work:
@@ -61,7 +62,9 @@ class Work:
         self._count = 0
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `function`. Raises HTTPException if there are too many, and what it raises."""
+        """Return the result of `function`. Raises HTTPException if there are too many, and what it
+        raises.
+        """
         if self._count >= self._most:
             raise HTTPException(
                 503, "too many requests at once: try again", headers={"Retry-After": "1"}
@@ -83,7 +86,10 @@ class Work:
 
 
 def get(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route for GET and HEAD. `respond` runs in a thread and may raise InvalidParameter."""
+    """Return a route for GET and HEAD.
+
+    `respond` runs in a thread and may raise InvalidParameter.
+    """
 
     async def endpoint(request: Request) -> Response:
         return await _work(request, "requests").run(respond)
@@ -92,7 +98,9 @@ def get(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def probe(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count against it."""
+    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count
+    against it.
+    """
 
     async def endpoint(request: Request) -> Response:
         return await _work(request, "probes").run(respond)
@@ -101,7 +109,9 @@ def probe(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def post(path: str, respond: Callable[[Json], Response]) -> Route:
-    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in `get`."""
+    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in
+    `get`.
+    """
 
     async def endpoint(request: Request) -> Response:
         body = await _json_body(request, request.app.state.limits.request_seconds)
@@ -116,10 +126,11 @@ def _work(request: Request, name: str) -> Work:
 
 
 class HttpServer:
-    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400. address: HOST:PORT;
-    port 0 selects a free port, see `url`. On a loopback address, requests that name another host are refused (403),
-    so that no web page can use the server through a browser. middleware: further checks of requests. Raises
-    InvalidParameter."""
+    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400.
+    address: HOST:PORT; port 0 selects a free port, see `url`. On a loopback address, requests that
+    name another host are refused (403), so that no web page can use the server through a browser.
+    middleware: further checks of requests. Raises InvalidParameter.
+    """
 
     def __init__(
         self,
@@ -140,6 +151,7 @@ class HttpServer:
         except OSError as error:
             self._socket.close()
             raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
@@ -152,9 +164,11 @@ class HttpServer:
         )
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
+
         app.state.limits = limits
         self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
         self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
+
         config = uvicorn.Config(
             app,
             http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
@@ -200,8 +214,9 @@ class _LoopbackOnly:
 
 
 class _ProgramsOnly:
-    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no page can change
-    them; an address that a person types has neither Origin nor another site."""
+    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no
+    page can change them; an address that a person types has neither Origin nor another site.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -214,30 +229,34 @@ class _ProgramsOnly:
             app = _error(
                 403, "web pages may not use this server: use a program that sends no Origin header"
             )
+
         await app(scope, receive, send)
 
 
 async def _json_body(request: Request, seconds: float) -> Json:
-    """Return the JSON object in the body, which arrives within so many seconds. Raises HTTPException, and
-    InvalidParameter if the body is not JSON."""
-    if (
-        request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        != "application/json"
-    ):
+    """Return the JSON object in the body, which arrives within so many seconds. Raises
+    HTTPException, and InvalidParameter if the body is not JSON.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":
         raise HTTPException(415, "the Content-Type must be application/json")
+
     length = request.headers.get("content-length")
     if length is None or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the Content-Length is missing")
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
+
     try:
         data = json.loads(await asyncio.wait_for(request.body(), seconds) or b"{}")
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(f"the body is not JSON: {error}") from None
+
     if not isinstance(data, dict):
         raise InvalidParameter("the body must be a JSON object")
+
     return data
 
 
@@ -253,6 +272,7 @@ async def _respond(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return _error(500, "the server failed to respond, see its log")
+
     message = error.detail
     headers = dict(error.headers or {})
     allow = ", ".join(sorted(headers.pop("Allow", "").split(", ")))
@@ -262,6 +282,7 @@ async def _respond(request: Request, error: Exception) -> Response:
         )
     elif error.status_code == 405:
         message = f"{request.url.path} takes {allow}"
+
     response = _error(error.status_code, message)
     response.headers.update(headers)
     if allow:
@@ -273,16 +294,22 @@ def parse_address(address: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port. Raises InvalidParameter."""
     try:
         parts = urlsplit(f"//{address}")
-        host, port = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        port = parts.port
     except ValueError:
-        host, port = "", None
+        host = ""
+        port = None
+
     if port is None or parts.netloc != address:
         raise InvalidParameter(f"the address must be HOST:PORT, not {address!r}")
+
     return ("127.0.0.1" if host == "localhost" else host), port
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this machine."""
+    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this
+    machine.
+    """
     try:
         host = urlsplit(f"//{address}").hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -297,8 +324,9 @@ def control_server(
     metrics: MigrationMetrics,
     limits: HttpLimits | None = None,
 ) -> HttpServer:
-    """Return the control server of a migration, for every program on this machine but no web page; POST /control takes
-    the settings of a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address.
+    """Return the control server of a migration, for every program on this machine but no web page;
+    POST /control takes the settings of a control file. Raises InvalidParameter for a port in use or
+    a host that is not a loopback address.
     """
     host, _ = parse_address(address)
     if not is_loopback(address):

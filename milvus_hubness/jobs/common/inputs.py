@@ -1,4 +1,4 @@
-"""The inputs of a job: query banks, labelled pairs, galleries, and the fit of a correction on them."""
+"""The inputs of a job: query banks, labelled pairs and galleries, and the fit on them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,12 @@ COLLECTION_PREFIX = "collection:"
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """Read a query bank from a file or a collection. column: needed if there are several. Raises as QueryBank.load."""
+    """Read a query bank from a file or a collection. column: needed if there are several. Raises as
+    QueryBank.load.
+    """
     if not spec.startswith(COLLECTION_PREFIX):
         return QueryBank.load(spec, column)
+
     collection = spec.removeprefix(COLLECTION_PREFIX)
     info = store.info(collection)
     if column is None and len(info.users_fields) != 1:
@@ -50,6 +53,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
         raise InvalidInput(
             f"{collection!r} does not have one vector field to read: choose one of {names}"
         )
+
     field = column or next(iter(info.users_fields))
     info.require_field(field)
     state = info.states.get(field)
@@ -57,32 +61,40 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
         raise InvalidInput(
             f"{collection!r} is a corrected collection: its stored vectors are no queries"
         )
+
     parts = key_chunks(store, info, "reading the bank", silent)
     vectors = [
         store.get(info.name, part, field, partition=partition).vectors for partition, part in parts
     ]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
+
     return QueryBank(np.concatenate(vectors), source=spec)
 
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
-    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file. Raises
-    UnreadableFile, and InvalidInput if one of them is missing or their lengths differ."""
+    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file.
+    Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
+    """
     queries = QueryBank.load(path, QUERY_COLUMN)
     keys = _read_column(path, KEY_COLUMN)
     if len(keys) != len(queries):
         raise InvalidInput(f"{Path(path).name} has {len(keys)} keys for {len(queries)} queries")
+
     if odd := [key for key in keys if isinstance(key, bool) or not isinstance(key, int | str)]:
         raise InvalidInput(
-            f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not {name_some(odd, 1)}"
+            f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not "
+            f"{name_some(odd, 1)}"
         )
+
     return queries, keys
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
-    """Read the texts of `count` queries from this column of a file or collection, in the order of `read_bank`. Raises
-    InvalidInput if there is no such column or another number of texts, and UnreadableFile."""
+    """Read the texts of `count` queries from this column of a file or collection, in the order of
+    `read_bank`. Raises InvalidInput if there is no such column or another number of texts, and
+    UnreadableFile.
+    """
     if spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
         parts = key_chunks(store, info, "reading the texts", silent)
@@ -96,16 +108,21 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
             raise InvalidInput(
                 f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}"
             )
+
         texts = [row[column] for row in rows]
     else:
         texts = _read_column(spec, column)
+
     if len(texts) != count:
         raise InvalidInput(f"{column!r} of {spec} has {len(texts)} texts for {count} queries")
+
     return [str(text) for text in texts]
 
 
 def _read_column(path: str, column: str) -> list[Any]:
-    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no such column."""
+    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no
+    such column.
+    """
     suffix = Path(path).suffix.lower()
     if suffix == ".npz":
         with open_archive(path) as archive:
@@ -115,11 +132,14 @@ def _read_column(path: str, column: str) -> list[Any]:
                 raise InvalidInput(
                     f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}"
                 )
+
             return list(archive.read(column).tolist())
+
     if suffix not in TABLES:
         raise UnreadableFile(
             f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file"
         )
+
     with open_table(path) as table:
         _expect_column(path, column, table.schema.names)
         return list(table.column(column).to_pylist())
@@ -134,17 +154,21 @@ def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the scalar fields of
-    rows. biases: (n,), those that searches use now; None if the collection is not corrected."""
+    """The rows of a collection that have a usable vector."""
 
     layout: Layout
     keys: list[Key]
     vectors: Floats
+    """(n, d), as inserted."""
     fields: list[Mapping[str, Any]]
+    """The scalar fields of the rows."""
     biases: Floats | None
+    """(n,), those that searches use now; None if the collection is not corrected."""
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing keys."""
+        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing
+        keys.
+        """
         positions = {key: i for i, key in enumerate(self.keys)}
         if unknown := [key for key in keys if key not in positions]:
             raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
@@ -157,18 +181,22 @@ def only_field(info: CollectionInfo) -> str:
         return state.field
     if len(info.users_fields) == 1:
         return next(iter(info.users_fields))
+
     if info.users_fields:
         raise InvalidInput(
-            f"{info.name!r} has several vector fields: choose one with --field: {', '.join(info.users_fields)}"
+            f"{info.name!r} has several vector fields: choose one with --field: "
+            f"{', '.join(info.users_fields)}"
         )
+
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 
 
 def read_gallery(
     store: Store, info: CollectionInfo, field: str | None = None, *, progress: Progress = silent
 ) -> Gallery:
-    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and InvalidParameter if the
-    metric cannot be corrected."""
+    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and
+    InvalidParameter if the metric cannot be corrected.
+    """
     field = field or only_field(info)
     info.require_field(field)
     state = info.states.get(field)
@@ -184,10 +212,12 @@ def read_gallery(
         for partition, part in key_chunks(store, info, "reading the gallery", progress):
             if backend and state:
                 biased_rows = backend.read(part, partition)
-                batch, plain = biased_rows.batch, biased_rows.vectors
+                batch = biased_rows.batch
+                plain = biased_rows.vectors
             else:
                 batch = store.get(info.name, part, field, partition=partition)
                 plain = batch.vectors
+
             valid = np.flatnonzero(~layout.invalid(plain)).tolist()
             keys.extend(batch.keys[i] for i in valid)
             for row in batch.take(valid).rows:
@@ -199,6 +229,7 @@ def read_gallery(
     rows = stacked(parts(), layout.dim)
     if not keys:
         raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
+
     layout = layout if state else with_mean(layout, rows)
     return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
 
@@ -219,7 +250,9 @@ def fit_measured(
     target_bank: QueryBank | None,
     strength: float = 1.0,
 ) -> Correction:
-    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the field."""
+    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors
+    of the field.
+    """
     measured = measured_on(
         layout,
         vectors,
@@ -239,9 +272,10 @@ def fit_with_mean(
     target_bank: QueryBank | None,
     strength: float = 1.0,
 ) -> Correction:
-    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n, d), whose
-    biases give its mean bias and the scale of a spread layout. strength: of most searches. Raises as `Correction.fit`
-    does."""
+    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n,
+    d), whose biases give its mean bias and the scale of a spread layout. strength: of most
+    searches. Raises as `Correction.fit` does.
+    """
     gallery = vectors if estimator.needs_gallery else None
     correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
 

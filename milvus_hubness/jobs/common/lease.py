@@ -1,17 +1,19 @@
 """The lease: a lock in the database that lets one job at a time change a collection.
 
-Milvus has no compare-and-set. *Flags decide which process holds the lease*: a process reads the records, writes its own
-with the next token, and reads them again. If two write the same token, at least the one that reads last sees the other
-and withdraws (Herlihy and Shavit, The Art of Multiprocessor Programming, 2008, section 2.9). The highest token holds
-the lease, and a holder renews only its own record, so a renewal that arrives late changes nothing.
+Milvus has no compare-and-set. *Flags decide which process holds the lease*: a process reads the
+records, writes its own with the next token, and reads them again. If two write the same token, at
+least the one that reads last sees the other and withdraws (Herlihy and Shavit, The Art of
+Multiprocessor Programming, 2008, section 2.9). The highest token holds the lease, and a holder
+renews only its own record, so a renewal that arrives late changes nothing.
 
-*Fencing aliases stop late writes.* A holder writes by an alias, `<collection>__lease_<token>_<digits>`, never by the
-name (`Lease.store`). The next holder first drops this alias, so that the database refuses delayed writes. A holder does
-the same to its own failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
+*Fencing aliases stop late writes.* A holder writes by an alias,
+`<collection>__lease_<token>_<digits>`, never by the name (`Lease.store`). The next holder first
+drops this alias, so that the database refuses delayed writes. A holder does the same to its own
+failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
 again afterwards, so that at least one of a holder and its successor sees the other.
 
-The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its lease too early and
-then stops with LeaseLost; its writes are fenced all the same.
+The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its
+lease too early and then stops with LeaseLost; its writes are fenced all the same.
 """
 
 from __future__ import annotations
@@ -42,18 +44,23 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
-RENEWALS, CHECKS = 3, 10
+RENEWALS = 3
+CHECKS = 10
 """Numbers of renewals, and of reads of the records at most, within the lifetime of a lease."""
-ATTEMPTS, LONGEST_PAUSE = 10, 0.2
+ATTEMPTS = 10
+LONGEST_PAUSE = 0.2
 """The random pause before the second attempt, in seconds, grows with every further attempt."""
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
 
 class Lease:
-    """The lease on one or more collections: a context manager that renews it in the background. collections: their real
-    names; they need not exist yet. fenced: False for a lease on something else. store: the store, with fenced writes.
-    Raises LeaseHeld, which names the holder."""
+    """The lease on one or more collections: a context manager that renews it in the background.
+
+    collections: their real names; they need not exist yet. fenced: False for a lease on something
+    else. Its attribute `store` is the store, with fenced writes. Raises LeaseHeld, which names the
+    holder.
+    """
 
     def __init__(
         self,
@@ -63,14 +70,20 @@ class Lease:
         fenced: bool = True,
     ) -> None:
         self.policy = policy or LeasePolicy.default()
-        self._unfenced, self._names = store, tuple(dict.fromkeys(collections))
-        self._entries: dict[str, Entry] = {}
-        self._checked_at, self._fences_writes = -math.inf, fenced
+        self._unfenced = store
+        self._names = tuple(dict.fromkeys(collections))
+
         self._owner_id = uuid.uuid4().hex
+        self._entries: dict[str, Entry] = {}
+        self._checked_at = -math.inf
+
+        self._fences_writes = fenced
         self._fences: dict[str, Fence] = {}
         self._undropped: set[str] = set()
+        # A write that needs an alias waits while the alias is being renewed.
         self._renewal = threading.RLock()
         self.store: Store = store.fenced(self)
+
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -96,13 +109,13 @@ class Lease:
         return self._entries[self._names[0]].token
 
     def fence(self, collection: str) -> None:
-        """Write by a fencing alias of a leased collection that was just created. Raises LeaseLost."""
+        """Write by a fencing alias of a leased collection that is new. Raises LeaseLost."""
         made = self._make_fence(collection)
         self.check_now()
         self._fences[collection] = made
 
     def alias_of(self, collection: str) -> str | None:
-        """Return the fencing alias, as Fences.alias_of does; wait while the alias is being renewed."""
+        """Return the fencing alias, as Fences.alias_of does; wait while it is being renewed."""
         with self._renewal:
             fence = self._fences.get(collection)
         return fence.alias if fence else None
@@ -112,26 +125,33 @@ class Lease:
         with self._renewal:
             for collection in collections:
                 self._drop_fence(self._fences[collection])
+            # The server may still apply a write whose alias it resolved before the drop.
             time.sleep(self.policy.fenced_write)
+
             made = {collection: self._make_fence(collection) for collection in collections}
             self.check_now()
             self._fences |= made
 
     def renew_fences(self) -> None:
-        """Write by new aliases from now on; call it after an interrupted write. Raises LeaseLost."""
+        """Write by new aliases from now on, after an interrupted write. Raises LeaseLost."""
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another job uses the name:
-        so the collection is renamed first, and dropped if the lease is still held then. Raises LeaseLost."""
+        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another
+        job uses the name: so the collection is renamed first, and dropped if the lease is still
+        held then. Raises LeaseLost.
+        """
         self.include(collection)
-        store, token = self.store, self._entries[collection].token
+        store = self.store
+        token = self._entries[collection].token
         if not isinstance(store, Renaming):
             self.check_now()
             store.drop(collection)
             return
+
         if not store.exists(collection):
             return
+
         self.check_now()
         dropped = f"{collection[:LONGEST_NAME]}__dropped_{token}_{self._owner_id[:8]}"
         store.rename(collection, dropped)
@@ -140,13 +160,16 @@ class Lease:
         except LeaseLost:
             store.rename(dropped, collection)
             raise
+
         if fence := self._fences.pop(collection, None):
             self._drop_fence(fence)
         store.drop(dropped)
 
     def check(self) -> None:
-        """Raise LeaseLost if another process holds the lease; call this before every write. A read of the records stays
-        valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease sooner."""
+        """Raise LeaseLost if another process holds the lease; call this before every write. A read
+        of the records stays valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease
+        sooner.
+        """
         if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
             self.check_now()
 
@@ -154,6 +177,7 @@ class Lease:
         """Read the records. Raises LeaseLost if another process holds the lease."""
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
+
         began = time.monotonic()
         held = dict(self._entries)
         current = read_entries(self._unfenced, *held)
@@ -166,6 +190,7 @@ class Lease:
                 raise LeaseLost(
                     f"the lease on {name!r} was lost, {holder}: this process changes nothing more"
                 )
+
         self._checked_at = began
 
     @contextmanager
@@ -180,6 +205,7 @@ class Lease:
                 self.check_now()
             except LeaseLost as lost:
                 raise lost from error
+
             raise
 
     def _claim(self, names: Sequence[str]) -> None:
@@ -189,6 +215,7 @@ class Lease:
                 name: self._next_entry(name, _entries(records)) for name, records in former.items()
             }
             planned = self._planned(mine.values())
+
             began = time.monotonic()
             try:
                 if self._wins(former, mine, planned):
@@ -197,18 +224,24 @@ class Lease:
                 with suppress(HubnessError):
                     self._withdraw(mine, planned)
                 raise
+
+            # Another process claimed it at the same moment; the random pause lets one go first.
             self._withdraw(mine, planned)
             time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
         else:
             raise LeaseHeld(
-                f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} attempts another "
-                "process tried at the same moment every time: try again"
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} "
+                "attempts another process tried at the same moment every time: try again"
             )
+
         for name, records in former.items():
             self._forget(name, [record for record in records if record.token < mine[name].token])
+
+        # An extension reads the records of the further collections only: the last check stays.
         if not self._entries:
             self._checked_at = began
         self._entries |= mine
+
         if self._renewing is None:
             self._over.clear()
             self._renewing = threading.Thread(
@@ -222,6 +255,7 @@ class Lease:
         for entry in entries:
             if entry.token == token and entry.is_held:
                 raise LeaseHeld(f"{entry}: wait until it ends, or stop it")
+
         return Entry(
             collection=name,
             token=token + 1,
@@ -237,13 +271,16 @@ class Lease:
         mine: Mapping[str, Entry],
         planned: Sequence[Fence],
     ) -> bool:
-        """Write this process's records and aliases; return whether it alone wrote the highest token of every one."""
+        """Write this process's records and aliases; return whether it alone wrote the highest token
+        of every one.
+        """
         self._put([*mine.values(), *planned])
         self._drop_former_fences(former)
         for fence in planned:
             if self.alias_of(fence.target) != fence.alias:
                 self._create(fence)
                 self._fences[fence.target] = fence
+
         for name, claim in mine.items():
             top = [
                 entry.owner_id
@@ -252,15 +289,23 @@ class Lease:
             ]
             if top != [self._owner_id]:
                 return False
+
         return True
 
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
         """Return the aliases that this process must create for the collections of `entries`."""
         planned: list[Fence] = []
-        for entry in entries if self._fences_writes else ():
-            name, store = entry.collection, self._unfenced
+        if not self._fences_writes:
+            return planned
+
+        store = self._unfenced
+        for entry in entries:
+            name = entry.collection
+            # Only a collection of that name can have an alias; some are created later.
             if store.exists(name) and store.alias_target(name) is None:
                 planned.append(_fence(entry, name))
+
+            # The ledger has one alias for all collections of the lease.
             ledger = self._fences.get(LEDGER) or next(
                 (fence for fence in planned if fence.target == LEDGER), None
             )
@@ -272,7 +317,9 @@ class Lease:
         self._unfenced.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger; before a write by it, call `check_now`."""
+        """Record and create a new alias of a collection or the ledger; before a write by it, call
+        `check_now`.
+        """
         attempt = 0
         while True:
             entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
@@ -286,6 +333,7 @@ class Lease:
                 attempt += 1
                 if attempt == ATTEMPTS:
                     raise
+
             time.sleep(random.uniform(0, LONGEST_PAUSE * attempt))
 
     def _drop_fence(self, fence: Fence) -> None:
@@ -301,7 +349,7 @@ class Lease:
             self._forget(name, [entry, *(fence for fence in planned if fence.collection == name)])
 
     def _drop_former_fences(self, former: Mapping[str, Sequence[Entry | Fence]]) -> None:
-        """Drop the aliases that former holders left, so that later reads include all their writes."""
+        """Drop the aliases that former holders left, so that later reads see all their writes."""
         records = [record for group in former.values() for record in group]
         released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
         left = {
@@ -319,16 +367,21 @@ class Lease:
         if self._renewing:
             self._renewing.join()
             self._renewing = None
+
         # If the database does not answer, the lease expires and the next holder drops the aliases.
         with suppress(HubnessError):
             for alias in sorted(self._undropped):
                 self._unfenced.unfence(alias)
             self._put_expiry(None)
-        self._entries, self._fences, self._undropped = {}, {}, set()
+
+        self._entries = {}
+        self._fences = {}
+        self._undropped = set()
 
     def _renew(self) -> None:
         while not self._over.wait(self.policy.seconds / RENEWALS):
-            # If the database does not answer, the next round tries again; `check` notices a lost lease.
+            # If the database does not answer, the next round tries again; `check` notices a lost
+            # lease.
             with suppress(Exception):
                 self._put_expiry(self._expiry())
 
@@ -366,8 +419,10 @@ def lease_on(store: Store, info: CollectionInfo) -> Lease:
 def leasing(
     store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
 ) -> Iterator[tuple[Lease, CollectionInfo]]:
-    """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the lease and current info.
-    validate: raises, before the lease is taken, if the collection is not valid. Raises LeaseHeld."""
+    """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the
+    lease and current info. validate: raises, before the lease is taken, if the collection is not
+    valid. Raises LeaseHeld.
+    """
     while True:
         before = store.info(name, counted=False)
         validate(before)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def read_ledger(validate: Callable[[str], T], record: Record) -> T:
-    """Return `validate(body)` of a record of the ledger. Raises StateError, which names the record."""
+    """Return `validate(body)` of a record of the ledger. Raises StateError, which names it."""
     return read_record(
         validate, record.body, described_record(record), f"delete it from {LEDGER!r}"
     )
@@ -51,7 +51,9 @@ def _proc(path: str) -> str:
 
 
 def process_start(pid: int) -> str:
-    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is none."""
+    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there
+    is none.
+    """
     fields = _proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields else ""
 
@@ -60,12 +62,16 @@ LARGEST_PID = 2**31 - 1
 
 
 class Owner(FrozenModel):
-    """A process. started: its start time, in the kernel's ticks since boot. Process numbers are unique only within one
-    boot and one PID namespace: two containers may share a host name."""
+    """A process.
+
+    Process numbers are unique only within one boot and one PID namespace: two containers may share
+    a host name.
+    """
 
     host: Name
     pid: int = Field(ge=0, le=LARGEST_PID)
     started: Name
+    """Its start time, in the kernel's ticks since boot."""
     boot_id: Name
     pid_namespace: Name
 
@@ -82,8 +88,11 @@ class Owner(FrozenModel):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has certainly ended: this boot and PID namespace have no such number and start time."""
-        this, seen = Owner.here(), self.boot_id and self.pid_namespace and self.started
+        """Whether the process has certainly ended: this boot and PID namespace have no such number
+        and start time.
+        """
+        this = Owner.here()
+        seen = self.boot_id and self.pid_namespace and self.started
         if not seen or (self.boot_id, self.pid_namespace) != (this.boot_id, this.pid_namespace):
             return False
         return process_start(self.pid) != self.started
@@ -99,34 +108,44 @@ def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
+
     if not least <= seconds < math.inf:
         raise InvalidParameter(
             f"${variable} must be a number of seconds, at least {least:g}, not {text!r}"
         )
+
     return seconds
 
 
 def default_client_ttl() -> float:
-    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after an announcement."""
+    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after
+    an announcement.
+    """
     return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
 
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The times of a lease, and of a job that writes under it, in seconds. seconds: lifetime without a renewal. skew:
-    maximum difference between the clocks of two machines. fenced_write: within this time a server applies a write whose
-    alias it resolved before the drop. visible: maximum between a note in the write-intent log and the noted write.
-    compact: between two compactions of the log, both of which must see a noted row unused before it is dropped."""
+    """The times of a lease, and of a job that writes under it, in seconds."""
 
     seconds: float = 30.0
+    """Lifetime without a renewal."""
     skew: float = 5.0
+    """Maximum difference between the clocks of two machines."""
     fenced_write: float = 1.0
+    """Within this time a server applies a write whose alias it resolved before the drop."""
     visible: float = 5.0
+    """Maximum between a note in the write-intent log and the noted write."""
     compact: float = 60.0
+    """Between two compactions of the log, both of which must see a noted row unused before it is
+    dropped.
+    """
 
     @classmethod
     def default(cls) -> LeasePolicy:
-        """Return the default policy; $MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises InvalidParameter."""
+        """Return the default policy; $MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises
+        InvalidParameter.
+        """
         seconds = seconds_in(LEASE_VARIABLE, cls.seconds, least=0.001)
         return cls(seconds, seconds / 6)
 
@@ -146,15 +165,19 @@ class _LeaseRecord(FrozenModel):
 
 
 class Entry(_LeaseRecord):
-    """The record of one acquisition of the lease. expires_at: None once the lease is released."""
+    """The record of one acquisition of the lease."""
 
     owner: Owner
     skew: Seconds
+    """The owner's maximum difference between clocks, in seconds."""
     expires_at: Moment | None
+    """When the lease ends without a renewal; None once it is released."""
 
     @property
     def is_held(self) -> bool:
-        """Whether the holder may still work: it has not released the lease, which has not expired by any clock."""
+        """Whether the holder may still work: it has not released the lease, which has not expired
+        by any clock.
+        """
         if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
             return False
         return not self.owner.is_dead

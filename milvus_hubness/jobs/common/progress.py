@@ -1,4 +1,5 @@
-"""The progress of a job: callbacks, events, the throttle that limits its pace, and the keys of its rows in pages.
+"""The progress of a job: callbacks, events, the throttle that limits its pace, and the keys of its
+rows in pages.
 
 docs/how-to/migrate.md lists the events of a migration and their facts.
 """
@@ -62,14 +63,19 @@ EVENT_NAMES = (*PHASES, "continuing", "throttled", "paused", "resumed", "rate", 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a job. name: of a migration, one of EVENT_NAMES. time: when it was reported, in UTC."""
+    """An event of a job."""
 
     name: str
+    """What happened; for a migration, one of EVENT_NAMES."""
     facts: Mapping[str, Any]
+    """What hooks and metrics get with it."""
     time: datetime
+    """When it was reported, in UTC."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name, time (ISO 8601) and facts as JSON-compatible data; infinite numbers and NaN become None."""
+        """Return name, time (ISO 8601) and facts as JSON-compatible data; infinite numbers and NaN
+        become None.
+        """
         facts = to_jsonable_python(self.facts, fallback=_plain, inf_nan_mode="null")
         return {"name": self.name, "time": self.time.isoformat(), "facts": facts}
 
@@ -82,8 +88,9 @@ Listener = Callable[[Event], None]
 
 
 class Events:
-    """Passes each event to every listener, in order, one at a time, in the thread that reports it. Hooks run after the
-    listeners, in that thread alone: they may control the migration themselves."""
+    """Passes each event to every listener, in order, one at a time, in the thread that reports it.
+    Hooks run after the listeners, in that thread alone: they may control the migration themselves.
+    """
 
     def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
         self._listeners = tuple(listeners)
@@ -91,7 +98,9 @@ class Events:
         self._one_at_a_time = threading.RLock()
 
     def report(self, name: str, /, **facts: Any) -> None:
-        """Report an event. If a listener or hook raises, raise its exception and skip the remaining ones."""
+        """Report an event. If a listener or hook raises, raise its exception and skip the remaining
+        ones.
+        """
         with self._one_at_a_time:
             event = Event(name, facts, datetime.now(timezone.utc))
             for listener in self._listeners:
@@ -129,7 +138,8 @@ class LatestEvents:
     def to_dict(self) -> dict[str, Any]:
         """Return phase, one of the values of PHASES, and events by name, as plain data."""
         with self._lock:
-            phase, events = self._phase, dict(self._events)
+            phase = self._phase
+            events = dict(self._events)
         return {"phase": phase, "events": {name: event.to_dict() for name, event in events.items()}}
 
 
@@ -164,11 +174,13 @@ Wait = Callable[[threading.Condition, float], object]
 
 
 class Throttle:
-    """Limits the pace of a job: a writer calls `admit` before each request and `took` after it, from any thread.
+    """Limits the pace of a job: a writer calls `admit` before each request and `took` after it,
+    from any thread.
 
-    rows_per_second, bytes_per_second: token buckets that hold the tokens of one second; a larger request is admitted
-    from a full bucket, and the next waits longer. chunk_seconds: the target duration of a request. None: no limit.
-    clock, wait: time.monotonic and Condition.wait. Raises InvalidParameter.
+    rows_per_second, bytes_per_second: token buckets that hold the tokens of one second; a larger
+    request is admitted from a full bucket, and the next waits longer. chunk_seconds: the target
+    duration of a request. None: no limit. clock, wait: time.monotonic and Condition.wait. Raises
+    InvalidParameter.
     """
 
     def __init__(
@@ -180,24 +192,29 @@ class Throttle:
         clock: Callable[[], float] = time.monotonic,
         wait: Wait = threading.Condition.wait,
     ) -> None:
-        self._clock, self._wait = clock, wait
+        self._clock = clock
+        self._wait = wait
         self._changed = threading.Condition()
+
         self._guard: Callable[[], object] = lambda: None
-        self._paused_by: dict[str, None] = {}
         self._error: BaseException | None = None
-        self._rows = _Bucket(
-            checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS
-        )
-        self._bytes = _Bucket(
-            checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS
-        )
+        # A dictionary keeps the order in which reasons came.
+        self._paused_by: dict[str, None] = {}
+
+        row_rate = checked_limit("rows_per_second", rows_per_second)
+        byte_rate = checked_limit("bytes_per_second", bytes_per_second)
+        self._rows = _Bucket(row_rate, clock(), BURST_SECONDS)
+        self._bytes = _Bucket(byte_rate, clock(), BURST_SECONDS)
+
         self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
         self._adapted_rows: float | None = None
         self._bytes_per_row = 0.0
 
     def admit(self, rows: int, size: int) -> None:
-        """Block until a request of `rows` rows and `size` bytes may be sent: while paused, and as long as the limits
-        require. `admit(0, 0)` waits only for the end of a pause. Raises the error that was passed to `stop`."""
+        """Block until a request of `rows` rows and `size` bytes may be sent: while paused, and as
+        long as the limits require. `admit(0, 0)` waits only for the end of a pause. Raises the
+        error that was passed to `stop`.
+        """
         self._guard()
         with self._changed:
             while delay := self._delay(rows, size):
@@ -210,7 +227,8 @@ class Throttle:
     @contextmanager
     def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
         """Have `admit` call `guard` first within the block, and raise its exceptions."""
-        before, self._guard = self._guard, guard
+        before = self._guard
+        self._guard = guard
         try:
             yield
         finally:
@@ -223,7 +241,7 @@ class Throttle:
                 raise self._error
 
     def pause(self, reason: str) -> bool:
-        """Admit nothing until every reason to pause is resumed. Return whether this reason is new."""
+        """Admit nothing until every reason to pause is over. Return whether this one is new."""
         with self._changed:
             is_new = reason not in self._paused_by
             self._paused_by[reason] = None
@@ -256,22 +274,23 @@ class Throttle:
             yield
 
     def set_rate(self, **limits: float | None) -> None:
-        """Change the named limits; None removes one. A changed limit starts from an empty bucket, without the former
-        debt. Raises InvalidParameter, and then changes nothing."""
+        """Change the named limits; None removes one. A changed limit starts from an empty bucket,
+        without the former debt. Raises InvalidParameter, and then changes nothing.
+        """
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
-            self._rows = self._rows.at(
-                limits.get("rows_per_second", self._rows.rate), self._clock()
-            )
-            self._bytes = self._bytes.at(
-                limits.get("bytes_per_second", self._bytes.rate), self._clock()
-            )
+            row_rate = limits.get("rows_per_second", self._rows.rate)
+            byte_rate = limits.get("bytes_per_second", self._bytes.rate)
+            self._rows = self._rows.at(row_rate, self._clock())
+            self._bytes = self._bytes.at(byte_rate, self._clock())
             self._chunk_seconds = limits.get("chunk_seconds", self._chunk_seconds)
             self._changed.notify_all()
 
     def rows_per_request(self, default: int, ceiling: int) -> int:
-        """Return the number of rows for the next request: `default` at first and while chunk_seconds is None; later the
-        number that takes about chunk_seconds, at most the rates for one second, from 16 to `ceiling`."""
+        """Return the number of rows for the next request: `default` at first and while
+        chunk_seconds is None; later the number that takes about chunk_seconds, at most the rates
+        for one second, from 16 to `ceiling`.
+        """
         with self._changed:
             rows = float(default)
             if self._chunk_seconds is not None:
@@ -283,18 +302,22 @@ class Throttle:
             return min(max(int(rows), SMALLEST_REQUEST), ceiling)
 
     def took(self, rows: int, seconds: float) -> None:
-        """Record the duration of a request, so that the next takes closer to chunk_seconds, by at most a factor of two.
-        A request with fewer rows than planned counts only if it was slow."""
+        """Record the duration of a request, so that the next takes closer to chunk_seconds, by at
+        most a factor of two. A request with fewer rows than planned counts only if it was slow.
+        """
         with self._changed:
             if self._chunk_seconds is None or self._adapted_rows is None:
                 return
             if rows < int(self._adapted_rows) and seconds < self._chunk_seconds:
                 return
-            step = self._chunk_seconds / max(seconds, INSTANT)
-            self._adapted_rows *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
+
+            factor = self._chunk_seconds / max(seconds, INSTANT)
+            self._adapted_rows *= min(max(factor, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return running, paused_by, the limits, rows_per_request (None if never adapted), and stopped (a text)."""
+        """Return running, paused_by, the limits, rows_per_request (None if never adapted), and
+        stopped (a text).
+        """
         with self._changed:
             return {
                 "running": not self._paused_by and self._error is None,
@@ -307,17 +330,22 @@ class Throttle:
             }
 
     def _delay(self, rows: int, size: int) -> float:
-        """Return the seconds until the request may be sent if nothing changes; infinite while paused."""
+        """Return the seconds until the request may be sent if nothing changes; infinite while
+        paused.
+        """
         if self._error is not None:
             raise self._error
         if self._paused_by:
             return math.inf
+
         now = self._clock()
         return max(self._rows.delay(rows, now), self._bytes.delay(size, now))
 
 
 class _Bucket:
-    """A bucket that gains `rate` tokens a second and holds at most those of one second; its level may be negative."""
+    """A bucket that gains `rate` tokens a second and holds at most those of one second; its level
+    may be negative.
+    """
 
     def __init__(self, rate: float | None, now: float, seconds_full: float) -> None:
         self.rate = rate
@@ -326,11 +354,14 @@ class _Bucket:
         self._filled_at = now
 
     def at(self, rate: float | None, now: float) -> _Bucket:
+        """Return this bucket, or an empty one if the rate is another."""
         return self if rate == self.rate else _Bucket(rate, now, 0.0)
 
     def delay(self, amount: float, now: float) -> float:
+        """Return the seconds until this amount, or a full bucket, is there."""
         if self.rate is None:
             return 0.0
+
         self._level = min(self._capacity, self._level + self.rate * (now - self._filled_at))
         self._filled_at = now
         seconds = (min(amount, self._capacity) - self._level) / self.rate
@@ -342,11 +373,14 @@ class _Bucket:
 
 
 def checked_limit(name: str, value: object) -> float | None:
-    """Return `value` if it is a positive number or None, and `name` is one of LIMITS. Raises InvalidParameter."""
+    """Return `value` if it is a positive number or None, and `name` is one of LIMITS. Raises
+    InvalidParameter.
+    """
     if name not in LIMITS:
         raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")
     if value is None:
         return None
+
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -355,6 +389,7 @@ def checked_limit(name: str, value: object) -> float | None:
         raise InvalidParameter(
             f"{name} must be a positive number, or null for no limit, not {value!r}"
         )
+
     return value
 
 
@@ -371,17 +406,22 @@ def key_pages(
     after: Key | None = None,
     pending: str = "",
 ) -> Iterator[list[Key]]:
-    """Yield pages of keys in ascending order: all keys that exist at the start, and some of those that clients write
-    meanwhile. after: the key before the first one. pending: as in Rows.scan_keys. rows: the expected number of keys;
-    from there on this looks for the end, as clients may write rising keys faster than a job takes them."""
+    """Yield pages of keys in ascending order: all keys that exist at the start, and some of those
+    that clients write meanwhile. after: the key before the first one. pending: as in
+    Rows.scan_keys. rows: the expected number of keys; from there on this looks for the end, as
+    clients may write rising keys faster than a job takes them.
+    """
     if after is not None:
-        store.count(name)  # Only a first page is strongly consistent, and what follows it.
+        # Only a first page is strongly consistent, and what follows it.
+        store.count(name)
+
     ceiling: Key | None = None
     seen = 0
     while page := store.scan_keys(
         name, limit=KEYS_PER_PAGE, after=after, partition=partition, pending=pending
     ):
-        after, seen = page[-1], seen + len(page)
+        after = page[-1]
+        seen += len(page)
         if ceiling is None and seen >= rows:
             ceiling = ceiling_of(store, name, after, partition, pending)
         if ceiling is not None:
@@ -394,9 +434,11 @@ def key_pages(
 def ceiling_of(
     store: Rows, collection: str, key: Key, partition: str | None = None, pending: str = ""
 ) -> Key | None:
-    """Return a key that is at least the greatest current key, searched from `key` up; None if there is none. A reader
-    that stops here ends even if clients write rising keys faster than it reads. A page with fewer rows than requested
-    does not show the end: Milvus 2.3 returns some rows one by one."""
+    """Return a key that is at least the greatest current key, searched from `key` up; None if there
+    is none. A reader that stops here ends even if clients write rising keys faster than it reads. A
+    page with fewer rows than requested does not show the end: Milvus 2.3 returns some rows one by
+    one.
+    """
     options: Any = {"limit": 1, "partition": partition, "pending": pending}
     keys = (store.above(key, step) for step in count())
     return next(
@@ -416,6 +458,7 @@ def absent(pages: Iterable[list[Key]], store: Rows, other: str) -> Iterator[list
             after = keys[-1]
             if after >= page[-1]:  # type: ignore[operator]
                 break
+
         after = page[-1]
         if lacking:
             yield [key for key in page if key in lacking]
@@ -429,9 +472,13 @@ def key_chunks(
     pages: Pages | None = None,
     total: int = -1,
 ) -> Iterator[tuple[str | None, list[Key]]]:
-    """Yield partitions and chunks of their keys, of a suitable size for one read, and report each processed chunk.
-    pages: of the keys of a partition, by default all. total: their expected number, by default that of all rows."""
-    size, total, done = store.chunk_rows(info), info.rows if total < 0 else total, 0
+    """Yield partitions and chunks of their keys, of a suitable size for one read, and report each
+    processed chunk. pages: of the keys of a partition, by default all. total: their expected
+    number, by default that of all rows.
+    """
+    size = store.chunk_rows(info)
+    total = info.rows if total < 0 else total
+    done = 0
     progress(doing, done, total)
     for partition in info.partitions:
         held: list[Key] = []
@@ -439,7 +486,8 @@ def key_chunks(
         for page in chain(keys, [None]):
             held += page or []
             while len(held) >= size or (held and page is None):
-                part, held = held[:size], held[size:]
+                part = held[:size]
+                held = held[size:]
                 yield partition, part
                 done += len(part)
                 progress(doing, done, max(done, total))

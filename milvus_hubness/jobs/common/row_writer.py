@@ -1,18 +1,22 @@
-"""The row writer: every job uses it to rewrite rows of a live collection, and to repair the writes that this undoes.
+"""The row writer: every job uses it to rewrite rows of a live collection, and to repair the writes
+that this undoes.
 
-A job reads rows and writes them back with other biases, which would undo a client's change in between. `rewriting`
-therefore asks all clients to note their writes in the write-intent log before they make them. For each batch, the job
-records the keys and a digest of each row's content, field by field and without biases; writes the rows by the fencing
-alias of its lease; and repairs them: it replays the noted writes of rows that still have the content that it wrote.
+A job reads rows and writes them back with other biases, which would undo a client's change in
+between. `rewriting` therefore asks all clients to note their writes in the write-intent log before
+they make them. For each batch, the job records the keys and a digest of each row's content, field
+by field and without biases; writes the rows by the fencing alias of its lease; and repairs them: it
+replays the noted writes of rows that still have the content that it wrote.
 
-If a client writes before the job, its note exists at the repair; if it writes after the job, its write stays. A repair
-is a write too, so the job reads the log until there is no newer note. It leaves rows alone that another client has
-changed since: their digest differs. A job that is killed leaves its last batch record; the next holder of the lease
-first drops the former holder's alias, and then repairs the rows that the record names.
+If a client writes before the job, its note exists at the repair; if it writes after the job, its
+write stays. A repair is a write too, so the job reads the log until there is no newer note. It
+leaves rows alone that another client has changed since: their digest differs. A job that is killed
+leaves its last batch record; the next holder of the lease first drops the former holder's alias,
+and then repairs the rows that the record names.
 
-The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the log as on the
-collection. A write of another client between the job's read and write is undone. A repair may also replay the note of
-a failed write: the database may have applied such a write anyway.
+The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the
+log as on the collection. A write of another client between the job's read and write is undone. A
+repair may also replay the note of a failed write: the database may have applied such a write
+anyway.
 """
 
 from __future__ import annotations
@@ -60,20 +64,24 @@ Rows = dict[Key, set[Digest]]
 
 
 class RowContent(FrozenModel):
-    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields not
-    `hidden`. epoch: the name of the field that is 0 or missing in rows without a bias."""
+    """The part of a row that its user wrote."""
 
     field: str
+    """The vector field."""
     dim: int
+    """How many numbers of the vector, from the first on, are the user's."""
     hidden: tuple[str, ...]
+    """The fields that are not the user's."""
     epoch: str
+    """The name of the field that is 0 or missing in rows without a bias."""
 
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
-        """Return the row content of `info`, for a job that rewrites the biases of the state's field."""
-        hidden = {
-            name for other in (*info.states.values(), state) for name in other.codec.hidden_fields
-        }
+        """Return the row content of `info`, for a job that rewrites the biases of the state's
+        field.
+        """
+        states = (*info.states.values(), state)
+        hidden = {name for other in states for name in other.codec.hidden_fields}
         return cls(
             field=state.field,
             dim=state.dim,
@@ -82,7 +90,8 @@ class RowContent(FrozenModel):
         )
 
     def digests(self, batch: Batch) -> list[Digest]:
-        digests = []
+        """Return the digest of each row."""
+        digests: list[Digest] = []
         for vector, row in zip(batch.vectors, batch.rows, strict=True):
             hashes = {name: _hash(_canonical(row[name])) for name in row if name not in self.hidden}
             hashes[self.field] = _hash(vector[: self.dim].tobytes())
@@ -103,15 +112,20 @@ def _canonical(value: Any) -> Any:
 
 
 class BatchRecord(FrozenModel):
-    """Rows that a job may have rewritten. rows: `Rows` with a list of the hashes of `fields`, or "", for a digest."""
+    """Rows that a job may have rewritten."""
 
     token: int
+    """The token of the job's lease."""
     partition: str | None
     content: RowContent
     fields: list[str]
+    """The names of the fields that have hashes in `rows`."""
     rows: list[tuple[Key, list[str]]]
+    """`Rows`; a digest is the hashes of `fields`, joined by commas, empty for a missing field."""
 
     def digests(self) -> Rows:
+        """Return the digests of each row."""
+
         def digest(text: str) -> Digest:
             return Digest(
                 (name, value)
@@ -123,8 +137,9 @@ class BatchRecord(FrozenModel):
 
 
 class RowWriter:
-    """Rewrites rows of the collection `info`. intent_log: None if the job rewrites no row of the collection itself.
-    repaired: the number of rows repaired so far."""
+    """Rewrites rows of the collection `info`. intent_log: None if the job rewrites no row of the
+    collection itself.
+    """
 
     def __init__(
         self,
@@ -133,17 +148,28 @@ class RowWriter:
         state: CollectionState,
         intent_log: WriteIntentLog | None,
     ) -> None:
-        self._lease, self._info, self._intent_log = lease, info, intent_log
+        self._lease = lease
+        self._info = info
+        self._intent_log = intent_log
         self._content = RowContent.of(info, state)
+
+        # The number of ledger records that the last batch took.
         self._parts = 0
-        self._compacted_at = time.monotonic()
-        self._unused: frozenset[str] = frozenset()
+        # Notes whose writes precede the job's read, so that the repair leaves them out.
         self._applied: set[Note] = set()
+
+        self._compacted_at = time.monotonic()
+        # Noted rows that the last compaction of the log found unused.
+        self._unused: frozenset[str] = frozenset()
+
         self.repaired = 0
+        """The number of rows repaired so far."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
-        """Read rows that the job will rewrite, with all writes that were noted and made before, which the repair does
-        not replay. This waits up to `policy.visible` seconds for a client between its note and its write."""
+        """Read rows that the job will rewrite, with all writes that were noted and made before,
+        which the repair does not replay. This waits up to `policy.visible` seconds for a client
+        between its note and its write.
+        """
         store = self._lease.store
 
         def rows() -> Batch:
@@ -151,52 +177,62 @@ class RowWriter:
 
         if self._intent_log is None or not isinstance(store, WholeRows):
             return rows()
-        # A strongly consistent read mostly waits, so the rows and the notes are read in parallel; the rows
-        # are read again if there were notes.
-        # A job rewrites only rows that it has just read, so the notes of all others can be forgotten.
+
+        # A strongly consistent read mostly waits, so the rows and the notes are read in parallel;
+        # the rows are read again if there were notes. A job rewrites only rows that it has just
+        # read, so the notes of all others can be forgotten.
         own = set(keys)
         self._applied = {note for note in self._applied if note.key in own}
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(rows)
             are_noted = repair.wait_applied(keys, partition, self._lease.policy.visible)
+
         return rows() if are_noted else reading.result()
 
     def rewrite(
         self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False
     ) -> int:
-        """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as Store.update does.
-        Return how many the database acknowledged. Raises LeaseLost, and NotCaughtUp for rows that change faster than
-        the writer can repair them."""
+        """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as
+        Store.update does. Return how many the database acknowledged. Raises LeaseLost, and
+        NotCaughtUp for rows that change faster than the writer can repair them.
+        """
         if not len(batch):
             return 0
+
+        # A killed job must find the record of whatever it may have written, so that comes first.
         store = self._lease.store
-        digests = (
-            self._content.digests(batch) if isinstance(store, WholeRows) else [ABSENT] * len(batch)
-        )
+        digests = [ABSENT] * len(batch)
+        if isinstance(store, WholeRows):
+            digests = self._content.digests(batch)
         rows: Rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
+
         write = store.update if in_place else store.rewrite
         count = write(self._info.name, batch, self._content.field, changed, partition=partition)
         if self._intent_log is None:
             return count
+
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
-        if (
-            isinstance(store, WholeRows)
-            and time.monotonic() - self._compacted_at >= self._lease.policy.compact
-        ):
-            # A client may be between its note and its write: noted rows are dropped once they were unused for a while.
+
+        is_due = time.monotonic() - self._compacted_at >= self._lease.policy.compact
+        if isinstance(store, WholeRows) and is_due:
+            # A client may be between its note and its write: noted rows are dropped once they were
+            # unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
+
         return count
 
     def close(self) -> None:
+        """Remove the record of the last batch, which is repaired."""
         self._drop_parts(0)
 
     def _record(self, rows: Rows, partition: str | None) -> None:
         if self._intent_log is None:
             return
+
         fields = sorted(
             {name for digests in rows.values() for digest in digests for name, _ in digest}
         )
@@ -212,6 +248,7 @@ class RowWriter:
             records.append(
                 Record(self._key(part), _group(self._info.name), record.model_dump_json())
             )
+
         self._lease.store.put_records(LEDGER, records)
         self._parts = max(self._parts, len(records))
         self._drop_parts(len(records))
@@ -237,9 +274,12 @@ def _in_parts(rows: Rows, fields: Sequence[str]) -> Iterator[list[tuple[Key, lis
         if size + length > LONGEST_RECORD:
             if part:
                 yield part
-            part, size = [], sum(map(len, fields)) + 4 * len(fields)
+            part = []
+            size = sum(map(len, fields)) + 4 * len(fields)
+
         part.append((key, texts))
         size += length
+
     if part:
         yield part
 
@@ -249,45 +289,53 @@ def _group(collection: str) -> str:
 
 
 def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
-    """Return the batch records of a job that is running or was killed. Raises StateError for a broken one."""
+    """Return the batch records of a job that is running or was killed. Raises StateError for a
+    broken one.
+    """
     stored = store.records(LEDGER, _group(collection))
     return [read_ledger(BatchRecord.model_validate_json, record) for record in stored]
 
 
 @dataclass
 class _Repair:
-    """Replays client writes that were noted for rewritten rows. applied: notes whose writes precede the job's read."""
+    """Replays client writes that were noted for rewritten rows."""
 
     store: Store
     collection: str
     intent_log: WriteIntentLog
     content: RowContent
     applied: set[Note]
+    """Notes whose writes precede the job's read."""
 
     def wait_applied(self, keys: Sequence[Key], partition: str | None, seconds: float) -> bool:
-        """Wait at most `seconds` until the rows show their noted writes. Return whether there were new notes."""
+        """Wait at most `seconds` until the rows show their noted writes. Return whether there were
+        new notes.
+        """
         before = len(self.applied)
         until = time.monotonic() + seconds
         while notes := self._notes(keys, partition, self.applied):
-            rows, noted = self._contents(notes, partition)
+            current, noted = self._contents(notes, partition)
             is_over = time.monotonic() > until
-            shown = [
+            applied = [
                 note
                 for note in notes
                 if is_over
                 or _shows(
-                    rows.get(note.key, ABSENT), noted.get(note.key, {}).get(note.row or "", ABSENT)
+                    current.get(note.key, ABSENT),
+                    noted.get(note.key, {}).get(note.row or "", ABSENT),
                 )
             ]
-            self.applied.update(shown)
-            if len(shown) == len(notes):
+            self.applied.update(applied)
+            if len(applied) == len(notes):
                 break
             time.sleep(VISIBLE_PAUSE)
+
         return len(self.applied) > before
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
-        """Repair the rows, and return the number of repaired rows. record: stores `rows`, with the digests of the rows
-        to replay, before the replay. Raises NotCaughtUp."""
+        """Repair the rows, and return the number of repaired rows. record: stores `rows`, with the
+        digests of the rows to replay, before the replay. Raises NotCaughtUp.
+        """
         keys = list(rows)
         seen = set(self.applied)
         repaired: set[Key] = set()
@@ -295,19 +343,22 @@ class _Repair:
             notes = self._notes(keys, partition, seen)
             if not notes:
                 return len(repaired)
+
             chosen, judged = self._chosen(notes, rows, partition, record)
             seen |= judged
             if chosen:
                 replayed = self.store.replay(self.collection, self.intent_log, chosen)
                 repaired |= {note.key for note in replayed}
                 self.applied.update(chosen)
+
             # The job wrote none of the other rows, so it cannot have undone their clients' writes.
             keys = [note.key for note in notes if note in chosen or note not in judged]
             if not keys:
                 return len(repaired)
+
         raise NotCaughtUp(
-            f"rows {name_some(keys)} of {self.collection!r} change faster than they can be repaired: "
-            "run it again when there are fewer writes"
+            f"rows {name_some(keys)} of {self.collection!r} change faster than they can be "
+            "repaired: run it again when there are fewer writes"
         )
 
     def _notes(self, keys: Sequence[Key], partition: str | None, seen: set[Note]) -> list[Note]:
@@ -320,6 +371,7 @@ class _Repair:
         """Return the notes to replay, and the notes that this round could judge."""
         if not isinstance(self.store, WholeRows):
             return list(notes), set(notes)
+
         digests, noted = self._contents(notes, partition)
         judged = [note for note in notes if note.row is None or note.row in noted.get(note.key, {})]
         chosen = []
@@ -331,6 +383,8 @@ class _Repair:
             if is_stale and _without(current, [HAS_BIAS]) != _without(content, [HAS_BIAS]):
                 rows[note.key].add(content)
                 chosen.append(note)
+
+        # A replayed row counts as the job's from now on, also if the job is killed in between.
         if chosen:
             record()
         return chosen, set(judged)
@@ -338,13 +392,16 @@ class _Repair:
     def _contents(
         self, notes: Sequence[Note], partition: str | None
     ) -> tuple[dict[Key, Digest], dict[Key, dict[str, Digest]]]:
-        """Return the current digests of the noted rows; and for each key, those of its noted rows, by their names."""
-        field, keys = self.content.field, [note.key for note in notes]
+        """Return the current digests of the noted rows; and for each key, those of its noted rows,
+        by their names.
+        """
+        field = self.content.field
+        keys = [note.key for note in notes]
         batch = self.store.get(self.collection, keys, field, partition=partition)
         current = dict(zip(batch.keys, self.content.digests(batch), strict=True))
-        names, batch = capability(self.store, WholeRows).noted(
-            self.collection, self.intent_log, keys, field
-        )
+
+        whole_rows = capability(self.store, WholeRows)
+        names, batch = whole_rows.noted(self.collection, self.intent_log, keys, field)
         noted: dict[Key, dict[str, Digest]] = {}
         for key, name, digest in zip(batch.keys, names, self.content.digests(batch), strict=True):
             noted.setdefault(key, {})[name] = digest
@@ -357,7 +414,9 @@ def _without(digest: Digest, names: Iterable[str]) -> Digest:
 
 
 def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], note: Note) -> bool:
-    """Return whether a row still has the job's content, or an earlier noted one, apart from later partial updates."""
+    """Return whether a row still has the job's content, or an earlier noted one, apart from later
+    partial updates.
+    """
     if current in by_job or (current and current in earlier):
         return True
     if not (current and note.changed):
@@ -366,7 +425,9 @@ def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], n
 
 
 def _shows(current: Digest, noted: Digest) -> bool:
-    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced row."""
+    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced
+    row.
+    """
     return _without(noted, [HAS_BIAS]) <= current if noted else not current
 
 
@@ -379,27 +440,33 @@ def rewriting(
     client_ttl: float,
     stop: threading.Event | None = None,
 ) -> Iterator[RowWriter]:
-    """Have all clients note their writes to `info` within the block, and yield the writer of its rows.
+    """Have all clients note their writes to `info` within the block, and yield the writer of its
+    rows.
 
-    state: of the field whose biases are written; new biases must be announced before this call. client_ttl: the longest
-    state_ttl of a client that writes, in seconds; this waits that long. stop: ends the wait with Cancelled.
+    state: of the field whose biases are written; new biases must be announced before this call.
+    client_ttl: the longest state_ttl of a client that writes, in seconds; this waits that long.
+    stop: ends the wait with Cancelled.
 
-    If the block fails or is stopped, this repairs the last batch before clients stop noting; after a job is killed,
-    they continue, and the next job repairs it. If all biases are in side collections, clients note nothing.
+    If the block fails or is stopped, this repairs the last batch before clients stop noting; after
+    a job is killed, they continue, and the next job repairs it. If all biases are in side
+    collections, clients note nothing.
     """
     store = lease.store
     if not any(other.codec.writes_rows for other in (state, *info.states.values())):
         _wait(client_ttl, stop)
         yield RowWriter(lease, info, state, None)
         return
+
     lease.check()
     announced = store.info(info.name, counted=False)
     if announced.intent_log is not None and store.exists(announced.intent_log.collection):
         # The job may have been killed before all clients had read the new collection state.
         _wait(client_ttl, stop)
         _repair_left(store, announced)
+
+    # Clients note writes of all fields that are corrected now or will be while they note: that of
+    # `state`, too.
     lease.check()
-    # Clients note writes of all fields that are corrected now or will be while they note: that of `state`, too.
     corrected = {**announced.states, state.field: state}
     intent_log = store.create_intent_log(replace(announced, states=corrected))
     lease.check()
@@ -408,10 +475,12 @@ def rewriting(
         for left in store.intent_logs(info.collection_id):
             if left.collection != intent_log.collection:
                 store.drop_intent_log(left, lease.check_now)
+
         _wait(client_ttl, stop)
     except BaseException:
         store.end_intent_log(info.name, intent_log)
         raise
+
     writer = RowWriter(lease, info, state, intent_log)
     try:
         yield writer
@@ -423,6 +492,7 @@ def rewriting(
         _repair_left(store, info, intent_log)
         store.end_intent_log(info.name, intent_log)
         raise
+
     lease.check()
     writer.close()
     store.end_intent_log(info.name, intent_log)
@@ -431,26 +501,33 @@ def rewriting(
 def _repair_left(
     store: Store, info: CollectionInfo, intent_log: WriteIntentLog | None = None
 ) -> int:
-    """Repair the batches that killed jobs left, and remove their records. Return the number of repaired rows.
-    store: of the lease, which has fenced the former holders. intent_log: None for that of `info`."""
+    """Repair the batches that killed jobs left, and remove their records. Return the number of
+    repaired rows. store: of the lease, which has fenced the former holders. intent_log: None for
+    that of `info`.
+    """
     intent_log = intent_log or info.intent_log
     if intent_log is None or not store.exists(intent_log.collection):
         return 0
+
     repaired = 0
     for record in open_batches(store, info.name):
         repair = _Repair(store, info.name, intent_log, record.content, set())
         # Replayed rows need no new record: the record stays until all rows are repaired.
         repaired += repair.run(record.digests(), record.partition, lambda: None)
+
     store.drop_records(LEDGER, _group(info.name))
     return repaired
 
 
 def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
-    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of repaired rows."""
+    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of
+    repaired rows.
+    """
     store = lease.store
     info = store.info(collection, counted=False)
     if info.intent_log is None:
         return 0
+
     _wait(client_ttl, None)
     repaired = _repair_left(store, info)
     lease.check()
@@ -459,7 +536,9 @@ def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
 
 
 def drop_intents(lease: Lease, info: CollectionInfo) -> None:
-    """Repair the last batch of a killed job, and drop the log of a collection whose rows no job rewrites any more."""
+    """Repair the last batch of a killed job, and drop the log of a collection whose rows no job
+    rewrites any more.
+    """
     if info.intent_log is not None:
         _repair_left(lease.store, info)
         lease.store.write_property(info.name, WRITE_INTENTS_PROPERTY, None)
@@ -467,7 +546,9 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
 
 
 def drop_log(lease: Lease, owner: CollectionId) -> None:
-    """Drop the log and the batch records of a leased collection, which may no longer exist. Read no row."""
+    """Drop the log and the batch records of a leased collection, which may no longer exist. Read no
+    row.
+    """
     lease.store.drop_records(LEDGER, _group(owner.name))
     for intent_log in lease.store.intent_logs(owner):
         lease.store.drop_intent_log(intent_log, lease.check_now)

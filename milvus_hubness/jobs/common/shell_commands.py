@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -32,14 +33,18 @@ LINE_LENGTH = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a command. exit_code: negative for a signal; None if the command took too long or was cancelled.
-    last_line: of its standard error, or else of its standard output, with secrets replaced by ***."""
+    """The outcome of a command."""
 
     exit_code: int | None
+    """Negative for a signal; None if the command took too long or was cancelled."""
     last_line: str
+    """The last line of its standard error, or else of its standard output, with secrets replaced by
+    ***.
+    """
 
     @property
     def complaint(self) -> str:
+        """How the command failed, in words."""
         how = "did not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
         return f"{how}: {self.last_line}" if self.last_line else how
 
@@ -51,8 +56,10 @@ def run_command(
     timeout: float | None = None,
     cancelled: threading.Event | None = None,
 ) -> Outcome:
-    """Run `command` through the shell; wait at most `timeout` seconds or until `cancelled` is set. variables: added to
-    its environment, which lacks the token and all variables whose value contains a secret."""
+    """Run `command` through the shell; wait at most `timeout` seconds or until `cancelled` is set.
+    variables: added to its environment, which lacks the token and all variables whose value
+    contains a secret.
+    """
     secrets = all_secrets()
     environment = {
         name: value
@@ -75,19 +82,21 @@ def run_command(
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
         return Outcome(exit_code, _last_line(complained) or _last_line(printed))
 
 
 def _wait(
     process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None
 ) -> int | None:
-    ends_at = None if timeout is None else time.monotonic() + timeout
+    """Return the exit code; None if the process did not end in time, or was cancelled."""
+    ends_at = math.inf if timeout is None else time.monotonic() + timeout
     while True:
-        left = POLL_SECONDS if ends_at is None else min(POLL_SECONDS, ends_at - time.monotonic())
+        seconds = min(POLL_SECONDS, ends_at - time.monotonic())
         try:
-            return process.wait(max(left, 0))
+            return process.wait(max(seconds, 0))
         except subprocess.TimeoutExpired:
-            if left <= 0 or (cancelled is not None and cancelled.is_set()):
+            if seconds <= 0 or (cancelled is not None and cancelled.is_set()):
                 return None
 
 
@@ -98,9 +107,11 @@ def _last_line(output: IO[bytes]) -> str:
 
 
 class Hooks:
-    """A listener that runs the user's commands, lists by event name. A command gets $MILVUS_HUBNESS_EVENT, and each
-    fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as JSON. It is killed, and has failed, when `cancelled`
-    is set. Raises InvalidParameter for unknown events."""
+    """A listener that runs the user's commands, lists by event name. A command gets
+    $MILVUS_HUBNESS_EVENT, and each fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as
+    JSON. It is killed, and has failed, when `cancelled` is set. Raises InvalidParameter for unknown
+    events.
+    """
 
     def __init__(
         self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None
@@ -110,23 +121,29 @@ class Hooks:
             raise InvalidParameter(
                 f"unknown event {', '.join(map(repr, unknown))}: use one of {names}"
             )
+
         self._commands = {name: tuple(listed) for name, listed in commands.items()}
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
-        """Run the commands of the event. Raises HookFailed for a before-* event; other failures are logged."""
+        """Run the commands of the event. Raises HookFailed for a before-* event; other failures are
+        logged.
+        """
         for command in self._commands.get(event.name, ()):
             outcome = run_command(
                 command, variables=self._variables(event), cancelled=self._cancelled
             )
             if outcome.exit_code == 0:
                 continue
+
             failed = f"{event.name} hook {redacted(command)!r} failed, {outcome.complaint}"
             if event.name.startswith("before-"):
                 raise HookFailed(failed)
+
             log.warning(failed)
 
     def _variables(self, event: Event) -> dict[str, str]:
+        """Return what a command gets in its environment."""
         facts: dict[str, Any] = {**event.to_dict()["facts"], "event": event.name}
         return {
             f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact))
@@ -135,12 +152,15 @@ class Hooks:
 
 
 def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
-    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises InvalidParameter."""
+    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises
+    InvalidParameter.
+    """
     commands: dict[str, list[str]] = {}
     for spec in specs:
         name, _, command = spec.partition("=")
         if not command.strip():
             raise InvalidParameter(f"the hook must be EVENT=COMMAND, not {spec!r}")
+
         commands.setdefault(name.strip(), []).append(command.strip())
     return commands
 
@@ -164,9 +184,11 @@ def watching_load(
     critical_load: str | None = None,
     every: float = 5.0,
 ) -> Iterator[None]:
-    """Run two shell commands of the user before the body of `with`, and every `every` seconds within it. max_load:
-    `throttle` is paused while it fails. critical_load: once it fails, `throttle` is stopped with CriticalLoad. To fail
-    is to exit with a code other than 0, or to take more than 30 s."""
+    """Run two shell commands of the user before the body of `with`, and every `every` seconds
+    within it. max_load: `throttle` is paused while it fails. critical_load: once it fails,
+    `throttle` is stopped with CriticalLoad. To fail is to exit with a code other than 0, or to take
+    more than 30 s.
+    """
     over = threading.Event()
 
     def run(command: str | None) -> Outcome | None:
@@ -178,6 +200,7 @@ def watching_load(
         if critical and critical_load and critical.exit_code != 0:
             command = redacted(critical_load)
             throttle.stop(CriticalLoad(f"the load is critical: {command!r}, {critical.complaint}"))
+
         if outcome := run(max_load):
             if outcome.exit_code == 0:
                 if throttle.resume(MAX_LOAD):

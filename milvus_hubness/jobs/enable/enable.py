@@ -55,55 +55,68 @@ KEYS_NAMED = 5
 
 @dataclass(frozen=True)
 class Enabled:
-    """The result of `enable`; None where the bias location has no such value. rows: those that now have a bias. side,
-    candidates, missed: of candidate re-ranking. searched: the rows whose own vectors were searched for. in_field,
-    in_second: those among the ten best in the field and in the second one."""
+    """The result of `enable`; None where the bias location has no such value."""
 
     collection: str
     bank: str
+    """The collection that holds the bank's generations."""
     rows: int
+    """Number of rows that now have a bias."""
     seconds: float
     side: str | None = None
+    """The side collection."""
     candidates: int | None = None
+    """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
+    """What these miss, see state.CandidateReranking."""
     second_vector: str | None = None
+    """The second vector field."""
     searched: int | None = None
+    """Number of rows whose own vectors were searched for."""
     in_field: int | None = None
+    """How many of these are among the ten best in the user's field."""
     in_second: int | None = None
+    """How many of these are among the ten best in the second field."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
 def enable(
     store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
 ) -> Enabled:
-    """Write the biases outside the user's vectors, write the collection state, and check the biases.
+    """Write the biases outside the user's vectors, write the collection state, and check the
+    biases.
 
-    After a failure or an interruption, this drops what the run created, except for fields that a server added. With a
-    second vector field, everything stays: clients write both fields and search the user's until all rows are filled;
-    the same plan, made again, continues the run, and `disable` undoes it. client_ttl: the longest state_ttl of a
-    HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction
-    since the plan was made, VerificationFailed and the exceptions of the store.
+    After a failure or an interruption, this drops what the run created, except for fields that a
+    server added. With a second vector field, everything stays: clients write both fields and search
+    the user's until all rows are filled; the same plan, made again, continues the run, and
+    `disable` undoes it. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds
+    by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
+    made, VerificationFailed and the exceptions of the store.
     """
     expect_store(store)
-    began, name = time.perf_counter(), plan.source.name
+    began = time.perf_counter()
+    name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with Lease(store, name, *filter(None, [plan.side])) as lease:
         info = lease.store.info(name)
-        suffix = (
-            plan.suffix
-            if plan.field in info.states
-            else suffix_for(plan.field, info.states.values())
-        )
+
+        # Another job may have corrected a field since the plan was made.
+        suffix = plan.suffix
+        if plan.field not in info.states:
+            suffix = suffix_for(plan.field, info.states.values())
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
-                f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was "
-                "made: plan again"
+                f"another job has changed the correction of {plan.field!r} of {name!r} since this "
+                "plan was made: plan again"
             )
+
         run = _fill_second_vector if plan.where == "vectors" else _enable_reranking
         with lease.explained():
             facts = run(lease, replace(plan, source=info), ttl, progress)
+
     seconds = round(time.perf_counter() - began, 2)
     return Enabled(collection=name, bank=plan.bank_collection, seconds=seconds, **facts)
 
@@ -123,7 +136,8 @@ def _undone() -> Iterator[ExitStack]:
 def _enable_reranking(
     lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
 ) -> dict[str, Any]:
-    store, name = lease.store, plan.source.name
+    store = lease.store
+    name = plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
         if plan.side:
@@ -132,26 +146,32 @@ def _enable_reranking(
                 raise CollectionExists(
                     f"collection {plan.side!r} was created since this plan was made: plan again"
                 )
+
             if store.exists(plan.side):
-                lease.drop(plan.side)  # An unfinished `enable` left it.
+                # An unfinished `enable` left it.
+                lease.drop(plan.side)
             sides.create_side(plan.source, plan.side)
             undo.callback(lease.drop, plan.side)
             lease.fence(plan.side)
         elif plan.adds_fields:
             store.add_bias_fields(name, plan.suffix)
-        with rewriting(
-            lease, plan.source, state, client_ttl=0.0 if plan.side else client_ttl
-        ) as writer:
+
+        # Biases in a side collection rewrite no row, so no client needs to note its writes.
+        ttl = 0.0 if plan.side else client_ttl
+        with rewriting(lease, plan.source, state, client_ttl=ttl) as writer:
             backend = BiasBackend(store, plan.source, state, writer)
             _fill(backend, plan.correction, "writing biases", progress)
             if plan.side:
                 store.flush(plan.side)
             backend.wait_visible()
+
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
+
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
+
     assert plan.reranking is not None
     return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
 
@@ -159,9 +179,13 @@ def _enable_reranking(
 def _fill_second_vector(
     lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
 ) -> dict[str, Any]:
-    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search it."""
-    store, name = lease.store, plan.source.name
-    second_vectors, state = capability(store, SecondVectors), plan.unfinished
+    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search
+    it.
+    """
+    store = lease.store
+    name = plan.source.name
+    second_vectors = capability(store, SecondVectors)
+    state = plan.unfinished
     if state is None:
         with _undone() as undo:
             state = _new_state(store, plan, undo)
@@ -169,19 +193,22 @@ def _fill_second_vector(
             if plan.adds_fields:
                 second_vectors.add_second_vector(plan.source, plan.field, plan.suffix, plan.width)
             store.write_property(name, state.property_name, state)
+
     info = store.info(name)
     second_vectors.load_second_vector(info, state)
     with rewriting(lease, info, state, client_ttl=client_ttl) as writer:
         backend = BiasBackend(store, info, state, writer)
         rows = _fill_all(backend, plan.correction, "filling the second field", progress)
+
     store.flush(name)
     searched, in_field, in_second = _find_themselves(store, info, state)
     if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by their own vectors, "
-            f"{in_field} are found in {state.field!r} and {in_second} in {state.searched_field!r}: wait until the "
-            "index is built, and run the command again"
+            f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by "
+            f"their own vectors, {in_field} are found in {state.field!r} and {in_second} in "
+            f"{state.searched_field!r}: wait until the index is built, and run the command again"
         )
+
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
     store.write_property(name, ready.property_name, ready)
     measured = {"searched": searched, "in_field": in_field, "in_second": in_second}
@@ -214,17 +241,21 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
 
 
 def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> int:
-    """Write biases until all are correct, as clients may write before they read the state; return the row count."""
+    """Write biases until all are correct, as clients may write before they read the state; return
+    the row count.
+    """
     wrong: list[Key] = []
     for _ in range(MOST_PASSES):
         rows, wrong = _fill(backend, correction, doing, progress)
         if not wrong:
             return rows
+
         backend.wait_visible()
         doing = "verifying"
+
     raise VerificationFailed(
-        f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they change faster "
-        "than enable writes biases: enable it again when clients write less"
+        f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they "
+        "change faster than enable writes biases: enable it again when clients write less"
     )
 
 
@@ -233,42 +264,54 @@ def _fill(
 ) -> tuple[int, list[Key]]:
     """Return the number of rows, and keys of some rows whose scores were not correct.
 
-    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows that clients
-    inserted since they read the state have biases of new rows, which differ from the formula.
+    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows
+    that clients inserted since they read the state have biases of new rows, which differ from the
+    formula.
     """
-    store, info, state = backend.store, backend.info, backend.state
+    store = backend.store
+    info = backend.info
+    state = backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
-    rows, wrong = 0, list[Key]()
+    rows = 0
+    wrong = list[Key]()
     for partition, part in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(part, partition)
         biases = correction.centred(biased_rows.vectors)
         allowed = correction.allowed_differences(biased_rows.vectors, biases)
-        near = np.abs(biased_rows.biases - biases[:, None]) <= allowed[:, None]
-        off = biased_rows.unbiased | ~(near.all(axis=1) | biased_rows.new)
-        wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
+        differences = np.abs(biased_rows.biases - biases[:, None])
+        is_near = (differences <= allowed[:, None]).all(axis=1)
+        is_wrong = biased_rows.unbiased | ~(is_near | biased_rows.new)
+
+        wrong += biased_rows.only(is_wrong).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
-        if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:
+        if unfilled := biased_rows.only(is_wrong | biased_rows.pending).batch.keys:
             backend.write(unfilled, partition, corrections, state.profile.epoch)
+
     return rows, wrong
 
 
 def _find_themselves(
     store: Store, info: CollectionInfo, state: CollectionState
 ) -> tuple[int, int, int]:
-    """Return the number of rows searched for, and of those that each field returns; changed rows do not count."""
+    """Return the number of rows searched for, and of those that each field returns; changed rows do
+    not count.
+    """
     counts = np.zeros(3, np.int64)
-    every, seen = max(1, -(-info.rows // SAMPLED_ROWS)), 0
+    every = max(1, -(-info.rows // SAMPLED_ROWS))
+    seen = 0
     for partition in info.partitions:
         picked: list[Key] = []
         for page in key_pages(store, info.name, partition, rows=info.rows):
             picked += page[-seen % every :: every]
             seen += len(page)
+
         before = store.get(info.name, picked, state.field, partition=partition)
         valid = ~state.layout.invalid(before.vectors)
         keys = [key for key, usable in zip(before.keys, valid, strict=True) if usable]
         vectors = before.vectors[valid]
         if not keys:
             continue
+
         encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
         searches = [
             partial(store.nearest, info.name, field, query_vectors)
@@ -284,23 +327,29 @@ def _find_themselves(
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Remove the biases that are stored outside a collection's vectors; the bank stays. A second vector field is
-    removed too if the server can drop it. Return the name of the dropped side collection or field. Raises NotCorrected,
-    and InvalidInput if several fields are corrected and none is named."""
+    """Remove the biases that are stored outside a collection's vectors; the bank stays. A second
+    vector field is removed too if the server can drop it. Return the name of the dropped side
+    collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected and
+    none is named.
+    """
     expect_store(store)
     with leasing(store, collection) as (lease, info):
-        store, state = lease.store, info.state_of(field)
+        store = lease.store
+        state = info.state_of(field)
         if state is None:
             raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
+
         if not state.codec.leaves_vectors:
             raise NotCorrected(
                 f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
             )
+
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
             return state.second_vector if dropped else None
+
         side = state.reranking.side if state.reranking else None
         if side:
             lease.drop(side)

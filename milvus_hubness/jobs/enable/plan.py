@@ -25,6 +25,14 @@ from milvus_hubness.correction.state import (
     suffix_for,
 )
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
+from milvus_hubness.jobs.common.choice import (
+    NO_GATES,
+    Gates,
+    bank_facts,
+    checked_gates,
+    choose,
+    verdict_remarks,
+)
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.inputs import (
     Gallery,
@@ -33,10 +41,10 @@ from milvus_hubness.jobs.common.inputs import (
     only_field,
     read_gallery,
 )
-from milvus_hubness.jobs.migration.plan import bank_facts, checked_gates, chosen, verdict_remarks
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
+    Presence,
     SecondVectors,
     SideCollections,
     Store,
@@ -51,62 +59,61 @@ MEASURED_QUERIES = 1_000
 
 @dataclass(frozen=True, eq=False)
 class EnablePlan:
-    """A plan to store the biases of `source` outside its vectors. adds_fields: whether fields must be added first.
-    missed: for each number of candidates, the mean share of the exact corrected top 10 outside them. unfinished: the
-    state that an interrupted run left, which the next run continues. remarks: facts that the user should know first."""
+    """A plan to store the biases of `source` outside its vectors."""
 
     source: CollectionInfo
     field: str
     suffix: str
+    """The end of the names of the hidden fields, see CollectionState."""
     bank: QueryBank
     target_bank: QueryBank | None
     bank_collection: str
+    """The collection that holds the bank's generations."""
     correction: Correction
+    """The fitted biases."""
     strength: float
+    """w of searches that name none."""
     where: Where
+    """The bias location."""
     adds_fields: bool
+    """Whether fields must be added first."""
     gate: int | None
+    """k over bank queries of a gate, see DynamicGate; None for none."""
     gate_targets: int | None
+    """k over target items of that gate; None for none."""
     remarks: tuple[str, ...]
+    """What the user should know before the run."""
     reranking: CandidateReranking | None = None
+    """The number of candidates, chosen by measurement; None in `vectors`."""
     missed: dict[int, float] | None = None
+    """For each number of candidates, the mean share of the exact corrected top 10 outside them."""
     unfinished: CollectionState | None = None
+    """The state that an interrupted run left, which the next run continues."""
 
     @property
     def side(self) -> str | None:
+        """The side collection; None if biases go elsewhere."""
         return self.reranking.side if self.reranking else None
 
     @property
     def second_vector(self) -> str | None:
+        """The second vector field; None if biases go elsewhere."""
         return SECOND_VECTOR_FIELD + self.suffix if self.where == "vectors" else None
 
     @property
     def width(self) -> int:
+        """The numbers per vector of the augmented form."""
         return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
 
     def to_dict(self) -> dict[str, Any]:
-        reranking, carries_on = self.reranking, self.unfinished is not None
-        location: dict[str, Any] = {
-            "second_vector": self.second_vector,
-            "width": self.width,
-            "carries_on": carries_on,
-        }
-        if reranking:
-            location = {
-                "side": reranking.side,
-                "candidates": reranking.candidates,
-                "missed": {
-                    str(candidates): share for candidates, share in (self.missed or {}).items()
-                },
-                "measured_queries": reranking.queries,
-            }
+        """Return the plan as plain data, for people and for --json."""
         return {
             "source": self.source.name,
             "field": self.field,
             "metric": self.correction.layout.metric,
             "rows": self.source.rows,
             "where": self.where,
-            **location,
+            **self._location_facts(),
             "adds_fields": self.adds_fields,
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             "estimator": to_dict(self.correction.fitted.estimator),
@@ -115,6 +122,83 @@ class EnablePlan:
             "gate_targets": self.gate_targets,
             "remarks": list(self.remarks),
         }
+
+    def _location_facts(self) -> dict[str, Any]:
+        if self.reranking is None:
+            return {
+                "second_vector": self.second_vector,
+                "width": self.width,
+                "carries_on": self.unfinished is not None,
+            }
+
+        missed = self.missed or {}
+        return {
+            "side": self.reranking.side,
+            "candidates": self.reranking.candidates,
+            "missed": {str(candidates): share for candidates, share in missed.items()},
+            "measured_queries": self.reranking.queries,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnableRequest:
+    """What the caller of `plan_enable` asks for, with valid gates and a valid limit."""
+
+    source: str
+    """The collection to correct, or an alias of it."""
+    bank: QueryBank
+    target_bank: QueryBank | None
+    estimator: Estimator | None
+    """The method to fit; None to follow tuning."""
+    gates: Gates
+    """The caller's gates, which overrule those of tuning."""
+    queries: QueryBank | None
+    """The queries on which candidates are measured; None for some of the bank's."""
+    field: str | None
+    """The vector field to correct; None for the only one."""
+    where: Where | None
+    """The bias location; None for what suits the collection."""
+    bank_collection: str | None
+    """Where to store the bank; None for a name that is derived from the source's."""
+    max_miss_rate: float
+    force: bool
+    """Plan even if tuning advises against correction."""
+
+    def __post_init__(self) -> None:
+        checked_gates(self.gates, self.target_bank)
+        if not 0 < self.max_miss_rate < 1:
+            raise InvalidParameter(
+                f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
+            )
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where the biases go, and what that takes."""
+
+    where: Where
+    presence: Presence
+    """Whether the collection has the fields for it, can get them, or neither."""
+    remarks: list[str]
+    layout: Layout | None = None
+    """The columns of the second vector field; None for other locations, which have none."""
+
+    @property
+    def adds_fields(self) -> bool:
+        return self.where != "side" and self.presence == "can be added"
+
+
+@dataclass(frozen=True)
+class FittedPlan:
+    """The biases of a plan, newly fitted or those of an interrupted run."""
+
+    correction: Correction
+    strength: float
+    gates: Gates
+    bank_collection: str
+    remarks: list[str]
+    reranking: CandidateReranking | None = None
+    missed: dict[int, float] | None = None
 
 
 def plan_enable(
@@ -134,139 +218,258 @@ def plan_enable(
     force: bool = False,
     progress: Progress = silent,
 ) -> EnablePlan:
-    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
+    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read
+    only.
 
-    estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
-    "fields" if the collection has them or the server can add them and its rows do not expire, else "side"; searches of
-    "vectors", a second vector field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that
-    may be outside them. gate, gate_targets: as in plan_migration.
+    estimator: as in plan_migration. queries: for the measurement, by default some of the bank's.
+    where: by default "fields" if the collection has them or the server can add them and its rows do
+    not expire, else "side"; searches of "vectors", a second vector field, need no candidates.
+    max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
+    gate_targets: as in plan_migration.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected, CannotMigrate,
-    CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
+    Raises ResumeRefused if an interrupted run used another bank, estimator or gate,
+    AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
+    CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
-    bank, target_bank, queries = (
-        QueryBank.of(bank),
-        optional_bank(target_bank),
-        optional_bank(queries),
+    request = EnableRequest(
+        source=source,
+        bank=QueryBank.of(bank),
+        target_bank=optional_bank(target_bank),
+        estimator=estimator,
+        gates=Gates(gate, gate_targets),
+        queries=optional_bank(queries),
+        field=field,
+        where=where,
+        bank_collection=bank_collection,
+        max_miss_rate=max_miss_rate,
+        force=force,
     )
-    gates = (gate, gate_targets)
-    checked_gates(*gates, target_bank)
-    if not 0 < max_miss_rate < 1:
-        raise InvalidParameter(f"max_miss_rate must be between 0 and 1, not {max_miss_rate}")
-    info = store.info(source)
-    if info.is_bank:
-        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
-    field = field or only_field(info)
-    info.require_correctable(field)
+    return _planned(store, request, progress)
+
+
+def _planned(store: Store, request: EnableRequest, progress: Progress) -> EnablePlan:
+    """Validate, choose the location, fit and measure, and assemble the plan."""
+    info, field = _correctable(store, request)
     unfinished = info.states.get(field)
-    if unfinished is not None and (where != "vectors" or unfinished.serves):
-        raise AlreadyCorrected(
-            f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
-        )
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
-    dtype, presence = info.vector_fields[field].dtype, "none"
-    layout: Layout | None = None
-    if where == "vectors":
-        vector = info.vector_fields[field]
-        if not vector.metric:
-            raise CannotMigrate(
-                f"field {field!r} has no index, so its metric is unknown: create an index first"
-            )
-        new = Layout(
-            vector.dim,
-            as_metric(vector.metric),
-            slots_for(1),
-            store.width_multiple(vector),
-            spread=store.bias_spread(info, field),
-        )
-        layout = unfinished.layout if unfinished else new
-        second_vectors = capability(store, SecondVectors)
-        presence = second_vectors.second_vector_field(
-            info, field, suffix, form_of(layout, dtype).width
-        )
-        remarks = second_vectors.second_vector_remarks(info, suffix)
+
+    if request.where == "vectors":
+        location = _second_vector_location(store, info, field, suffix, unfinished)
     else:
-        presence = store.bias_fields(info, suffix)
-        if where == "fields" and presence == "none":
-            raise CannotMigrate(
-                f"{info.name!r} has no fields for biases and this server cannot add any: "
-                "use a side collection (--where side)"
-            )
-        # Fields would restart the time to live of every row.
-        where = where or ("side" if presence == "none" or info.time_to_live else "fields")
-        remarks = store.bias_remarks(info, suffix) if where == "fields" else []
-    remarks = [*remarks, *_remarks_on_expiry(info, where)]
-    reranking = missed = None
+        location = _field_or_side_location(store, info, suffix, request.where)
+
     if unfinished is not None:
-        profile = unfinished.profile
-        _require_same(unfinished, bank, estimator, target_bank, gates)
-        correction = load_correction(store, unfinished, profile)
-        strength, gate, gate_targets = profile.strength, profile.gate, profile.gate_targets
-        bank_collection = profile.bank.collection
+        fitted = _continued(store, request, unfinished)
     else:
-        gallery = read_gallery(store, info, field, progress=progress)
-        bank.expect_dim(gallery.layout.dim, "the field")
-        resolved(gallery.layout, gallery.vectors, bank, field, dtype)
-        remarks += verdict_remarks(info, field, bank, is_followed=estimator is None)
-        estimator, strength, gate, gate_targets = chosen(
-            info, field, bank, target_bank, estimator, gates, force=force
-        )
-        banks = (estimator, bank, target_bank)
-        if layout is not None:
-            correction = fit_measured(store, info, field, layout, gallery.vectors, *banks, strength)
-        else:
-            correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
-            side = _free_side(store, info, suffix) if where == "side" else None
-            most = store.most_candidates(info)
-            reranking, missed = measure(
-                gallery, correction, queries or bank, strength, max_miss_rate, side, most
-            )
-            if reranking.missed > max_miss_rate and most < LADDER[-1]:
-                raise CannotMigrate(
-                    f"{info.name!r} cannot be enabled: its searches may ask for {most:,} rows (max_query_limit), and "
-                    f"{reranking.missed:.1%} of the corrected top 10 are not among these, more than "
-                    f"{max_miss_rate:.1%}: raise that limit, or migrate the collection"
-                )
+        fitted = _fitted(store, request, info, field, suffix, location, progress)
+
     return EnablePlan(
         source=info,
         field=field,
         suffix=suffix,
-        bank=bank,
-        target_bank=target_bank,
-        bank_collection=bank_collection or bank_name(info.name),
-        correction=correction,
-        strength=strength,
-        where=where,
-        adds_fields=where != "side" and presence == "can be added",
-        gate=gate,
-        gate_targets=gate_targets,
-        remarks=tuple(remarks),
-        reranking=reranking,
-        missed=missed,
+        bank=request.bank,
+        target_bank=request.target_bank,
+        bank_collection=fitted.bank_collection,
+        correction=fitted.correction,
+        strength=fitted.strength,
+        where=location.where,
+        adds_fields=location.adds_fields,
+        gate=fitted.gates.gate,
+        gate_targets=fitted.gates.gate_targets,
+        remarks=(
+            *location.remarks,
+            *_remarks_on_expiry(info, location.where),
+            *fitted.remarks,
+        ),
+        reranking=fitted.reranking,
+        missed=fitted.missed,
         unfinished=unfinished,
     )
+
+
+def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, str]:
+    """Return the source and its field, if `enable` can correct them.
+
+    Raises CannotMigrate, AlreadyCorrected, CollectionNotFound, InvalidInput.
+    """
+    info = store.info(request.source)
+    if info.is_bank:
+        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
+
+    field = request.field or only_field(info)
+    info.require_correctable(field)
+
+    state = info.states.get(field)
+    # Only the filling of a second vector field can be continued.
+    if state is not None and (request.where != "vectors" or state.serves):
+        raise AlreadyCorrected(
+            f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
+        )
+
+    return info, field
+
+
+def _second_vector_location(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    suffix: str,
+    unfinished: CollectionState | None,
+) -> Location:
+    """Return the location of biases in a second vector field. Raises CannotMigrate."""
+    vector = info.vector_fields[field]
+    if not vector.metric:
+        raise CannotMigrate(
+            f"field {field!r} has no index, so its metric is unknown: create an index first"
+        )
+
+    layout = Layout(
+        vector.dim,
+        as_metric(vector.metric),
+        slots_for(1),
+        store.width_multiple(vector),
+        spread=store.bias_spread(info, field),
+    )
+    if unfinished:
+        layout = unfinished.layout
+
+    second_vectors = capability(store, SecondVectors)
+    width = form_of(layout, vector.dtype).width
+    presence = second_vectors.second_vector_field(info, field, suffix, width)
+    remarks = second_vectors.second_vector_remarks(info, suffix)
+    return Location("vectors", presence, remarks, layout)
+
+
+def _field_or_side_location(
+    store: Store, info: CollectionInfo, suffix: str, where: Where | None
+) -> Location:
+    """Return the location of biases in fields of the rows, or in a side collection.
+
+    Raises CannotMigrate for fields that the server cannot add.
+    """
+    presence = store.bias_fields(info, suffix)
+    if where == "fields" and presence == "none":
+        raise CannotMigrate(
+            f"{info.name!r} has no fields for biases and this server cannot add any: "
+            "use a side collection (--where side)"
+        )
+
+    if not where:
+        # Fields would restart the time to live of every row.
+        where = "side" if presence == "none" or info.time_to_live else "fields"
+
+    remarks = store.bias_remarks(info, suffix) if where == "fields" else []
+    return Location(where, presence, remarks)
+
+
+def _continued(store: Store, request: EnableRequest, unfinished: CollectionState) -> FittedPlan:
+    """Return the biases that an interrupted run writes. Raises ResumeRefused."""
+    _require_same(unfinished, request.bank, request.estimator, request.target_bank, request.gates)
+    profile = unfinished.profile
+    return FittedPlan(
+        correction=load_correction(store, unfinished, profile),
+        strength=profile.strength,
+        gates=Gates(profile.gate, profile.gate_targets),
+        bank_collection=profile.bank.collection,
+        remarks=[],
+    )
+
+
+def _fitted(
+    store: Store,
+    request: EnableRequest,
+    info: CollectionInfo,
+    field: str,
+    suffix: str,
+    location: Location,
+    progress: Progress,
+) -> FittedPlan:
+    """Read the gallery, choose and fit an estimator, and measure what candidates miss."""
+    gallery = read_gallery(store, info, field, progress=progress)
+    request.bank.expect_dim(gallery.layout.dim, "the field")
+    dtype = info.vector_fields[field].dtype
+    resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
+
+    remarks = verdict_remarks(info, field, request.bank, is_followed=request.estimator is None)
+    choice = choose(
+        info,
+        field,
+        request.bank,
+        request.target_bank,
+        request.estimator,
+        request.gates,
+        force=request.force,
+    )
+    banks = (choice.estimator, request.bank, request.target_bank)
+
+    reranking: CandidateReranking | None = None
+    missed: dict[int, float] | None = None
+    if location.layout is not None:
+        correction = fit_measured(
+            store, info, field, location.layout, gallery.vectors, *banks, choice.strength
+        )
+    else:
+        correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
+        side = _free_side(store, info, suffix) if location.where == "side" else None
+        most = store.most_candidates(info)
+        reranking, missed = measure(
+            gallery,
+            correction,
+            request.queries or request.bank,
+            choice.strength,
+            request.max_miss_rate,
+            side,
+            most,
+        )
+        _require_few_missed(info, reranking, most)
+
+    return FittedPlan(
+        correction=correction,
+        strength=choice.strength,
+        gates=choice.gates,
+        bank_collection=request.bank_collection or bank_name(info.name),
+        remarks=remarks,
+        reranking=reranking,
+        missed=missed,
+    )
+
+
+def _require_few_missed(info: CollectionInfo, reranking: CandidateReranking, most: int) -> None:
+    """Raise CannotMigrate if searches may not ask for enough candidates, at most `most`.
+
+    Where the ladder itself ends, the plan is made with the largest number, and states the rate.
+    """
+    if reranking.missed > reranking.allowed and most < LADDER[-1]:
+        raise CannotMigrate(
+            f"{info.name!r} cannot be enabled: its searches may ask for {most:,} rows "
+            f"(max_query_limit), and {reranking.missed:.1%} of the corrected top 10 are not among "
+            f"these, more than {reranking.allowed:.1%}: raise that limit, or migrate the collection"
+        )
 
 
 def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
     """Return remarks about the time to live of rows, if the collection has one."""
     if not info.time_to_live:
         return []
+
     if where == "side":
         return [
-            f"rows expire after {info.time_to_live:,} s as before, since none is written; the next refresh removes "
-            "the biases of expired rows"
+            f"rows expire after {info.time_to_live:,} s as before, since none is written; the "
+            "next refresh removes the biases of expired rows"
         ]
+
     return [
-        f"rows live for {info.time_to_live:,} s after their last write, and all are written now: they expire later, "
-        "once by up to that time; a full refresh restarts it again, and is refused without --restart-ttl "
-        "(--where side writes no row)"
+        f"rows live for {info.time_to_live:,} s after their last write, and all are written now: "
+        "they expire later, once by up to that time; a full refresh restarts it again, and is "
+        "refused without --restart-ttl (--where side writes no row)"
     ]
 
 
 def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
-    """Return a name for the side collection: that of an unfinished `enable`, or one that no collection has.
+    """Return a name for the side collection: that of an unfinished `enable`, or one that no
+    collection has.
 
     The first name may be taken: a collection that was renamed keeps its side collection.
     """
@@ -276,6 +479,7 @@ def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
         name = first if number == 1 else f"{first}_{number}"
         if sides.can_hold_side(info, name):
             return name
+
     raise AssertionError("count() does not end")
 
 
@@ -288,8 +492,9 @@ def measure(
     side: str | None,
     most: int,
 ) -> tuple[CandidateReranking, dict[int, float]]:
-    """Choose the number of candidates, at most `most`, on at most 1,000 of `queries`, and return it with each number's
-    miss rate."""
+    """Choose the number of candidates, at most `most`, on at most 1,000 of `queries`, and return it
+    with each number's miss rate.
+    """
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
@@ -315,17 +520,19 @@ def _require_same(
     bank: QueryBank,
     estimator: Estimator | None,
     target_bank: QueryBank | None,
-    gates: tuple[int | None, int | None],
+    gates: Gates,
 ) -> None:
-    fingerprint = bank.fingerprint + (f"+{target_bank.fingerprint}" if target_bank else "")
+    """Raise ResumeRefused if the unfinished run used another bank, estimator or gate."""
+    profile = state.profile
+    targets = f"+{target_bank.fingerprint}" if target_bank else ""
+    present_gates = Gates(profile.gate, profile.gate_targets)
     differences = {
-        "bank": fingerprint != state.profile.bank.fingerprint,
-        "estimator": estimator is not None and not is_same(estimator, state.profile.estimator),
-        "gate": gates != (None, None)
-        and checked_gates(*gates, target_bank) != (state.profile.gate, state.profile.gate_targets),
+        "bank": bank.fingerprint + targets != profile.bank.fingerprint,
+        "estimator": estimator is not None and not is_same(estimator, profile.estimator),
+        "gate": gates != NO_GATES and checked_gates(gates, target_bank) != present_gates,
     }
     if names := [name for name, differs in differences.items() if differs]:
         raise ResumeRefused(
-            f"an unfinished enable of {state.source!r} was started with another {', '.join(names)}: "
-            "run it with the same options, or disable the collection first"
+            f"an unfinished enable of {state.source!r} was started with another "
+            f"{', '.join(names)}: run it with the same options, or disable the collection first"
         )

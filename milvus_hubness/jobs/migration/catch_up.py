@@ -1,4 +1,6 @@
-"""The comparison passes over a migration's two collections: they carry rows over, and verify the copy."""
+"""The comparison passes over a migration's two collections: they carry rows over, and verify the
+copy.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from milvus_hubness.jobs.store.protocols import Collections, Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
-"""Seconds before the further reads of a row that differs: a client may be between its two writes."""
+"""Seconds before the further reads of a row that differs: a client may be between its two writes.
+"""
 
 REPAIR_ROUNDS = 20
 WARMING_SEARCHES = 100
@@ -35,9 +38,11 @@ WARMING_SEARCHES = 100
 def pair_of(
     store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False
 ) -> Pair:
-    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is the origin.
-    Raises as `load_corrections` does."""
-    state, before = migration.corrected(), migration.rebuilds
+    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the
+    copy is the origin. Raises as `load_corrections` does.
+    """
+    state = migration.corrected()
+    before = migration.rebuilds
     former = load_corrections(store, before, unchecked=before.profiles) if before else {}
     source = Endpoint(migration.source_now, before, former)
     copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
@@ -60,6 +65,7 @@ class Sample:
         self._drawn: list[tuple[float, str | None, Key]] = []
 
     def add(self, partition: str | None, keys: Sequence[Key]) -> None:
+        """Let these keys take part in the draw."""
         numbers = self._rng.random(len(keys))
         limit = self._drawn[-1][0] if len(self._drawn) == self._size else np.inf
         drawn = [
@@ -78,16 +84,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
-    differing: number of rows that differed when read again, and were carried over. sample: of all rows. defects: of
-    some of the differing rows, in words. example: a field of the first of them, with both values; may be ""."""
+    """The result of one comparison."""
 
     rows: int
+    """Number of compared rows of the origin."""
     fields: int
+    """Number of compared values of these rows."""
     differing: int
+    """Number of rows that differed when read again, and were carried over."""
     sample: Sample
+    """Keys drawn at random from those of all rows."""
     defects: tuple[str, ...]
+    """Some of the differing rows, in words."""
     example: str = ""
+    """A field of the first of them, with both values; may be empty."""
 
 
 def run_pass(
@@ -98,10 +108,14 @@ def run_pass(
     *,
     number: int,
 ) -> Pass:
-    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing. Raises NotCaughtUp for
-    a row that changes faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows."""
-    throttle, rows_total = options.throttle, migration.rows
+    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing.
+    Raises NotCaughtUp for a row that changes faster than it can be carried over, and, if number is
+    0, VerificationFailed, which names rows.
+    """
+    throttle = options.throttle
+    # A row that a client is writing may differ for a moment; without writers, none is.
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
+
     rows = fields = differing = 0
     sample = Sample()
     defects: list[str] = []
@@ -117,23 +131,29 @@ def run_pass(
                 example = example or pair.example(named[0][0], partition)
                 if not number:
                     raise VerificationFailed(
-                        f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
-                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration again, which carries "
-                        "them over; after the cutover, the application may have changed them rightly"
+                        f"{pair.copy.collection!r} does not hold the rows of "
+                        f"{pair.origin.collection!r}: rows "
+                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration "
+                        "again, which carries them over; after the cutover, the application may "
+                        "have changed them rightly"
                     )
+
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
                 defects += rows_named[: DEFECTS_NAMED - len(defects)]
+
             sample.add(partition, page.keys)
             rows += len(page)
             fields += sum(len(row) + 1 for row in page.rows)
             facts = {
+                "pass": number,
                 "rows": rows,
-                "rows_total": rows_total,
+                "rows_total": migration.rows,
                 "differing": differing,
                 "repaired": differing,
             }
-            options.events.report("catching-up", **{"pass": number}, **facts)
+            options.events.report("catching-up", **facts)
+
     return Pass(rows, fields, differing, sample, tuple(defects), example)
 
 
@@ -151,21 +171,28 @@ def _still_differing(
 
 
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
-    """Carry these rows over until the copy holds the rows of the origin. A client writes to the origin first, and this
-    may undo its write to the copy. The next read of the origin then shows it; a later write to the copy stays."""
-    store, field = pair.store, pair.state.field
+    """Carry these rows over until the copy holds the rows of the origin.
+
+    A client writes to the origin first, and this may undo its write to the copy. The next read of
+    the origin then shows it; a later write to the copy stays. Raises NotCaughtUp.
+    """
+    store = pair.store
+    field = pair.state.field
     for _ in range(REPAIR_ROUNDS):
         rows = store.get(pair.origin.collection, keys, field, partition=partition)
         if len(rows):
             pair.send(pair.copy.carried(pair.origin, rows), partition, throttle)
         if gone := sorted(set(keys) - set(rows.keys)):
             store.delete(pair.copy.collection, gone)
+
         now = store.get(pair.origin.collection, keys, field, partition=partition)
-        keys = [key for key, same in same_rows(rows, now).items() if not same]
+        keys = [key for key, is_same in same_rows(rows, now).items() if not is_same]
         if not keys:
             return
+
     raise NotCaughtUp(
-        f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be carried over"
+        f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be "
+        "carried over"
     )
 
 
@@ -183,7 +210,9 @@ def warm(store: Store, migration: Migration) -> None:
 COUNTS = 3
 TOP = 10
 SEARCHED = 100
-"""Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
+"""Number of requested results: a graph index then searches widely; the plan measures narrow
+searches.
+"""
 
 FEWER_ALLOWED = 0.1
 FEWEST_MISSES = 3
@@ -191,27 +220,37 @@ FEWEST_MISSES = 3
 
 @dataclass(frozen=True)
 class Verification:
-    """The numbers of a verification. rows, fields: compared one by one. biases: computed again. searched: rows whose
-    own vector was searched for, without those that rows written meanwhile pushed out of the ten best or let in;
-    in_source, in_copy: those among the ten best."""
+    """The numbers of a verification."""
 
     rows: int
+    """Number of rows that were compared one by one."""
     fields: int
+    """Number of their values."""
     biases: int
+    """Number of biases that were computed again."""
     searched: int
+    """Number of rows whose own vector was searched for, without those that rows written meanwhile
+    pushed out of the ten best or let in.
+    """
     in_source: int
+    """How many of these are among the ten best in the source."""
     in_copy: int
+    """How many of these are among the ten best in the copy."""
 
 
 def verified(
     pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
 ) -> Verification:
-    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those that the bank gives
-    now, and that searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
+    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those
+    that the bank gives now, and that searches find rows in the copy as in the source. Raises
+    VerificationFailed, StateError.
+    """
     if not chunks:
         raise StateError(
-            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start again with --restart"
+            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start "
+            "again with --restart"
         )
+
     _check_counts(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
     for copied in _samples(pair, equal.sample):
@@ -231,17 +270,20 @@ def verified(
             in_copy += int((steady & by_copy).sum())
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by their own vectors, "
-            f"{in_source} are found in {pair.origin.collection!r} and {in_copy} in the copy: wait until the copy's "
-            "index is built, or give the plan a wider index, and run the command again"
+            f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by "
+            f"their own vectors, {in_source} are found in {pair.origin.collection!r} and "
+            f"{in_copy} in the copy: wait until the copy's index is built, or give the plan a "
+            "wider index, and run the command again"
         )
+
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
 
 
 def validate_index(store: Collections, migration: Migration, source: CollectionInfo) -> None:
-    """Check that a copy that has not taken over has the planned index. Raises VerificationFailed."""
+    """Check the index of a copy that has not taken over. Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
+
     planned = migration.indexed(source).vector_fields[migration.field]
     actual = store.info(migration.target, counted=False).vector_fields[migration.field]
     # Milvus Lite does not return index parameters.
@@ -254,18 +296,22 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
         present = f"{actual.index_type or 'no index'} {actual.index_params or ''}".rstrip()
         expected = f"{planned.index_type} {planned.index_params or ''}".rstrip()
         raise VerificationFailed(
-            f"field {migration.field!r} of {migration.target!r} has {present}, planned was {expected}: drop that "
-            "index, create the planned one and load the collection"
+            f"field {migration.field!r} of {migration.target!r} has {present}, planned was "
+            f"{expected}: drop that index, create the planned one and load the collection"
         )
 
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may balance inserts."""
-    store, copy = pair.store, pair.copy.collection
+    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may
+    balance inserts.
+    """
+    store = pair.store
+    copy = pair.copy.collection
     for _ in range(COUNTS):
         counted = store.count(copy)
         if counted == rows:
             return
+
         keys = sum(
             len(page)
             for partition in partitions
@@ -273,9 +319,11 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         )
         if counted <= keys or store.count(copy) != counted:
             return
+
     raise VerificationFailed(
-        f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that inserts keys again: stop "
-        "it, and run the migration again with --restart, which makes a new copy"
+        f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that "
+        "inserts keys again: stop it, and run the migration again with --restart, which makes a "
+        "new copy"
     )
 
 
@@ -292,16 +340,20 @@ def _samples(pair: Pair, sample: Sample) -> Iterator[Batch]:
 
 
 def _check_biases(pair: Pair, copied: Batch) -> None:
-    """Check that the biases are those of the formula. Those of new rows are left out if the estimator balances rows
-    against each other: they depend on the rows that were written together with them."""
+    """Check that the biases are those of the formula. Those of new rows are left out if the
+    estimator balances rows against each other: they depend on the rows that were written together
+    with them.
+    """
     state = pair.state
-    codec, slot = state.codec, state.profile.slot
+    codec = state.codec
+    slot = state.profile.slot
     columns = codec.columns(copied.vectors, copied.rows)
     stored = codec.read_biases(columns)[:, slot]
     decoded = pair.copy.decode_rows(copied)
     fresh = pair.copy.encode_rows(decoded)
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
-    # A unit vector that was read from the copy is rounded to the type of the field, and its bias moves by as much.
+    # A unit vector that was read from the copy is rounded to the type of the field, and its bias
+    # moves by as much.
     rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
     correction = pair.copy.corrections[slot]
     allowed = correction.allowed_differences(
@@ -313,9 +365,10 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
         raise VerificationFailed(
-            f"biases in {pair.copy.collection!r} differ from those of its bank: rows {name_some(broken)}: another "
-            "client wrote them, or the bank was changed; before the cutover, run the migration again with --restart, "
-            "which makes a new copy; after it, refresh the copy with --refit"
+            f"biases in {pair.copy.collection!r} differ from those of its bank: rows "
+            f"{name_some(broken)}: another client wrote them, or the bank was changed; before the "
+            "cutover, run the migration again with --restart, which makes a new copy; after it, "
+            "refresh the copy with --refit"
         )
 
 
@@ -341,19 +394,28 @@ def find_themselves(
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
-    """Compare every row and field of a migration's two collections, and check the rest of `Verification`. Read only.
+    """Compare every row and field of a migration's two collections, and check the rest of
+    `Verification`. Read only.
 
-    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are not unit
-    may differ by one unit in the last place. After the cutover, rows differ that the application has changed since.
-    Raises VerificationFailed, which names rows or the index, NoMigration, and WrongPhase unless both collections exist.
+    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE,
+    vectors that are not unit may differ by one unit in the last place. After the cutover, rows
+    differ that the application has changed since. Raises VerificationFailed, which names rows or
+    the index, NoMigration, and WrongPhase unless both collections exist.
     """
     expect_store(store)
-    options, ledger = options or MigrationOptions(), Ledger(store)
+    options = options or MigrationOptions()
+    ledger = Ledger(store)
     migration = ledger.find(name)
     migration.require(
-        "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+        "copying",
+        "catching up",
+        "verified",
+        "switching",
+        "switched",
+        "rolling back",
+        "rolled back",
         step="verification",
-    )  # fmt: skip
+    )
     require_collections(store, migration)
     source = store.info(migration.source_now)
     validate_index(store, migration, source)

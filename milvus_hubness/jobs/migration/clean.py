@@ -19,9 +19,10 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROP
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
-    """Drop one side of a migration for good. name: its source, target or alias. drop: the source, which finishes the
-    migration, or the copy, while the application reads the source, which undoes it. target: the copy, if the source has
-    several. Raises LeaseHeld, and as `would_drop` does."""
+    """Drop one side of a migration for good. name: its source, target or alias. drop: the source,
+    which finishes the migration, or the copy, while the application reads the source, which undoes
+    it. target: the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
+    """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     with Lease(store, migration.source_now, migration.target) as lease:
@@ -33,30 +34,35 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
         else:
             drop_collection(lease, drop)
             migration = without_source(ledger, migration)
+
     forget_leases(store, drop)
     return migration
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
-    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase, InvalidInput if
-    `drop` is not of this migration, CollectionExists if it is another collection, StoreError if it has aliases."""
+    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase,
+    InvalidInput if `drop` is not of this migration, CollectionExists if it is another collection,
+    StoreError if it has aliases.
+    """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
-    going = {}
+
+    going: dict[str, str] = {}
     if store.exists(drop):
-        is_former = drop != migration.target and migration.rebuilds is not None
-        what = (
-            "the copy"
-            if drop == migration.target
-            else "the former copy"
-            if is_former
-            else "the source"
-        )
+        if drop == migration.target:
+            what = "the copy"
+        elif migration.rebuilds is not None:
+            what = "the former copy"
+        else:
+            what = "the source"
         going[what] = f"{drop}, {_rows(store, drop)}"
+
     if drop == migration.target and migration.made_bank != "nothing":
-        bank, whole = migration.bank_collection, migration.made_bank == "collection"
+        bank = migration.bank_collection
+        whole = migration.made_bank == "collection"
         going["the bank"] = bank if whole else f"what this added to {bank}"
+
     return going
 
 
@@ -73,8 +79,8 @@ def replaced_by(ledger: Ledger, name: str, copy: str) -> Migration | None:
 def without_source(ledger: Ledger, migration: Migration) -> Migration:
     """Note that the source of a migration is dropped, and return the new record.
 
-    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the ledger:
-    it can still be rolled back to what the former copy was made from.
+    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the
+    ledger: it can still be rolled back to what the former copy was made from.
     """
     former = ledger.of_target(migration.source) if migration.rebuilds is not None else None
     inherits = former is not None and former.phase in {"switched", "finished"}
@@ -100,31 +106,41 @@ def without_source(ledger: Ledger, migration: Migration) -> Migration:
 
 
 def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
-    """Remove everything that the migration created; the source is then as before. Only a copy with the
-    migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
-    store, target, state = lease.store, migration.target, migration.state
+    """Remove everything that the migration created; the source is then as before. Only a copy with
+    the migration's id is dropped: if another collection has its name, CollectionExists is raised at
+    the end.
+    """
+    store = lease.store
+    target = migration.target
+    state = migration.state
     is_others = store.exists(target) and not is_copy(
         store.info(target, counted=False, checked=False), migration
     )
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
+
     if store.exists(migration.source_now):
         dual_write = store.info(migration.source_now, counted=False).dual_write
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
+
         others = [other for other in ledger.migrations() if other.id != migration.id]
         if migration.source_identity not in {other.source_identity for other in others}:
             _forget_identity(store, migration)
+
     if not is_others:
         drop_collection(lease, target)
+
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
             # Refreshes of the copy have added generations to that of the migration.
             store.drop_bank_generations(list(dict.fromkeys(state.banks)))
+
         unsaved = state is None and not ledger.may_use_bank(bank, but=target)
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
+
     ledger.forget(migration)
     if is_others:
         raise CollectionExists(
@@ -141,8 +157,9 @@ def _forget_identity(store: Store, migration: Migration) -> None:
 
 
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
-    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`.
-    A copy that a refresh has rebuilt is the source of that rebuild."""
+    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to
+    `target`. A copy that a refresh has rebuilt is the source of that rebuild.
+    """
     rebuild = replaced_by(ledger, name, drop)
     if rebuild is not None:
         return rebuild
@@ -156,25 +173,36 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         )
         if still_exists:
             migration.require(
-                "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
-            )  # fmt: skip
+                "preparing",
+                "copying",
+                "catching up",
+                "verified",
+                "rolled back",
+                step="dropping the copy",
+            )
             _refuse_aliases(store, drop)
         elif renamed := renamed_copy(store, migration):
             raise CollectionNotFound(
                 f"the copy {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first"
             )
+
         return
+
     if drop != migration.source_now:
         raise InvalidInput(
-            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
+            f"{drop!r} is neither the source {migration.source_now!r} nor the copy "
+            f"{migration.target!r}"
         )
+
     migration.require("switched", "finished", step="dropping the source")
-    require_copy(store, migration)  # Else the last of the rows would be dropped.
+    # Without its copy, the source holds the last of the rows.
+    require_copy(store, migration)
     if store.exists(drop):
         _refuse_aliases(store, drop)
         if not is_source(store.info(drop, counted=False, checked=False), migration):
             raise CollectionExists(
-                f"{drop!r} is not the source of this migration, another client created it since: nothing was dropped"
+                f"{drop!r} is not the source of this migration, another client created it since: "
+                "nothing was dropped"
             )
     elif migration.phase != "finished" and (renamed := renamed_source(store, migration)):
         raise CollectionNotFound(
@@ -183,8 +211,9 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
 
 
 def drop_collection(lease: Lease, collection: str) -> None:
-    """Drop a collection if it exists, and then its write-intent log and its query samples: no job repairs or reads its
-    rows any more, and no client searches it."""
+    """Drop a collection if it exists, and then its write-intent log and its query samples: no job
+    repairs or reads its rows any more, and no client searches it.
+    """
     store = lease.store
     owner = CollectionId(name=collection)
     if store.exists(collection):
@@ -194,6 +223,7 @@ def drop_collection(lease: Lease, collection: str) -> None:
         for online_bank in info.online_banks:
             if store.exists(online_bank.samples_collection):
                 store.drop(online_bank.samples_collection)
+
     drop_log(lease, owner)
     store.forget_helpers(collection)
 

@@ -31,11 +31,13 @@ LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of the two collections of a migration, with its state and corrections by bias slot; plain if None."""
+    """One of the two collections of a migration."""
 
     collection: str
     state: CollectionState | None = None
+    """Its state; None for a plain collection."""
     corrections: Mapping[int, Correction] = field(default_factory=dict)
+    """What computes the biases, by bias slot; empty for a plain collection."""
 
     @cached_property
     def codec(self) -> RowCodec | None:
@@ -45,6 +47,7 @@ class Endpoint:
         """Return the rows as users see them, from stored rows of this collection."""
         if self.codec is None:
             return stored
+
         hidden = set(self.codec.hidden_fields)
         rows = [
             {name: value for name, value in row.items() if name not in hidden}
@@ -57,24 +60,30 @@ class Endpoint:
         )
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Return stored rows of this collection. Raises CannotMigrate for a row that could not be read back exactly."""
+        """Return stored rows of this collection. Raises CannotMigrate for a row that could not be
+        read back exactly.
+        """
         if self.codec is None or self.state is None:
             return rows
+
         if problem := self.state.unreadable(rows.vectors, rows.keys):
             raise CannotMigrate(
                 f"row {problem}: correct {self.state.source!r} by enable in place of a copy"
             )
+
         biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
-        """Return rows of this collection from stored rows of the origin; already corrected vectors stay the same,
-        unless the two collections have them in different columns."""
+        """Return rows of this collection from stored rows of the origin; already corrected vectors
+        stay the same, unless the two collections have them in different columns.
+        """
         rows = origin.decode_rows(stored)
         if origin.codec is None or self.codec is None or self.state is None:
             return self.encode_rows(rows)
         if not self.codec.layout.stores_like(origin.codec.layout):
             return self.encode_rows(rows)
+
         columns = self.codec.columns(stored.vectors, stored.rows)
         biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
         return self._stored(stored, self.codec.set_biases(columns, biases))
@@ -84,8 +93,10 @@ class Endpoint:
         return Batch(rows.keys, vectors, rows.rows).with_columns(columns)
 
     def valid(self, stored: Batch) -> Flags:
-        """Return (n,) whether the bias is finite, not pending, and equal in the vector and in the bias field.
-        That field shows the active bias or, in rows that an unfinished refresh has written, the new bias."""
+        """Return (n,) whether the bias is finite, not pending, and equal in the vector and in the
+        bias field. That field shows the active bias or, in rows that an unfinished refresh has
+        written, the new bias.
+        """
         if self.codec is None or self.state is None:
             return np.ones(len(stored), np.bool_)
         slots = {self.state.profile.slot, self.state.shown_slot}
@@ -100,25 +111,29 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two collections: `copy` must equal `origin`. state: of the corrected one of the two."""
+    """Two collections, of which `copy` must equal `origin`."""
 
     store: Store
     origin: Endpoint
     copy: Endpoint
     state: CollectionState
+    """The state of the corrected one of the two."""
 
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
-        """Return the current rows of these keys in the origin and in the copy. This reads the copy first: clients write
-        to the origin first, so every row of the copy is in the origin."""
-        copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
-        return self.store.get(
-            self.origin.collection, keys, self.state.field, partition=partition
-        ), copied
+        """Return the current rows of these keys in the origin and in the copy. This reads the copy
+        first: clients write to the origin first, so every row of the copy is in the origin.
+        """
+        field = self.state.field
+        copied = self.store.get(self.copy.collection, keys, field, partition=partition)
+        original = self.store.get(self.origin.collection, keys, field, partition=partition)
+        return original, copied
 
     def send(
         self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False
     ) -> int:
-        """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never had their keys."""
+        """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never
+        had their keys.
+        """
         write = self.store.insert if are_new else self.store.upsert
         per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
         start = 0
@@ -130,14 +145,18 @@ class Pair:
             write(self.copy.collection, part, self.state.field, partition=partition)
             throttle.took(len(part), time.perf_counter() - began)
             start = stop
+
         return per_row * len(rows)
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
-        """Yield pages of both collections in key order; the pages of a pair cover the same keys. Near the end, later
-        keys are left out, so that the loop ends while clients write."""
+        """Yield pages of both collections in key order; the pages of a pair cover the same keys.
+        Near the end, later keys are left out, so that the loop ends while clients write.
+        """
         names = (self.origin.collection, self.copy.collection)
+        # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         for name in names:
             self.store.count(name)
+
         last: Key | None = None
         with ThreadPoolExecutor(2, "reading") as pool:
 
@@ -159,20 +178,27 @@ class Pair:
                 ends = [page.keys[-1] for page in pages if page.keys]
                 if not ends:
                     return
+
+                # Both pages reach the end, so the pages from here on have a last key.
                 if last is None and all(len(page) < rows for page in pages):
                     ceilings = [
                         ceiling_of(self.store, name, max(ends), partition) for name in names
                     ]
                     last = None if None in ceilings else max(cast("list[Any]", ceilings))
-                reading = read(min(ends))
+
+                # The next pages begin after the smaller of the two ends, and are read meanwhile.
+                end = min(ends)
+                reading = read(end)
                 page, copied = (
-                    page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends))))
+                    page.take(range(bisect_right(cast("list[Any]", page.keys), end)))
                     for page in pages
                 )
                 yield page, copied
 
     def differences(self, page: Batch, copied: Batch) -> dict[Key, str]:
-        """Return a word on the defect of each row of the copy that does not equal the row of the origin."""
+        """Return a word on the defect of each row of the copy that does not equal the row of the
+        origin.
+        """
         copies = {key: i for i, key in enumerate(copied.keys)}
         places = {key: i for i, key in enumerate(page.keys)}
         defects: dict[Key, str] = {key: "missing" for key in page.keys if key not in copies}
@@ -182,30 +208,37 @@ class Pair:
         common = [key for key in page.keys if key in copies]
         if not common:
             return defects
+
         page = page.take([places[key] for key in common])
         copied = copied.take([copies[key] for key in common])
-        before, after = self.origin.decode_rows(page), self.copy.decode_rows(copied)
-        vectors = self._recovered(before.vectors, after.vectors)
+        original_rows = self.origin.decode_rows(page)
+        copied_rows = self.copy.decode_rows(copied)
+        same_vectors = self._recovered(original_rows.vectors, copied_rows.vectors)
         valid = self.copy.valid(copied)
+
         for i, key in enumerate(common):
-            row, copy = before.rows[i], after.rows[i]
+            row = original_rows.rows[i]
+            copy = copied_rows.rows[i]
             differing = [
                 name
                 for name in sorted(row.keys() | copy.keys())
                 if not _same(row.get(name), copy.get(name))
             ]
-            if not vectors[i]:
+            if not same_vectors[i]:
                 differing.append(self.state.field)
             if differing:
                 defects[key] = f"differs in {', '.join(name or 'the vector' for name in differing)}"
             elif not valid[i]:
                 defects[key] = "bias pending, not finite or not the one in its field"
+
         return defects
 
     def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
-        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may differ by
-        one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near zero). Where the database
-        normalizes vectors, only their directions count, up to the units that the store states."""
+        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not
+        unit may differ by one unit in the last place of the field's type (float16: or 2⁻²⁴ of their
+        length, near zero). Where the database normalizes vectors, only their directions count, up
+        to the units that the store states.
+        """
         exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
@@ -228,8 +261,9 @@ class Pair:
         return np.asarray(exact | is_within, np.bool_)
 
     def example(self, key: Key, partition: str | None) -> str:
-        """Return a field of a row that differs now, with both values; "" if both collections lack the row, or none of
-        its values differ."""
+        """Return a field of a row that differs now, with both values; "" if both collections lack
+        the row, or none of its values differ.
+        """
         page, copied = self.current([key], partition)
         if not (page.keys and copied.keys) or not self.differences(page, copied):
             return ""
@@ -248,7 +282,8 @@ class Pair:
 
         name, (value, copied_value) = next(iter(differing.items()))
         first, second = _shown(value, copied_value)
-        origin, target = self.origin.collection, self.copy.collection
+        origin = self.origin.collection
+        target = self.copy.collection
         return f"in row {key!r}, {_named(name)} is {first} in {origin!r} and {second} in {target!r}"
 
 
@@ -260,12 +295,15 @@ def _named(field: str) -> str:
 def _shown(a: Any, b: Any) -> tuple[str, str]:
     """Return two values in a few words: of vectors, the number that differs most."""
     try:
-        first, second = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        first = np.asarray(a, np.float32)
+        second = np.asarray(b, np.float32)
         is_vector = first.ndim > 0 and first.shape == second.shape
     except (TypeError, ValueError):
         is_vector = False
+
     if not is_vector:
         return _shortened(repr(a)), _shortened(repr(b))
+
     place = np.unravel_index(np.nanargmax(np.abs(first - second)), first.shape)
     number = ", ".join(str(int(i) + 1) for i in place)
     return f"{first[place]} at number {number}", f"{second[place]} there"

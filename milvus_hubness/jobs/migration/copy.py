@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,16 +23,19 @@ from milvus_hubness.jobs.store.protocols import Rows, Store
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
-    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused."""
+    """Return the unfinished migration that the plan continues, or a new one.
+
+    Raises ResumeRefused.
+    """
     former = ledger.of_target(plan.target)
     if former is not None and former.phase not in {"preparing", "finished"}:
         former.expect(plan.arguments)
         return former
-    interrupted = (
-        former.model_dump(include={"id", "made_bank"})
-        if former and former.phase == "preparing"
-        else {}
-    )
+
+    # A run that was interrupted before the copy existed may have made a bank collection.
+    interrupted: dict[str, Any] = {}
+    if former and former.phase == "preparing":
+        interrupted = former.model_dump(include={"id", "made_bank"})
     return Migration(
         **interrupted,
         source=plan.source.name,
@@ -46,15 +49,29 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
 
 
 def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption, once more."""
+    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
+    once more.
+    """
     correction = fit_measured(
-        store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
-        plan.target_bank, plan.strength,
-    )  # fmt: skip
+        store,
+        plan.source,
+        plan.field,
+        plan.layout,
+        _gallery(store, plan),
+        plan.estimator,
+        plan.bank,
+        plan.target_bank,
+        plan.strength,
+    )
+
+    # The ledger says so first: `clean` may drop the collection if this run is killed.
     stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
     if not store.exists(plan.bank_collection):
         migration = ledger.write(migration, made_bank="collection")
     bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)
+    if migration.made_bank == "collection":
+        made_bank = "collection"
+
     state = initial_state(
         correction.layout,
         correction.fitted.estimator,
@@ -69,21 +86,26 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         gate=plan.gate,
         gate_targets=plan.gate_targets,
     ).model_copy(update={"migration": migration.id})
+
     ledger.forget_chunks(migration)
     ledger.write_chunks(migration, plan.survey.chunks)
     return ledger.write(
         migration,
         phase="copying",
         state=state,
-        made_bank=migration.made_bank if migration.made_bank == "collection" else made_bank,
+        made_bank=made_bank,
         rows=plan.survey.rows,
         chunks=len(plan.survey.chunks),
     )
 
 
 def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
-    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread over the keys."""
-    source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
+    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread
+    over the keys.
+    """
+    source = plan.source.name
+    field = plan.field
+    size = store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
         pages = (
             page
@@ -96,6 +118,7 @@ def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
             for partition, keys in plan.survey.sample.items()
             for start in range(0, len(keys), size)
         )
+
     return stacked((page.vectors for page in pages), plan.layout.dim)
 
 
@@ -107,11 +130,18 @@ class Recorder:
     """Records copied chunks in the ledger and reports them."""
 
     def __init__(self, migration: Migration, ledger: Ledger, events: Events) -> None:
-        self._migration, self._ledger, self._events = migration, ledger, events
+        self._migration = migration
+        self._ledger = ledger
+        self._events = events
+
         self._chunks = {chunk.number: chunk for chunk in ledger.chunks(migration)}
         self._rows_before = sum(chunk.rows for chunk in self.chunks if chunk.seconds is not None)
-        self._rows, self._bytes, self._seconds = self._rows_before, 0, 0.0
+        self._rows = self._rows_before
         self._began = time.perf_counter()
+
+        # Of the chunk that is being copied.
+        self._bytes = 0
+        self._seconds = 0.0
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -119,14 +149,19 @@ class Recorder:
         return list(self._chunks.values())
 
     def done(self, chunk: Chunk, is_last: bool, size: int, seconds: float) -> None:
-        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk after its last one."""
-        self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
+        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk
+        after its last one.
+        """
+        self._bytes += size
+        self._seconds += seconds
         if not is_last:
             return
+
         moment = time.perf_counter()
         chunk = chunk.model_copy(update={"seconds": round(self._seconds, 3)})
         self._ledger.write_chunks(self._migration, [chunk])
         self._chunks[chunk.number] = chunk
+
         self._rows += chunk.rows
         speed = (self._rows - self._rows_before) / (moment - self._began)
         self._events.report(
@@ -141,7 +176,9 @@ class Recorder:
             rows_per_second=speed,
             eta_seconds=(self._migration.rows - self._rows) / speed,
         )
-        self._bytes, self._seconds = 0, 0.0
+
+        self._bytes = 0
+        self._seconds = 0.0
 
 
 def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
@@ -161,25 +198,33 @@ def _read_ahead(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
 
 
 BEGUN_AT_MOST = 4
-"""Chunks after the last recorded one that a killed run may have begun: one is written while the one before is recorded,
-and a busy Milvus 2.3 may still show a former record."""
+"""Chunks after the last recorded one that a killed run may have begun: one is written while the one
+before is recorded, and a busy Milvus 2.3 may still show a former record.
+"""
 
 
 def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
-    """Copy the chunks that are not recorded as done; read the next one and record the last one during each write.
-    alone: no client has ever written to the copy."""
-    store, source, field = pair.store, pair.origin.collection, pair.state.field
-    size = store.chunk_rows(store.info(source, counted=False))
-    todo = [chunk for chunk in recorder.chunks if chunk.seconds is None]
+    """Copy the chunks that are not recorded as done; read the next one and record the last one
+    during each write. alone: no client has ever written to the copy.
+    """
+    store = pair.store
+    source = pair.origin.collection
+    field = pair.state.field
+    page_rows = store.chunk_rows(store.info(source, counted=False))
+    missing = [chunk for chunk in recorder.chunks if chunk.seconds is None]
     pages = (
-        (chunk, *page) for chunk in todo for page in chunk_pages(store, source, field, chunk, size)
+        (chunk, *page)
+        for chunk in missing
+        for page in chunk_pages(store, source, field, chunk, page_rows)
     )
+
+    # Rows of later chunks are new to the copy, so they are inserted, which costs less.
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
-    perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
+    last_perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
     def write(chunk: Chunk, rows: Batch, is_last: bool) -> tuple[Chunk, bool, int, float]:
         began = time.perf_counter()
-        are_new = alone and chunk.number > perhaps_begun
+        are_new = alone and chunk.number > last_perhaps_begun
         size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
         return chunk, is_last, size, time.perf_counter() - began
 
@@ -189,7 +234,7 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
         former: Chunk | None = None
 
         def record_last() -> Future[None] | None:
-            """Wait for the write and the record in progress, and start to record the copied page."""
+            """Wait for the write and the record in progress, and start the copied page's record."""
             copied = writing.result() if writing else None
             if recording:
                 recording.result()
@@ -197,10 +242,14 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
 
         for chunk, batch, is_last in _read_ahead(pool, pages):
             rows = pair.copy.carried(pair.origin, batch)
+
+            # A further page of a chunk adds to the invalid rows of its former pages.
             if former and former.number == chunk.number:
                 chunk = former
             former = _with_invalid(pair, chunk, batch)
+
             recording = record_last()
             writing = pool.submit(write, former, rows, is_last)
+
         if last := record_last():
             last.result()

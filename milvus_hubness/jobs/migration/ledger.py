@@ -1,4 +1,6 @@
-"""The ledger: checkpoints of migrations in the database, with which any machine can resume a migration."""
+"""The ledger: checkpoints of migrations in the database, with which any machine can resume a
+migration.
+"""
 
 from __future__ import annotations
 
@@ -40,63 +42,91 @@ from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 MIGRATIONS = "migrations"
 Phase = Literal[
-    "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+    "preparing",
+    "copying",
+    "catching up",
+    "verified",
+    "switching",
+    "switched",
+    "rolling back",
+    "rolled back",
     "finished",
-]  # fmt: skip
-"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is being moved. finished:
-the source is dropped."""
+]
+"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is
+being moved. finished: the source is dropped.
+"""
 
 
 class Chunk(FrozenModel):
-    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
-    None until it is done. invalid: number of rows without a usable vector."""
+    """The rows of a partition with after < key ≤ upto."""
 
     number: Count
     partition: Name | None
     after: Key | None
     upto: Key
     rows: int = Field(ge=1, le=MOST_ROWS)
+    """Their number at first."""
     seconds: Seconds | None = None
+    """Duration of their write; None until it is done."""
     invalid: Count = 0
+    """Number of rows without a usable vector."""
     invalid_keys: tuple[Key, ...] = ()
+    """Keys of some of these."""
 
 
 class Switch(FrozenModel):
-    """The move of the alias or of the source's own name to the copy. source_renamed: the new name of the source, if
-    any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
+    """The move of the alias or of the source's own name to the copy."""
 
     name: CollectionName
+    """What is moved."""
     source_renamed: CollectionName | None = None
+    """The new name of the source, if any."""
     window: Seconds | None = None
+    """Duration in seconds; if the source was renamed, the name led nowhere that long."""
     at: Moment | None = None
+    """When it was done; None before."""
 
 
 class Migration(FrozenModel):
-    """The record of one migration. id: random; the copy carries it. arguments: those of MigrationPlan; every further
-    run must have the same. rebuilds: the former state of a corrected source whose copy gets other biases."""
+    """The record of one migration."""
 
     version: Literal[1] = 1
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Random; the copy carries it."""
     source: CollectionName
     target: CollectionName
     field: Name
     bank_collection: CollectionName
     arguments: dict[str, Any]
+    """Those of MigrationPlan; every further run must have the same."""
     phase: Phase
     state: CollectionState | None = None
+    """The state of the copy, once it is planned."""
     rebuilds: CollectionState | None = None
+    """The former state of a corrected source whose copy gets other biases; None for a plain source.
+    """
     made_bank: Made = "nothing"
+    """What the run created for the bank, which `clean` may drop."""
     rows: Count = 0
+    """Number of rows of the source at first."""
     chunks: Count = 0
+    """Number of chunks."""
     invalid: Count = 0
+    """Number of rows without a usable vector."""
     invalid_keys: tuple[int | str, ...] = ()
+    """Keys of some of these."""
     passes: Count = 0
+    """Number of catch-up passes so far."""
     announced_at: Moment | None = None
+    """When clients were first made to write to the copy too."""
     begun_at: Moment = Field(default_factory=now)
     changed_at: Moment = Field(default_factory=now)
     verified: dict[str, Any] | None = None
+    """The numbers of the verification; None before."""
     switch: Switch | None = None
+    """The cutover; None before."""
     source_identity: Name = ""
+    """Separates the source from a later collection of its name, see CollectionInfo."""
 
     @model_validator(mode="after")
     def _expect_arguments(self) -> Migration:
@@ -104,6 +134,7 @@ class Migration(FrozenModel):
         names = {"schema", "alias"} if self.rebuilds is not None else {"schema"}
         if missing := sorted(names - self.arguments.keys()):
             raise InvalidParameter(f"arguments has no {missing[0]!r}")
+
         index = self.arguments.get("index")
         if index is not None and (
             not isinstance(index, dict) or set(index) != {"index_type", "index_params"}
@@ -130,26 +161,30 @@ class Migration(FrozenModel):
         return self.state
 
     def indexed(self, source: CollectionInfo) -> CollectionInfo:
+        """Return the source as described, with the copy's index."""
         index = self.arguments.get("index")
         return source.with_index(self.field, **index) if index else source
 
     def expect(self, arguments: dict[str, Any]) -> None:
-        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that differ."""
+        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names
+        those that differ.
+        """
         if changes := self.changes(arguments):
             raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
 
     def changes(self, arguments: dict[str, Any]) -> str:
-        """Return a sentence that names the arguments that differ from the original ones; empty if none does."""
+        """Return a sentence that names the arguments that differ from the original ones; empty if
+        none does.
+        """
         names = sorted(self.arguments.keys() | arguments.keys())
         pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]
         changes = [_change(name, then, now) for name, then, now in pairs if then != now]
         if not changes:
             return ""
-        what = (
-            "an unfinished copy"
-            if self.phase != "rolled back"
-            else "a copy, from before a rollback,"
-        )
+
+        what = "an unfinished copy"
+        if self.phase == "rolled back":
+            what = "a copy, from before a rollback,"
         return (
             f"{self.target!r} is {what} of {self.source!r} that was started with other options "
             f"({'; '.join(changes)})"
@@ -157,21 +192,26 @@ class Migration(FrozenModel):
 
     def require(self, *phases: Phase, step: str) -> None:
         """Check that the migration is in one of these phases. Raises WrongPhase."""
-        if self.phase not in phases:
-            unfinished = self.phase in {"preparing", "copying", "catching up"}
-            raise WrongPhase(
-                f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
-                f"{step} needs it to be {' or '.join(map(repr, phases))}"
-                + (": complete it with a run" if unfinished else "")
-                + (": a run makes the copy ready again" if self.phase == "rolled back" else "")
-            )
+        if self.phase in phases:
+            return
+
+        remedy = ""
+        if self.phase in {"preparing", "copying", "catching up"}:
+            remedy = ": complete it with a run"
+        elif self.phase == "rolled back":
+            remedy = ": a run makes the copy ready again"
+        raise WrongPhase(
+            f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: {step} needs "
+            f"it to be {' or '.join(map(repr, phases))}{remedy}"
+        )
 
 
 class _Unreadable(NamedTuple):
-    """An entry that cannot be read. names: of the collections and aliases that it seems to be about."""
+    """An entry that cannot be read."""
 
     target: str
     names: frozenset[str]
+    """The collections and aliases that it seems to be about."""
     problem: StateError
 
 
@@ -212,15 +252,18 @@ MOST_SIMILAR = 3
 
 
 def _similar(name: str, migrations: Iterable[Migration]) -> str:
-    """Return a question with the migrations whose names are near to a mistyped one; empty without any.
-    The others are no concern of the one who asks, and there may be many."""
+    """Return a question with the migrations whose names are near to a mistyped one; empty without
+    any. The others are no concern of the one who asks, and there may be many.
+    """
     names = {
         name: migration
         for migration in migrations
         for name in (*_names_of(migration), migration.alias or "")
     }
-    near = get_close_matches(name, names, MOST_SIMILAR)
-    meant = dict.fromkeys(f"{names[one].source} -> {names[one].target}" for one in near)
+    similar = get_close_matches(name, names, MOST_SIMILAR)
+    meant = dict.fromkeys(
+        f"{names[similar_name].source} -> {names[similar_name].target}" for similar_name in similar
+    )
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
@@ -231,8 +274,9 @@ class Ledger:
         self._store = store
 
     def migrations(self, about: str = "") -> list[Migration]:
-        """Return the migrations that can be read, and warn of the others. about: a collection or alias that the caller
-        works on. Raises StateError if an entry that names it cannot be read."""
+        """Return the migrations that can be read, and warn of the others. about: a collection or
+        alias that the caller works on. Raises StateError if an entry that names it cannot be read.
+        """
         migrations, unreadable = self._entries()
         for entry in unreadable:
             if about and about in entry.names:
@@ -241,8 +285,9 @@ class Ledger:
         return migrations
 
     def may_use_bank(self, bank_collection: str, but: str) -> bool:
-        """Whether a migration other than the one to the copy `but` may use this bank collection: entries that cannot be
-        read count as such."""
+        """Whether a migration other than the one to the copy `but` may use this bank collection:
+        entries that cannot be read count as such.
+        """
         migrations, unreadable = self._entries()
         used = any(
             other.bank_collection == bank_collection for other in migrations if other.target != but
@@ -250,7 +295,8 @@ class Ledger:
         return used or any(entry.target != but for entry in unreadable)
 
     def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
-        migrations, unreadable = [], []
+        migrations: list[Migration] = []
+        unreadable: list[_Unreadable] = []
         for record in self._store.records(LEDGER, MIGRATIONS):
             try:
                 migrations.append(read_ledger(Migration.model_validate_json, record))
@@ -259,8 +305,9 @@ class Ledger:
         return migrations, unreadable
 
     def of_target(self, target: str) -> Migration | None:
-        """Return the migration to this collection, with the current state of the copy. Raises StateError if its entry
-        cannot be read."""
+        """Return the migration to this collection, with the current state of the copy. Raises
+        StateError if its entry cannot be read.
+        """
         migration = next(
             (migration for migration in self.migrations(target) if migration.target == target), None
         )
@@ -284,14 +331,19 @@ class Ledger:
         migration = self.of_target(former.target)
         if migration is None or migration.id != former.id:
             raise NoMigration(
-                f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command"
+                f"the migration of {former.source!r} to {former.target!r} is gone: repeat the "
+                "command"
             )
         return migration
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """Return the migration of this collection or alias. If there are several, prefer one to it, then one that is
-        not over. target: select the migration to this copy. Raises NoMigration, and InvalidInput if several remain."""
+        """Return the migration of this collection or alias. If there are several, prefer one to it,
+        then one that is not over. target: select the migration to this copy. Raises NoMigration,
+        and InvalidInput if several remain.
+        """
         migrations = self.migrations(name)
+
+        # What an alias leads to comes before what the ledger says of a name.
         behind = self._store.alias_target(name)
         matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
         matching = matching or [
@@ -304,6 +356,8 @@ class Ledger:
             raise NoMigration(
                 f"no migration of {name!r}{to} in this database{_similar(name, migrations)}"
             )
+
+        # Those that are over count only if all are.
         latest = max(matching, key=lambda m: m.begun_at)
         matching = [m for m in matching if m.phase != "finished"] or [latest]
         matching = [m for m in matching if m.phase != "rolled back"] or matching
@@ -311,12 +365,16 @@ class Ledger:
         if len(best) > 1:
             copies = ", ".join(sorted(m.target for m in best))
             raise InvalidInput(
-                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with --target"
+                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with "
+                "--target"
             )
+
         return self._up_to_date(best[0])
 
     def _up_to_date(self, migration: Migration) -> Migration:
-        """Return the migration with the copy's own state, once the copy is complete: refreshes may have changed it."""
+        """Return the migration with the copy's own state, once the copy is complete: refreshes may
+        have changed it.
+        """
         if migration.state is None or not self._store.exists(migration.target):
             return migration
         state = self._store.info(migration.target, counted=False).states.get(migration.field)
@@ -325,6 +383,7 @@ class Ledger:
         return migration.model_copy(update={"state": state})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
+        """Record a migration with these changes, and return it."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
         self._store.put_records(
             LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())]
@@ -365,26 +424,34 @@ RENAMED = "{}__before_hubness"
 def chosen_switch(
     store: Store, source: str, target: str, alias: str | None, rename: bool
 ) -> Switch:
-    """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an alias of
-    target. Raises InvalidInput, and CollectionExists if the new name of the source is in use."""
+    """Return the switch: an alias moves from source to target, or source is renamed and its name
+    becomes an alias of target. Raises InvalidInput, and CollectionExists if the new name of the
+    source is in use.
+    """
     if (alias is None) == (not rename):
         raise InvalidInput(
             "one name moves: pass either the alias that the application uses, or rename"
         )
+
     if rename and not isinstance(store, Renaming):
         raise InvalidInput(
             f"this database cannot rename collections: let applications read {source!r} by an alias"
         )
+
     if alias is None:
         renamed = RENAMED.format(source)
         if store.exists(renamed):
             raise CollectionExists(f"the source would be renamed to {renamed!r}, which is taken")
+
         return Switch(name=source, source_renamed=renamed)
+
     if alias in {source, target}:
         raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
+
     behind = store.alias_target(alias)
     if behind is None and store.exists(alias):
         raise InvalidInput(f"{alias!r} is a collection, not an alias")
     if behind not in {None, source, target}:
         raise InvalidInput(f"alias {alias!r} points at {behind!r}, not at {source!r}")
+
     return Switch(name=alias)

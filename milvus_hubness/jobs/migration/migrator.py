@@ -1,4 +1,6 @@
-"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it back."""
+"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it
+back.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInf
 
 MOST_PASSES = 5
 UNFINISHED = {"copying", "catching up", "verified", "rolled back"}
-"""Phases from which a run copies, catches up and verifies. A verification holds only for the moment of its end."""
+"""Phases from which a run copies, catches up and verifies. A verification holds only for the moment
+of its end.
+"""
 POSTPONED_SECONDS = 30
 """Seconds between two passes while the cutover is postponed."""
 
@@ -59,12 +63,13 @@ def migrate(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Migration:
-    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure or an interruption,
-    call it again to continue, or use `clean` to undo it.
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure
+    or an interruption, call it again to continue, or use `clean` to undo it.
 
-    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if the plan or the
-    source's schema differs from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
-    CannotMigrate, InvalidParameter, and the exceptions of the store.
+    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if
+    the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
+    NotCaughtUp, VerificationFailed, CannotMigrate, InvalidParameter, and the exceptions of the
+    store.
     """
     expect_store(store)
     if progress is not None:
@@ -89,13 +94,16 @@ def resume(
     alias: str | None = None,
     rename: bool = False,
 ) -> Migration:
-    """Resume the unfinished migration of this source or to this target, with its original arguments. alias, rename: as
-    in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as `migrate` does."""
+    """Resume the unfinished migration of this source or to this target, with its original
+    arguments. alias, rename: as in `cutover`; with neither, a verified copy does not take over.
+    Raises NoMigration, and as `migrate` does.
+    """
     expect_store(store)
     migration = Ledger(store).find(name)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
         require_copy(store, migration)
         return migration
+
     with opened(store, migration, options or MigrationOptions()) as migrator:
         return migrator.run(alias=alias, rename=rename)
 
@@ -108,12 +116,14 @@ def cutover(
     rename: bool = False,
     options: MigrationOptions | None = None,
 ) -> Migration:
-    """Let the application read the copy: catch up once more, then move the name that the application uses.
+    """Let the application read the copy: catch up once more, then move the name that the
+    application uses.
 
-    name: the source, the copy or the alias. alias: is moved or created, in one step of the database. rename: the source
-    gets a new name, and its own becomes an alias of the copy; in between, for some milliseconds, the name leads
-    nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments. Raises
-    WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
+    name: the source, the copy or the alias. alias: is moved or created, in one step of the
+    database. rename: the source gets a new name, and its own becomes an alias of the copy; in
+    between, for some milliseconds, the name leads nowhere, which a HubnessClient waits out. An
+    interrupted step is finished with its original arguments. Raises WrongPhase unless the copy is
+    verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
     expect_store(store)
     migration = Ledger(store).find(name)
@@ -127,18 +137,21 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried: number of rows
-    written since the cutover that were carried back."""
+    """The result of a rollback."""
 
     alias: str
+    """It leads to `source` again, unless it is its own name."""
     source: str
     target: str
     carried: int
+    """Number of rows written since the cutover that were carried back."""
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, once it has caught up. name: the source, the copy or the alias. Raises
-    WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and the exceptions of the store."""
+    """Let the application read the source again, once it has caught up. name: the source, the copy
+    or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and
+    the exceptions of the store.
+    """
     expect_store(store)
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
@@ -150,10 +163,12 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
 def opened(
     store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Migrator]:
-    """Yield the migrator of a migration, under `lease` or a new one. Raises LeaseHeld, NoMigration."""
-    with _leased(
-        store, (migration.source_now, migration.target, migration.source), options, lease
-    ) as held:
+    """Yield the migrator of a migration, under `lease` or a new one.
+
+    Raises LeaseHeld, NoMigration.
+    """
+    names = (migration.source_now, migration.target, migration.source)
+    with _leased(store, names, options, lease) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)
 
 
@@ -161,7 +176,9 @@ def opened(
 def _leased(
     store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Lease]:
-    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the lease."""
+    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the
+    lease.
+    """
     try:
         with (
             nullcontext(lease) if lease else Lease(store, *names) as held,
@@ -182,13 +199,17 @@ class Migrator:
 
     def __init__(self, lease: Lease, migration: Migration, options: MigrationOptions) -> None:
         self.migration = migration
-        self._lease, self._options = lease, options
-        self._store, self._ledger = lease.store, Ledger(lease.store)
+        self._lease = lease
+        self._options = options
+        self._store = lease.store
+        self._ledger = Ledger(lease.store)
 
     def run(
         self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
     ) -> Migration:
-        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new migration."""
+        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new
+        migration.
+        """
         migration = self.migration
         self._require_collections()
         if migration.phase != "preparing":
@@ -196,17 +217,21 @@ class Migrator:
         if migration.phase == "rolling back":
             self.roll_back()
             return self.migration
+
         if migration.phase in {"preparing", *UNFINISHED}:
             self._require_unchanged(self._store.info(migration.source_now))
             if alias or rename:
                 chosen_switch(self._store, migration.source, migration.target, alias, rename)
+
         if migration.phase == "preparing":
             self._prepare(plan)
         if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
-                # The rows that a killed job has changed in the source must be repaired before the copy.
+                # The rows that a killed job has changed in the source must be repaired before the
+                # copy.
                 repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
+
             if self.migration.phase == "copying":
                 self._create_copy(source)
             self._announce(migration.source, migration.target)
@@ -214,13 +239,15 @@ class Migrator:
                 self._copy(source)
             self._wait_for_clients()
             self._verify(source)
+
         if alias or rename or self.migration.phase == "switching":
             self.cut_over(alias, rename)
         return self.migration
 
     def _report_continuing(self) -> None:
         """Report how far earlier runs came: listeners of this run have not heard of it."""
-        migration, chunks = self.migration, self._ledger.chunks(self.migration)
+        migration = self.migration
+        chunks = self._ledger.chunks(self.migration)
         copied = migration.rows
         if migration.phase == "copying":
             copied = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
@@ -228,15 +255,17 @@ class Migrator:
 
     def _require_collections(self) -> None:
         """Raise CollectionNotFound or CollectionExists if the ledger's record is no longer true."""
-        migration, store = self.migration, self._store
+        migration = self.migration
+        store = self._store
         if migration.phase == "preparing":
             return
+
         require_source(store, migration)
-        if migration.phase == "copying" and not any(
+        # Before the first chunk is copied, the copy may not exist yet.
+        if migration.phase != "copying" or any(
             chunk.seconds for chunk in self._ledger.chunks(migration)
         ):
-            return  # The copy may not exist yet.
-        require_copy(store, migration)
+            require_copy(store, migration)
 
     def _write(self, **changes: Any) -> None:
         self.migration = self._ledger.write(self.migration, **changes)
@@ -246,29 +275,34 @@ class Migrator:
             event, source=self.migration.source, target=self.migration.target, **facts
         )
 
-    # -- plan, prepare, copy ------------------------------------------------------------------------------
+    # -- plan, prepare, copy -----------------------------------------------------------------
 
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
             raise ResumeRefused(
-                f"the schema of {source.name!r} has changed since the migration began: use --restart"
+                f"the schema of {source.name!r} has changed since the migration began: use "
+                "--restart"
             )
 
     def _prepare(self, plan: MigrationPlan | None) -> None:
         if plan is None:
             raise ResumeRefused(
-                f"the migration of {self.migration.source!r} ended before anything was copied: pass its bank again"
+                f"the migration of {self.migration.source!r} ended before anything was copied: "
+                "pass its bank again"
             )
+
         self._write(source_identity=identified(self._store, self.migration.source))
         self.migration = prepared(self._store, self._ledger, plan, self.migration)
         self._options.throttle.check()
 
     def _create_copy(self, source: CollectionInfo) -> None:
-        migration, field = self.migration, self.migration.field
+        migration = self.migration
+        field = self.migration.field
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         self._store.create_copy(planned, migration.target, migration.corrected())
+
         copy = self._store.info(migration.target, counted=False)
         list_bank(self._store, copy.collection_id, migration.bank_collection)
         # The copy has the states of the source's other fields, with their banks.
@@ -278,29 +312,37 @@ class Migrator:
         self._lease.fence(migration.target)
 
     def _copy(self, source: CollectionInfo) -> None:
-        options, target = self._options, self.migration.target
+        options = self._options
+        target = self.migration.target
         self._report("before-copy", rows_total=self.migration.rows)
+        # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self._store.count(source.name)
+
         pair = pair_of(self._store, self.migration, options.engine)
         recorder = Recorder(self.migration, self._ledger, options.events)
         alone = options.no_writers and self.migration.announced_at is None
         copy_chunks(pair, recorder, options.throttle, alone=alone)
         self._store.flush(target)
         self._report("after-copy", rows=self.migration.rows)
+
         keys = tuple(key for chunk in recorder.chunks for key in chunk.invalid_keys)
         invalid = sum(chunk.invalid for chunk in recorder.chunks)
         self._write(phase="catching up", invalid=invalid, invalid_keys=keys[: 4 * KEYS_NAMED])
 
-    # -- catch up, verify ---------------------------------------------------------------------------------
+    # -- catch up, verify --------------------------------------------------------------------
 
     def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
-        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all clients do."""
+        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until
+        all clients do.
+        """
         dual_write = DualWrite(collection=copy, required=required)
         if self._options.no_writers:
             return
+
         if self._store.info(origin).dual_write != dual_write:
             self._write(announced_at=None)
             self._store.write_property(origin, DUAL_WRITE_PROPERTY, dual_write)
+
         if self.migration.announced_at is None:
             self._write(announced_at=now())
 
@@ -319,40 +361,52 @@ class Migrator:
         return done
 
     def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
-        """Run passes until one finds no difference. Return it, and the number of carried rows. Raises NotCaughtUp."""
+        """Run passes until one finds no difference. Return it, and the number of carried rows.
+        Raises NotCaughtUp.
+        """
         carried = 0
-        last, before = "", ""
+        example = ""
+        former_example = ""
         for _ in range(MOST_PASSES):
             done = self._pass(pair, partitions)
             if not done.differing:
                 return done, carried
+
             carried += done.differing
-            before, last = last, done.example
+            former_example = example
+            example = done.example
 
         # A row that is carried over and differs as before was not written in between.
         cause = (
-            "Some client writes without HubnessClient, which writes to both: stop it, and run it again with "
-            "--no-writers"
+            "Some client writes without HubnessClient, which writes to both: stop it, and run it "
+            "again with --no-writers"
         )
-        if last and last == before:
+        if example and example == former_example:
             cause = (
-                f"That row was carried over before and nobody has written it since: {pair.copy.collection!r} cannot "
-                "hold it as it is, so change the row, and run the migration again"
+                "That row was carried over before and nobody has written it since: "
+                f"{pair.copy.collection!r} cannot hold it as it is, so change the row, and run the "
+                "migration again"
             )
+
         raise NotCaughtUp(
-            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
-            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}"
-            f"{last and f'; {last}'}. {cause}"
+            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
+            f"{MOST_PASSES} passes found rows that differ, the last {done.differing}, among them "
+            f"{', '.join(done.defects)}{example and f'; {example}'}. {cause}"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
-        """Catch up while writes fail if they do not reach both collections. Return the number of carried rows."""
-        origin, copy = pair.origin.collection, pair.copy.collection
+        """Catch up while writes fail if they do not reach both collections. Return the number of
+        carried rows.
+        """
+        origin = pair.origin.collection
+        copy = pair.copy.collection
         self._announce(origin, copy, required=True)
         self._wait_for_clients()
         try:
-            return self._until_equal(pair, partitions)[1]
+            _, carried = self._until_equal(pair, partitions)
+            return carried
         except Exception:
+            # Without a cutover, the application's writes need not reach the copy.
             if not self._options.no_writers:
                 self._store.write_property(origin, DUAL_WRITE_PROPERTY, DualWrite(collection=copy))
             raise
@@ -361,33 +415,39 @@ class Migrator:
         validate_index(self._store, self.migration, source)
         pair = pair_of(self._store, self.migration, self._options.engine)
         equal, _ = self._until_equal(pair, source.partitions)
+
         self._report("before-verify", rows_total=self.migration.rows)
-        result = asdict(
-            verified(pair, source.partitions, self._ledger.chunks(self.migration), equal)
-        )
+        chunks = self._ledger.chunks(self.migration)
+        result = asdict(verified(pair, source.partitions, chunks, equal))
+
         state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
         state = state.model_copy(update={"phase": "ready"})
         self._store.write_property(self.migration.target, state.property_name, state)
         self._options.events.report("verified", **result)
         self._write(phase="verified", state=state, rows=equal.rows, verified=result)
 
-    # -- cut over, roll back ------------------------------------------------------------------------------
+    # -- cut over, roll back -----------------------------------------------------------------
 
     def cut_over(self, alias: str | None, rename: bool) -> None:
         """Move the name of a verified migration to the copy, or complete that step."""
-        migration, store = self.migration, self._store
+        migration = self.migration
+        store = self._store
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             warm(store, migration)
+
             pair = pair_of(store, migration, self._options.engine)
             partitions = store.info(migration.source).partitions
             self._await_release(pair, partitions)
             self._report("before-cutover", alias=switch.name)
             self._required_until_equal(pair, partitions)
+
+            # Catch-up may have changed what is nearest to the bank since the verification.
             state = keep_nearest(store, migration.target, self.migration.corrected())
             if state != self.migration.state:
                 store.write_property(migration.target, state.property_name, state)
             self._write(phase="switching", switch=switch, state=state)
+
         if self.migration.phase == "switching":
             self._move_name()
 
@@ -395,26 +455,34 @@ class Migrator:
         release = self._options.release
         if release is None or release.is_set():
             return
+
         self._report("postponed")
         while True:
             for _ in range(POSTPONED_SECONDS):
                 self._options.throttle.admit(0, 0)
                 if release.wait(1):
                     return
+
             self._pass(pair, partitions)
 
     def _move_name(self) -> None:
-        store, switch, target = self._store, self.migration.switch, self.migration.target
+        store = self._store
+        switch = self.migration.switch
+        target = self.migration.target
         if switch is None:
             raise StoreError(
-                f"the ledger has lost the name that moves from {self.migration.source!r}: clean, and start again"
+                f"the ledger has lost the name that moves from {self.migration.source!r}: clean, "
+                "and start again"
             )
+
         if switch.source_renamed:
             self._lease.include(switch.source_renamed)
         renamed = switch.source_renamed
         is_to_rename = renamed is not None and not store.exists(renamed)
         if renamed is not None and is_to_rename:
             prepare_rename(store, switch.name, renamed)
+
+        # Between the next two steps a renamed source's name leads nowhere.
         self._lease.check()
         began = time.perf_counter()
         if renamed is not None and is_to_rename:
@@ -422,14 +490,17 @@ class Migrator:
         if store.alias_target(switch.name) != target:
             store.point_alias(switch.name, target)
         window = time.perf_counter() - began
+
         if renamed is not None:
             complete_rename(store, switch.name, renamed)
         self._confirm(switch.name, target)
+
         source = self.migration.source_now
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
             store.write_property(target, state.property_name, state)
             self._lease.fence(switch.source_renamed)
+
         store.write_property(source, DUAL_WRITE_PROPERTY, None)
         done = switch.model_copy(update={"window": round(window, 4), "at": now()})
         self._write(phase="switched", switch=done, state=state)
@@ -440,14 +511,19 @@ class Migrator:
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""
         self.migration.require("switched", "rolling back", step="rollback")
-        migration, store, carried = self.migration, self._store, 0
-        switch, source, target = migration.switch, migration.source, migration.target
+        migration = self.migration
+        store = self._store
+        switch = migration.switch
+        source = migration.source
+        target = migration.target
         require_collections(store, migration)
         if switch is None:
             raise StoreError(
-                f"the ledger has lost the name that moved from {source!r} to {target!r}: move it back yourself, and "
-                f"then drop {target!r}"
+                f"the ledger has lost the name that moved from {source!r} to {target!r}: move it "
+                f"back yourself, and then drop {target!r}"
             )
+
+        carried = 0
         if migration.phase == "switched":
             self._report("before-rollback", alias=switch.name)
             pair = pair_of(store, migration, back=True)
@@ -457,6 +533,7 @@ class Migrator:
             _, carried = self._until_equal(pair, partitions)
             carried += self._required_until_equal(pair, partitions)
             self._write(phase="rolling back")
+
         self._lease.check()
         if switch.source_renamed is None:
             store.point_alias(switch.name, source)
@@ -467,7 +544,9 @@ class Migrator:
             if store.exists(switch.source_renamed):
                 prepare_rename(store, switch.source_renamed, switch.name)
                 capability(store, Renaming).rename(switch.source_renamed, switch.name)
+
             complete_rename(store, switch.source_renamed, switch.name)
+
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
             store.write_property(target, state.property_name, state)

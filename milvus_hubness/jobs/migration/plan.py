@@ -8,22 +8,24 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from milvus_hubness.basics.defaults import Engine
-from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
-from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.correction.state import slots_for, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
     CollectionExists,
-    CorrectionNotRecommended,
     EmptyCollection,
-    InvalidInput,
-    InvalidParameter,
+)
+from milvus_hubness.jobs.common.choice import (
+    Gates,
+    bank_facts,
+    checked_gates,
+    choose,
+    verdict_remarks,
 )
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
@@ -46,43 +48,62 @@ from milvus_hubness.quality.recall import RecallGate
 
 @dataclass(frozen=True)
 class MigrationOptions:
-    """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl: the longest
-    state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is set; the copy catches
-    up meanwhile. engine: computes the biases."""
+    """Options of a run."""
 
     no_writers: bool = False
+    """No client writes to the source, so the run waits for none."""
     client_ttl: float = field(default_factory=default_client_ttl)
+    """The longest state_ttl of a HubnessClient that writes, in seconds."""
     throttle: Throttle = field(default_factory=Throttle)
+    """Slows the copy down, and pauses it."""
     events: Events = field(default_factory=lambda: Events([]))
+    """Gets what happens, for hooks and metrics."""
     release: threading.Event | None = None
+    """If given, the cutover waits until this is set; meanwhile the copy catches up."""
     engine: Engine = "local"
+    """What computes the biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan(Fitting):
-    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. alias: the alias that the
-    cutover moves. rename: it moves the source's own name instead. seconds, memory_bytes: see `estimates`. waits:
-    seconds that the run waits for clients. recall, resolution: the losses of the index and of an exact search, if
-    measured. restart: the run drops an unfinished target first. index: the copy's, if it differs."""
+    """The plan of a migration: copy `source` to `target`, with `field` in augmented form."""
 
     schema: dict[str, Any]
+    """The facts of the source's schema that a further run must find unchanged."""
     target: str
+    """The name of the copy."""
     suffix: str
+    """The end of the names of the hidden fields, see CollectionState."""
     bank_collection: str
+    """The collection that holds the bank's generations."""
     strength: float
+    """w of searches that name none."""
     alias: str | None
+    """The alias that the cutover moves."""
     rename: bool
+    """Whether the cutover moves the source's own name instead."""
     gate: int | None
+    """k over bank queries of a gate, see DynamicGate; None for none."""
     gate_targets: int | None
+    """k over target items of that gate; None for none."""
     restart: bool
+    """Whether the run drops an unfinished target first."""
     remarks: tuple[str, ...]
+    """What the user should know before the run."""
     server: str
+    """The version of the server."""
     seconds: float
+    """How long copy and verification take, see `estimates`."""
     memory_bytes: dict[str, int]
+    """The memory that the loaded source and target take, see `estimates`."""
     waits: float = 0.0
+    """Seconds that the run waits for clients."""
     recall: RecallGate | None = None
+    """What the index loses with the augmented form, if that was measured."""
     resolution: Resolution | None = None
+    """What an exact search loses, if that was measured."""
     index: dict[str, Any] | None = None
+    """The copy's index, if it differs from the source's."""
 
     @property
     def rows(self) -> int:
@@ -108,7 +129,13 @@ class MigrationPlan(Fitting):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        vector, arguments = self.vector, self.arguments
+        """Return the plan as plain data, for people and for --json."""
+        vector = self.vector
+        arguments = self.arguments
+        hidden = ["bias", "epoch"]
+        if self.layout.metric == "COSINE":
+            hidden.append("norm")
+
         return {
             "source": self.source.name,
             "target": self.target,
@@ -122,10 +149,7 @@ class MigrationPlan(Fitting):
             "spread": self.layout.spread,
             "rows": self.rows,
             "partitions": [name for name in self.survey.sample if name],
-            "hidden_fields": [
-                f"hubness_{name}{self.suffix}"
-                for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
-            ],
+            "hidden_fields": [f"hubness_{name}{self.suffix}" for name in hidden],
             "vector_bytes": {
                 name: BYTES[vector.dtype] * width * self.rows for name, width in self.widths.items()
             },
@@ -145,14 +169,39 @@ class MigrationPlan(Fitting):
         }
 
 
-def bank_facts(bank: QueryBank, target_bank: QueryBank | None, collection: str) -> dict[str, Any]:
-    return {
-        "collection": collection,
-        "source": bank.source,
-        "queries": len(bank),
-        "fingerprint": bank.fingerprint,
-        "targets": len(target_bank) if target_bank else 0,
-    }
+@dataclass(frozen=True, kw_only=True)
+class MigrationRequest:
+    """What the caller of `plan_migration` asks for, with valid gates."""
+
+    source: str
+    """The collection to correct, or an alias of it."""
+    bank: QueryBank
+    target_bank: QueryBank | None
+    estimator: Estimator | None
+    """The method to fit; None to follow tuning."""
+    gates: Gates
+    """The caller's gates, which overrule those of tuning."""
+    field: str | None
+    """The vector field to correct; None for the only one."""
+    target: str | None
+    """The name of the copy; None for one that is derived from the source's."""
+    bank_collection: str | None
+    """Where to store the bank; None for a name that is derived from the source's."""
+    alias: str | None
+    rename: bool
+    measure: bool
+    """Whether to measure the recall that the index loses."""
+    profiles: int
+    """The number of bias profiles that the vectors need room for."""
+    index_type: str | None
+    index_params: Mapping[str, Any] | None
+    restart: bool
+    force: bool
+    """Plan even if tuning advises against correction."""
+    client_ttl: float
+
+    def __post_init__(self) -> None:
+        checked_gates(self.gates, self.target_bank)
 
 
 def plan_migration(
@@ -179,209 +228,270 @@ def plan_migration(
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
-    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(). force: plan even if
-    tuning advises against correction. gate, gate_targets: see DynamicGate; by default those of the choice of tuning,
-    if that is followed, else none; 0 for none. profiles: the minimum number of bias profiles with room in the vectors.
-    index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are the source's.
-    measure: measure the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
+    estimator: by default the one that tuning on this bank chose, with its strength; else Blend().
+    force: plan even if tuning advises against correction. gate, gate_targets: see DynamicGate; by
+    default those of the choice of tuning, if that is followed, else none; 0 for none. profiles: the
+    minimum number of bias profiles with room in the vectors. index_type, index_params: of the
+    copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
+    the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
     MigrationOptions; 0 if no client writes.
 
-    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
-    every obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection,
+    CannotMigrate, which names every obstacle, CollectionExists, DimensionMismatch, BankTooSmall,
+    InvalidParameter, InvalidInput.
     """
     expect_store(store)
     expect_estimator(estimator)
-    bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
-    gates = (gate, gate_targets)
-    checked_gates(*gates, target_bank)
-    info = store.info(source)
+    request = MigrationRequest(
+        source=source,
+        bank=QueryBank.of(bank),
+        target_bank=optional_bank(target_bank),
+        estimator=estimator,
+        gates=Gates(gate, gate_targets),
+        field=field,
+        target=target,
+        bank_collection=bank_collection,
+        alias=alias,
+        rename=rename,
+        measure=measure,
+        profiles=profiles,
+        index_type=index_type,
+        index_params=index_params,
+        restart=restart,
+        force=force,
+        client_ttl=client_ttl,
+    )
+    return _planned(store, request)
+
+
+def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
+    """Validate, choose, measure, and assemble the plan."""
+    present, field = _correctable(store, request)
+
+    # From here on, the source is described with the copy's index, which decides on the layout.
+    index = _copy_index(present, field, request)
+    info = present.with_index(field, **index) if index else present
+    store.validate_index(info.vector_fields[field], present.vector_fields[field])
+    layout = _layout(store, info, field, request)
+    choice = choose(
+        info,
+        field,
+        request.bank,
+        request.target_bank,
+        request.estimator,
+        request.gates,
+        force=request.force,
+    )
+    target, unfinished = _chosen_target(store, info, request)
+
+    fitting = Fitting(
+        source=info,
+        field=field,
+        survey=survey(store, info, store.chunk_rows(info)),
+        layout=layout,
+        estimator=choice.estimator,
+        bank=request.bank,
+        target_bank=request.target_bank,
+    )
+    remarks = _remarks(store, fitting, request)
+    if index is not None:
+        former = present.vector_fields[field]
+        remarks.append(
+            f"the source's index is {former.index_type} {former.index_params or ''}".rstrip()
+        )
+
+    remarks += _duplicate_remarks(store, fitting)
+
+    resolution = resolution_of(store, fitting)
+    if resolution is not None:
+        remarks += resolution.remark(fitting.vector.dtype)
+    seconds, memory_bytes = estimates(store, fitting)
+    recall = recall_gate(store, fitting) if request.measure else None
+
+    plan = MigrationPlan(
+        **vars(fitting),
+        schema=store.schema_facts(present),
+        target=target,
+        suffix=suffix_for(field, info.states.values()),
+        bank_collection=request.bank_collection or bank_name(info.name),
+        strength=choice.strength,
+        alias=request.alias,
+        rename=request.rename,
+        gate=choice.gates.gate,
+        gate_targets=choice.gates.gate_targets,
+        restart=request.restart,
+        remarks=tuple(remarks),
+        server=store.server_version(),
+        seconds=seconds,
+        memory_bytes=memory_bytes,
+        waits=_waiting_seconds(request, seconds),
+        recall=recall,
+        resolution=resolution,
+        index=index,
+    )
+    return _with_resume_remark(plan, unfinished)
+
+
+def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInfo, str]:
+    """Return the source and its field, if a migration can correct them.
+
+    Raises CannotMigrate, AlreadyCorrected, EmptyCollection, CollectionNotFound, InvalidInput.
+    """
+    info = store.info(request.source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
-    field = field or only_field(info)
+
+    field = request.field or only_field(info)
     state = info.states.get(field)
-    if state is not None and state.codec.needs_candidates and state.codec.writes_rows:
-        raise AlreadyCorrected(
-            f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need itself"
-        )
+    # Biases in a side collection leave the rows as they are, and these can be copied.
     if state is not None and state.codec.writes_rows:
+        if state.codec.needs_candidates:
+            raise AlreadyCorrected(
+                f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would "
+                "need itself"
+            )
+
         raise AlreadyCorrected(
-            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
+            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it "
+            "instead"
         )
+
     suffix = suffix_for(field, info.states.values())
     if obstacles := store.obstacles(info, field, suffix):
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} has no rows: insert items first")
-    schema, index = store.schema_facts(info), _index(info, field, index_type, index_params)
-    former = info.vector_fields[field]
-    info = info.with_index(field, **index) if index else info
+
+    return info, field
+
+
+def _copy_index(
+    info: CollectionInfo, field: str, request: MigrationRequest
+) -> dict[str, Any] | None:
+    """Return the type and the parameters of the copy's index; None for those of the source."""
+    if request.index_type is None and not request.index_params:
+        return None
+
     vector = info.vector_fields[field]
-    store.validate_index(vector, former)
+    index_type = request.index_type.upper() if request.index_type else vector.index_type
+    inherited = vector.index_params if index_type == vector.index_type else {}
+    return {
+        "index_type": index_type,
+        "index_params": {**inherited, **(request.index_params or {})},
+    }
+
+
+def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRequest) -> Layout:
+    """Return the columns of the copy's vectors. Raises DimensionMismatch, InvalidParameter."""
+    vector = info.vector_fields[field]
     layout = Layout(
         vector.dim,
         as_metric(vector.metric),
-        slots_for(profiles),
+        slots_for(request.profiles),
         store.width_multiple(vector),
         spread=store.bias_spread(info, field),
     )
-    bank.expect_dim(layout.dim, "the field")
-    names_method = estimator is not None
-    estimator, strength, gate, gate_targets = chosen(
-        info, field, bank, target_bank, estimator, gates, force=force
-    )
-    target = target or f"{info.name}_hubness"
-    unfinished = _unfinished(store, info, target, restart=restart)
-    if alias or rename:
-        chosen_switch(store, info.name, target, alias, rename)
-    fitting = Fitting(
-        info,
-        field,
-        survey(store, info, store.chunk_rows(info)),
-        layout,
-        estimator,
-        bank,
-        target_bank,
-    )
-    distinct = fitting.survey.rows
-    other_aliases = tuple(name for name in info.aliases if name != alias)
+    request.bank.expect_dim(layout.dim, "the field")
+    return layout
+
+
+def _chosen_target(
+    store: Store, info: CollectionInfo, request: MigrationRequest
+) -> tuple[str, Migration | None]:
+    """Return the name of the copy, and the unfinished migration to it that a run would continue.
+
+    Raises CollectionExists, AlreadyCorrected, and as `chosen_switch` does.
+    """
+    target = request.target or f"{info.name}_hubness"
+    unfinished = _unfinished(store, info, target, restart=request.restart)
+    if request.alias or request.rename:
+        chosen_switch(store, info.name, target, request.alias, request.rename)
+    return target, unfinished
+
+
+def _remarks(store: Store, fitting: Fitting, request: MigrationRequest) -> list[str]:
+    """Return what the database, the verdict of tuning and the estimator say of the plan."""
+    info = fitting.source
+    field = fitting.field
+
+    # The cutover moves the caller's alias, so it is not one of those that stay at the source.
+    other_aliases = tuple(name for name in info.aliases if name != request.alias)
     remarks = store.remarks(replace(info, aliases=other_aliases), field)
-    remarks += verdict_remarks(info, field, bank, is_followed=not names_method)
-    if estimator.needs_gallery:
-        size = 4 * layout.dim * distinct / 2**20
+
+    names_method = request.estimator is not None
+    remarks += verdict_remarks(info, field, request.bank, is_followed=not names_method)
+
+    if fitting.estimator.needs_gallery:
+        size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20
         remarks.append(
             f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory"
         )
-    if index is not None:
-        remarks.append(
-            f"the source's index is {former.index_type} {former.index_params or ''}".rstrip()
-        )
-    # Clients may have inserted and deleted rows while the keys were read.
-    if distinct < info.rows and distinct < (counted := store.count(info.name)):
-        rows = min(info.rows, counted)
-        remarks.append(f"{rows} rows but {distinct} distinct keys: one row of each key is copied")
-    resolution = resolution_of(store, fitting)
-    remarks += resolution.remark(vector.dtype) if resolution else []
-    seconds, memory_bytes = estimates(store, fitting)
-    plan = MigrationPlan(
-        **vars(fitting),
-        schema=schema,
-        target=target,
-        suffix=suffix,
-        bank_collection=bank_collection or bank_name(info.name),
-        strength=strength,
-        alias=alias,
-        rename=rename,
-        gate=gate,
-        gate_targets=gate_targets,
-        restart=restart,
-        remarks=tuple(remarks),
-        server=store.server_version(),
-        seconds=seconds,
-        memory_bytes=memory_bytes,
-        waits=max(0.0, client_ttl - seconds) + (client_ttl if alias or rename else 0.0),
-        recall=recall_gate(store, fitting) if measure else None,
-        resolution=resolution,
-        index=index,
-    )
-    if unfinished is not None and not restart and (changes := unfinished.changes(plan.arguments)):
-        remark = f"{changes}: a run needs them again, or --restart, which drops it first"
-        plan = replace(plan, remarks=(*plan.remarks, remark))
-    return plan
+
+    return remarks
 
 
-def _index(
-    info: CollectionInfo, field: str, index_type: str | None, index_params: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    if index_type is None and not index_params:
-        return None
-    vector = info.vector_fields[field]
-    kind = index_type.upper() if index_type else vector.index_type
-    inherited = vector.index_params if kind == vector.index_type else {}
-    return {"index_type": kind, "index_params": {**inherited, **(index_params or {})}}
-
-
-def checked_gates(
-    gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
-) -> tuple[int | None, int | None]:
-    """Return the valid k and k_targets of a DynamicGate; a gate of 0 is none. Raises InvalidParameter, InvalidInput."""
-    if not gate and gate_targets is None:
-        return None, None
-    if not gate:
-        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
-    if gate_targets is not None and target_bank is None:
-        raise InvalidInput(
-            "gate_targets counts the nearest rows of target items: give a target bank"
-        )
-    try:
-        valid = DynamicGate(gate, gate_targets)
-    except InvalidParameter as error:
-        raise InvalidParameter(
-            f"{'gate' if gate_targets is None else 'gate, gate_targets'}: {error}"
-        ) from None
-    return valid.k, valid.k_targets
-
-
-def verdict_remarks(
-    info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool
-) -> list[str]:
-    """Return the verdict of tuning on a bank and its date, or that there is none. is_followed: no method is named."""
-    verdict = info.verdicts.of(field, bank.fingerprint)
-    if verdict is not None:
-        method = describe(verdict.choice) if verdict.choice else "no method"
-        at = f"{verdict.tuned_at:%Y-%m-%d %H:%M} UTC"
-        return [
-            f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, strength {verdict.strength:g}"
-        ]
-    if not is_followed:
+def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
+    """Return a remark if several rows have one key; the copy gets one of them."""
+    info = fitting.source
+    distinct = fitting.survey.rows
+    if distinct >= info.rows:
         return []
-    others = len(info.verdicts.records)
-    elsewhere = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
-    return [
-        f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with it to choose one"
-    ]
+
+    # Clients may have inserted and deleted rows while the keys were read.
+    counted = store.count(info.name)
+    if distinct >= counted:
+        return []
+
+    rows = min(info.rows, counted)
+    return [f"{rows} rows but {distinct} distinct keys: one row of each key is copied"]
 
 
-def chosen(
-    info: CollectionInfo,
-    field: str,
-    bank: QueryBank,
-    target_bank: QueryBank | None,
-    estimator: Estimator | None,
-    gates: tuple[int | None, int | None],
-    *,
-    force: bool,
-) -> tuple[Estimator, float, int | None, int | None]:
-    """Return the estimator to fit, its strength and the gates: `estimator` at 1; else the choice of tuning for this
-    bank; else Blend() at 1. gates: the caller's, which overrule those of tuning. Raises CorrectionNotRecommended if
-    tuning advises against this bank, unless `force`, and as `checked_gates` does."""
-    tuning, strength = info.verdicts.of(field, bank.fingerprint), 1.0
-    if tuning is not None:
-        if tuning.verdict == "leave it alone" and not force:
-            raise CorrectionNotRecommended(
-                f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
-            )
-        if estimator is None and tuning.choice is not None:
-            estimator, strength = from_dict(tuning.choice), tuning.strength
-            gates = (tuning.gate, tuning.gate_targets) if gates == (None, None) else gates
-    return estimator or Blend(), strength, *checked_gates(*gates, target_bank)
+def _waiting_seconds(request: MigrationRequest, copy_seconds: float) -> float:
+    """Return how long a run waits until clients have read the states that it writes."""
+    # Clients write to the copy too one state_ttl after the announcement, and the copy takes
+    # part of that time.
+    before_the_end = max(0.0, request.client_ttl - copy_seconds)
+    is_switched = request.alias or request.rename
+    return before_the_end + (request.client_ttl if is_switched else 0.0)
+
+
+def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> MigrationPlan:
+    """Return the plan with a remark if it differs from an unfinished run, which refuses it then."""
+    if unfinished is None or plan.restart:
+        return plan
+
+    changes = unfinished.changes(plan.arguments)
+    if not changes:
+        return plan
+
+    remark = f"{changes}: a run needs them again, or --restart, which drops it first"
+    return replace(plan, remarks=(*plan.remarks, remark))
 
 
 def _unfinished(
     store: Store, info: CollectionInfo, target: str, *, restart: bool
 ) -> Migration | None:
-    """Return the unfinished migration that a run would continue. Raises CollectionExists, AlreadyCorrected."""
+    """Return the unfinished migration that a run would continue. Raises CollectionExists,
+    AlreadyCorrected.
+    """
     migration = Ledger(store).of_target(target)
     if restart and migration is not None and not store.exists(target):
-        return None  # Its copy is gone, in whatever phase that happened.
+        # Its copy is gone, in whatever phase that happened.
+        return None
+
     if migration is not None and migration.source == info.name:
         if migration.phase in {"switching", "switched", "rolling back"}:
             raise AlreadyCorrected(
-                f"the application was switched from {info.name!r} to {target!r}: roll back, or refresh that"
+                f"the application was switched from {info.name!r} to {target!r}: roll back, or "
+                "refresh that"
             )
+
         if migration.state is not None and migration.phase != "finished":
             return migration
+
     if store.exists(target):
         raise CollectionExists(
             f"{target!r} exists already as another collection: choose another target"
         )
+
     return None

@@ -1,9 +1,10 @@
 """Whether the collections of a migration are still those that the ledger means.
 
-A record of the ledger says what was true when it was written. Since then, the copy or the source may have been dropped,
-renamed, or replaced by another collection of the same name, and a job that went on would print old results as new or
-make a stranger's rows equal to its own. So each command looks first: the copy carries the id of its migration in its
-collection state, and the source has the identity that the ledger noted.
+A record of the ledger says what was true when it was written. Since then, the copy or the source
+may have been dropped, renamed, or replaced by another collection of the same name, and a job that
+went on would print old results as new or make a stranger's rows equal to its own. So each command
+looks first: the copy carries the id of its migration in its collection state, and the source has
+the identity that the ledger noted.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ SWITCHED = {"switched", "rolling back", "finished"}
 
 
 def identified(store: Store, collection: str) -> str:
-    """Return the identity of a collection. Where the database has none, as Milvus Lite and Qdrant, write one into a
-    property, which a new collection of the same name lacks."""
+    """Return the identity of a collection. Where the database has none, as Milvus Lite and Qdrant,
+    write one into a property, which a new collection of the same name lacks.
+    """
     info = store.info(collection, counted=False)
     if info.identity:
         return info.identity
@@ -44,28 +46,30 @@ def is_source(info: CollectionInfo, migration: Migration) -> bool:
 
 
 def require_collections(store: Store, migration: Migration) -> None:
-    """Raise CollectionNotFound or CollectionExists unless the source and the copy are those of the migration."""
+    """Raise CollectionNotFound or CollectionExists unless the source and the copy are those of the
+    migration.
+    """
     require_source(store, migration)
     require_copy(store, migration)
 
 
 def require_copy(store: Store, migration: Migration) -> None:
-    """Raise CollectionNotFound if the copy is gone, CollectionExists if another collection has its name."""
+    """Raise CollectionNotFound if the copy is gone, CollectionExists if another collection has its
+    name.
+    """
     name = migration.target
     if store.exists(name) and is_copy(store.info(name, counted=False, checked=False), migration):
         return
+
     renamed = renamed_copy(store, migration)
-    raise _gone(
-        store,
-        f"the copy {name!r} of {migration.source!r}",
-        name,
-        renamed,
-        _remedy(store, migration),
-    )
+    what = f"the copy {name!r} of {migration.source!r}"
+    raise _gone(store, what, name, renamed, _remedy(store, migration))
 
 
 def require_source(store: Store, migration: Migration) -> None:
-    """Raise CollectionNotFound if the source is gone, CollectionExists if another collection has its name."""
+    """Raise CollectionNotFound if the source is gone, CollectionExists if another collection has
+    its name.
+    """
     # While a cutover or a rollback renames the source, it has one of two names.
     names = dict.fromkeys([migration.source_now, migration.source])
     for name in names:
@@ -73,15 +77,11 @@ def require_source(store: Store, migration: Migration) -> None:
             info = store.info(name, counted=False, checked=False)
             if info.name == name and is_source(info, migration):
                 return
+
     name = migration.source_now
     renamed = renamed_source(store, migration)
-    raise _gone(
-        store,
-        f"the source {name!r} of {migration.target!r}",
-        name,
-        renamed,
-        _remedy(store, migration),
-    )
+    what = f"the source {name!r} of {migration.target!r}"
+    raise _gone(store, what, name, renamed, _remedy(store, migration))
 
 
 def problem_of(store: Store, migration: Migration) -> str:
@@ -95,6 +95,7 @@ def problem_of(store: Store, migration: Migration) -> str:
             require_source(store, migration)
     except StoreError as error:
         return str(error)
+
     return ""
 
 
@@ -113,11 +114,12 @@ def renamed_source(store: Store, migration: Migration) -> str | None:
 
 
 def _remedy(store: Store, migration: Migration) -> str:
-    source, target = migration.source, migration.target
+    source = migration.source
+    target = migration.target
     if migration.phase in SWITCHED:
         return (
-            f"point the application's name at a collection that you have, and let {store.commands.clean} "
-            f"{source} --drop {target} forget this migration"
+            "point the application's name at a collection that you have, and let "
+            f"{store.commands.clean} {source} --drop {target} forget this migration"
         )
     return f"{store.commands.run} {source} --bank FILE --restart begins again"
 
@@ -127,6 +129,7 @@ def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str)
         return CollectionNotFound(
             f"{thing} was renamed to {renamed!r}: rename it to {name!r} again, or {remedy}"
         )
+
     if store.exists(name):
         return CollectionExists(
             f"{thing} is gone, and another collection has its name and stays untouched: {remedy}"
@@ -135,7 +138,9 @@ def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str)
 
 
 def _name_of(store: Store, is_meant: Callable[[CollectionInfo], bool]) -> str | None:
-    """Return the name of the collection that is meant, among all of the database; None if there is none."""
+    """Return the name of the collection that is meant, among all of the database; None if there is
+    none.
+    """
     for name in store.collection_names():
         # Another process may have dropped it meanwhile, and broken states belong to nobody.
         with suppress(HubnessError):

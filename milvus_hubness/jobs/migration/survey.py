@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +52,9 @@ def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: in
 def chunk_pages(
     store: Rows, collection: str, field: str, chunk: Chunk, size: int
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the last."""
+    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the
+    last.
+    """
     is_last = False
     while not is_last:
         page = scan_chunk(store, collection, field, chunk, size)
@@ -63,7 +65,9 @@ def chunk_pages(
 
 @dataclass(frozen=True)
 class Survey:
-    """All chunks of a collection in key order within each partition, and the keys of rows spread over each one."""
+    """All chunks of a collection in key order within each partition, and the keys of rows spread
+    over each one.
+    """
 
     chunks: list[Chunk]
     sample: dict[str | None, list[Key]]
@@ -79,58 +83,80 @@ def survey(
 ) -> Survey:
     """Page through the keys once, with one page in memory at a time.
 
-    A chunk has `rows_per_chunk` rows or a multiple of that, so that there are about MOST_CHUNKS at most. The sample
-    has at most about SAMPLE_ROWS rows, evenly spread over all keys.
+    A chunk has `rows_per_chunk` rows or a multiple of that, so that there are about MOST_CHUNKS at
+    most. The sample has at most about SAMPLE_ROWS rows, evenly spread over all keys.
     """
     pages_of_chunks = -(-info.rows // (rows_per_chunk * MOST_CHUNKS))
     chunk_rows = rows_per_chunk * max(1, pages_of_chunks)
+
     chunks: list[Chunk] = []
     sample: dict[str | None, list[Key]] = {}
     seen = 0
-
-    def read_and_sampled(partition: str | None) -> Iterator[list[Key]]:
-        nonlocal seen
+    for partition in info.partitions:
         sample[partition] = []
+        cutter = _ChunkCutter(chunks, partition, chunk_rows)
         for page in key_pages(store, info.name, partition, rows=info.rows):
-            sample[partition] += [
-                page[i] for i in evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)
-            ]
+            sampled = evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)
+            sample[partition] += [page[i] for i in sampled]
             seen += len(page)
             progress("reading the keys", seen, info.rows)
-            yield page
+            cutter.add(page)
+        cutter.end_chunk()
 
-    for partition in info.partitions:
-        after: Key | None = None
-        for last, rows in _chunk_ends(read_and_sampled(partition), chunk_rows):
-            chunks.append(
-                Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows)
-            )
-            after = last
     return Survey(chunks, sample)
 
 
-def _chunk_ends(pages: Iterable[list[Key]], chunk_rows: int) -> Iterator[tuple[Key, int]]:
-    """Yield the last key and the number of rows of each chunk; only the last chunk may have fewer than `chunk_rows`."""
-    rows = 0
-    for page in pages:
+class _ChunkCutter:
+    """Cuts the keys of one partition, page by page, into chunks, which it appends to `chunks`.
+
+    Only the last chunk of a partition may have fewer than `chunk_rows` rows.
+    """
+
+    def __init__(self, chunks: list[Chunk], partition: str | None, chunk_rows: int) -> None:
+        self._chunks = chunks
+        self._partition = partition
+        self._chunk_rows = chunk_rows
+
+        # Of the chunk that is being cut.
+        self._after: Key | None = None
+        self._upto: Key | None = None
+        self._rows = 0
+
+    def add(self, page: list[Key]) -> None:
+        """Cut a page of keys, which follow those of the former page."""
         stop = 0
         while stop < len(page):
             start = stop
-            stop = min(len(page), start + chunk_rows - rows)
-            rows += stop - start
-            last = page[stop - 1]
-            if rows == chunk_rows:
-                yield last, rows
-                rows = 0
-    if rows:
-        yield last, rows
+            stop = min(len(page), start + self._chunk_rows - self._rows)
+            self._rows += stop - start
+            self._upto = page[stop - 1]
+            if self._rows == self._chunk_rows:
+                self.end_chunk()
+
+    def end_chunk(self) -> None:
+        """Append the chunk that is being cut, unless it is empty."""
+        if self._upto is None or not self._rows:
+            return
+
+        self._chunks.append(
+            Chunk(
+                number=len(self._chunks),
+                partition=self._partition,
+                after=self._after,
+                upto=self._upto,
+                rows=self._rows,
+            )
+        )
+        self._after = self._upto
+        self._rows = 0
 
 
 def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:
-    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total` rows.
+    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total`
+    rows.
 
-    They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows are in it where
-    there are no more than `sampled`.
+    They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows
+    are in it where there are no more than `sampled`.
     """
     if total <= sampled:
         return list(range(count))
@@ -140,18 +166,24 @@ def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]
 
 
 ESTIMATED_ROWS = 512
+GRAPH_INDEXES = {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
+"""Index types that hold a graph; no type, too, leaves the choice to the server."""
 DEFAULT_LINKS = 30
-"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four bytes."""
+"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four
+bytes.
+"""
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """What a migration of `source` fits, and on what. survey: fixes the chunks of rows."""
+    """What a migration of `source` fits, and on what."""
 
     source: CollectionInfo
     field: str
     survey: Survey
+    """It fixes the chunks of rows."""
     layout: Layout
+    """The columns of the copy's vectors."""
     estimator: Estimator
     bank: QueryBank
     target_bank: QueryBank | None
@@ -171,39 +203,57 @@ class Fitting:
 
 
 def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
-    """Return the seconds of copy and verification, if a write and a comparison take as long as a read; and the bytes of
-    memory of the loaded source and target. Also check on a sample that the estimator can be fitted on this bank."""
-    chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
+    """Return the seconds of copy and verification, if a write and a comparison take as long as a
+    read; and the bytes of memory of the loaded source and target. Also check on a sample that the
+    estimator can be fitted on this bank.
+    """
+    largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
-    batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
-    reading = time.perf_counter() - began
+    batch = scan_chunk(
+        store, fitting.source.name, fitting.field, largest_chunk, limit=ESTIMATED_ROWS
+    )
+    reading_seconds = time.perf_counter() - began
     fit_with_mean(
         fitting.layout, batch.vectors, fitting.estimator, fitting.bank, fitting.target_bank
     )
-    correcting = time.perf_counter() - began - reading
-    others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
-    vector, rows = fitting.vector, fitting.survey.rows
-    has_graph = vector.index_type in {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
-    per_row = others + (
-        2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS)) if has_graph else 0
-    )
-    memory = {
-        name: int(rows * (per_row + BYTES[vector.dtype] * width))
+    correcting_seconds = time.perf_counter() - began - reading_seconds
+
+    sampled_rows = max(1, len(batch))
+    rows = fitting.survey.rows
+    # The copy reads and writes each row; the verification reads it on both sides.
+    seconds = (4 * reading_seconds + correcting_seconds) * rows / sampled_rows
+
+    vector = fitting.vector
+    other_bytes = sum(len(json.dumps(row, default=str)) for row in batch.rows) / sampled_rows
+    graph_bytes = 0
+    if vector.index_type in GRAPH_INDEXES:
+        graph_bytes = 2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS))
+    memory_bytes = {
+        name: int(rows * (other_bytes + graph_bytes + BYTES[vector.dtype] * width))
         for name, width in fitting.widths.items()
     }
-    return (4 * reading + correcting) * rows / max(1, len(batch)), memory
+    return seconds, memory_bytes
 
 
 def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
-    """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS rows."""
-    info, field, vector = fitting.source, fitting.field, fitting.vector
-    parts, left = [], ROWS
+    """Measure the recall that the collection's own kind of index loses with the augmented form, on
+    up to ROWS rows.
+    """
+    info = fitting.source
+    field = fitting.field
+    vector = fitting.vector
+
+    # Chunks in random order: each costs one request, and rows of all ages are among them.
+    sampled_parts: list[Floats] = []
+    rows_left = ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
-        if left <= 0:
+        if rows_left <= 0:
             break
-        parts.append(scan_chunk(store, info.name, field, chunk, store.chunk_rows(info)).vectors)
-        left -= len(parts[-1])
-    vectors = np.concatenate(parts)
+        batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
+        sampled_parts.append(batch.vectors)
+        rows_left -= len(batch)
+    vectors = np.concatenate(sampled_parts)
+
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
     correction = fit_measured(store, info, field, fitting.layout, vectors, *banks)
     return measure_recall(
@@ -220,52 +270,65 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     )
 
 
-MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
+MEASURED_ROWS = 1_000
+MEASURED_QUERIES = 200
+NEAREST = 10
 ALIKE = 1e-6
 """Relative difference below which a raw search in float32 treats two scores as equal."""
-LEAST_IN_ORDER, REMARKED = 0.5, 0.99
+LEAST_IN_ORDER = 0.5
+REMARKED = 0.99
 """Minimum shares of queries that keep their order: under L2, and for a plan without a remark."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the augmented form keeps the raw order. in_order: share of queries whose ten nearest rows keep it at
-    strength 0. gap: median difference of neighbouring scores (L2: squared distances). error: median error of scores."""
+    """How well the augmented form keeps the raw order."""
 
     rows: int
+    """Number of rows that were compared."""
     queries: int
+    """Number of queries."""
     in_order: float
+    """Share of queries whose ten nearest rows keep their order at strength 0."""
     gap: float
+    """Median difference of neighbouring scores (L2: squared distances)."""
     error: float
+    """Median error of scores."""
 
     def require(self, field: str) -> None:
         """Raise CannotMigrate unless the augmented form distinguishes rows under L2."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
-                f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest of a query differ by "
-                f"{self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, because groups of rows "
-                f"are far apart ({self.in_order:.0%} of {self.queries} queries keep their order among {self.rows:,} "
-                "rows at strength 0): keep each group in a collection of its own"
+                f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest "
+                f"of a query differ by {self.gap:.3g} in squared distance and scores are off by "
+                f"{self.error:.3g}, because groups of rows are far apart ({self.in_order:.0%} of "
+                f"{self.queries} queries keep their order among {self.rows:,} rows at strength "
+                "0): keep each group in a collection of its own"
             )
 
     def remark(self, dtype: Dtype) -> list[str]:
         if self.in_order >= REMARKED:
             return []
+
         reason = (
             "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
         )
         return [
-            f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
-            f"nearest among {self.rows:,} rows{reason}"
+            f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their "
+            f"{NEAREST} nearest among {self.rows:,} rows{reason}"
         ]
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d) suffice."""
+    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d)
+    suffice.
+    """
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
         return None
+
+    # The scores of the augmented form at strength 0, as a server computes them.
     layout = measured_on(layout, rows, query_vectors)
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
@@ -273,29 +336,37 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
         decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
     )
     scores = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
+
+    # Those of the user's metric, of one row more than is compared, so that each has a gap.
     exact = _exact(layout, rows, query_vectors)
     order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
     nearest = np.take_along_axis(exact, order, 1)
+
+    # Rows whose exact scores are alike may change places.
     ranked = np.argsort(-scores, axis=1, kind="stable")[:, :NEAREST]
     same = np.isclose(
         np.take_along_axis(exact, ranked, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0
     )
+
     gaps = -np.diff(nearest, axis=1)
+    distinct_gaps = gaps[gaps > 0]
     errors = np.abs(np.take_along_axis(scores, order, 1) - nearest)
     return Resolution(
-        len(rows),
-        len(query_vectors),
-        float(same.all(axis=1).mean()),
-        float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0,
-        float(np.median(errors)),
+        rows=len(rows),
+        queries=len(query_vectors),
+        in_order=float(same.all(axis=1).mean()),
+        gap=float(np.median(distinct_gaps)) if len(distinct_gaps) else 0.0,
+        error=float(np.median(errors)),
     )
 
 
 def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.float64]:
     """Return the scores (m, n) of the user's metric in float64; higher means nearer."""
-    wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
+    wide = rows.astype(np.float64)
+    query_vectors = queries.astype(np.float64)
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
+
     if layout.metric == "COSINE":
         wide, query_vectors = (
             part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors)
@@ -310,7 +381,9 @@ def _some(rows: Floats, count: int) -> Floats:
 def resolved(
     layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype
 ) -> Resolution | None:
-    """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not distinguish them."""
+    """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not
+    distinguish them.
+    """
     measured = resolution(layout, vectors, bank.vectors, dtype)
     if measured is not None and layout.metric == "L2":
         measured.require(field)
@@ -318,12 +391,17 @@ def resolved(
 
 
 def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
-    """Measure the resolution on rows spread over the collection and queries of the bank; None if the augmented form is
-    as good as the vectors. Raises CannotMigrate as `resolved` does."""
-    layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
+    """Measure the resolution on rows spread over the collection and queries of the bank; None if
+    the augmented form is as good as the vectors. Raises CannotMigrate as `resolved` does.
+    """
+    layout = fitting.layout
+    dtype = fitting.vector.dtype
+    sample = fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None
-    every = max(1, -(-sum(map(len, sample.values())) // MEASURED_ROWS))
+
+    sampled_rows = sum(map(len, sample.values()))
+    every = max(1, -(-sampled_rows // MEASURED_ROWS))
     parts = [
         store.get(fitting.source.name, keys[::every], fitting.field, partition=partition).vectors
         for partition, keys in sample.items()
@@ -334,7 +412,8 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
 
 def recall_words(gate: RecallGate) -> str:
     at = f" at {gate.search_parameter} {gate.value}" if gate.search_parameter else ""
-    raw, stored = gate.raw.estimate, gate.stored.estimate
+    raw = gate.raw.estimate
+    stored = gate.stored.estimate
     measured = f"recall@{gate.k}{at} of {gate.rows:,} rows: {raw:.3f} raw, {stored:.3f} corrected"
     if gate.search_parameter is None or gate.needed == gate.value:
         return measured

@@ -1,4 +1,6 @@
-"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes row by row."""
+"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes
+row by row.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, redu
 from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
 from milvus_hubness.jobs.common.inputs import stacked
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
@@ -44,6 +47,8 @@ HELD_OUT = 0.2
 FEWEST_HELD_OUT = 50
 MOST_HELD_OUT = 2_000
 FEWEST_ITEMS = 200
+COMPARED = ("raw", "old", "new")
+"""The biases that an evaluation compares: none, those in use, and those of the plan."""
 
 
 class Labelled(NamedTuple):
@@ -55,18 +60,24 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
-    """The result of a refresh evaluation. skewness: of N_10 under "raw", "old" and "new" biases, which are fitted
-    without the held-out queries. overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of
-    the labelled queries, and gains: the 95% intervals of "new" over the others; empty without labels. objection: the
-    reason not to use the new biases; empty if there is none."""
+    """The result of a refresh evaluation."""
 
     items: int
+    """Number of rows in the sample."""
     queries: int
+    """Number of held-out queries."""
     skewness: dict[str, float]
+    """The skewness of N_10 under `raw`, `old` and `new` biases, which are fitted without the
+    held-out queries.
+    """
     overlap: float
+    """Mean share of the old ten best that are among the new ten best."""
     r1: dict[str, float]
+    """R@1 of the labelled queries; empty without labels."""
     gains: dict[str, Interval]
+    """The 95% intervals of what `new` gains in R@1 over the others; empty without labels."""
     objection: str
+    """The reason not to use the new biases; empty if there is none."""
 
 
 def judge(
@@ -76,43 +87,52 @@ def judge(
     new: RefreshPlan,
     labelled: Labelled | None = None,
 ) -> RefreshEvaluation | None:
-    """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new bank, fit both without
-    it, and use it as queries. Labels decide if given, else the skewness decides. Return None if there is too little
-    data: under 50 held-out queries, or under 200 items."""
-    rng = np.random.default_rng(0)
+    """Evaluate old and new biases on a sample (n, d) of the gallery.
+
+    Hold out a fifth of the new bank, fit both without it, and use it as queries. Labels decide if
+    given, else the skewness decides. Return None if there is too little data: under 50 held-out
+    queries, or under 200 items.
+    """
     queries = new.bank.queries.vectors
-    held_out = queries[
-        rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]
-    ]
+    order = np.random.default_rng(0).permutation(len(queries))
+    held_out = queries[order[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
+
     items = layout.reduce_items(sample)
     fits = [
         fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))
     ]
     if len(fits) < 2:
         return None
-    biases, gates = (
-        [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)],
-        [fit[1] for fit in fits],
-    )
+
+    # The first row of biases is that of a raw search.
+    biases = [np.zeros(len(items), np.float32), *(bias for bias, _ in fits)]
+    gates = [gate for _, gate in fits]
+
     outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
-        for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
+        for name, answers in zip(COMPARED, outcome.retrieved, strict=True)
     }
+    _, old_answers, new_answers = outcome.retrieved
     shares = [
-        len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)
+        len(np.intersect1d(old_ten, new_ten)) / len(old_ten)
+        for old_ten, new_ten in zip(old_answers, new_answers, strict=True)
     ]
-    r1, gains = {}, {}
+
+    r1: dict[str, float] = {}
+    gains: dict[str, Interval] = {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
         hits = outcome.gated(gates).hits
-        r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
+        raw_hits, old_hits, new_hits = hits
+        r1 = dict(zip(COMPARED, hits.mean(axis=1).round(4).tolist(), strict=True))
         gains = {
-            "raw": paired_difference(hits[0], hits[2]),
-            "old": paired_difference(hits[1], hits[2]),
+            "raw": paired_difference(raw_hits, new_hits),
+            "old": paired_difference(old_hits, new_hits),
         }
+
     return RefreshEvaluation(
         items=len(sample),
         queries=len(held_out),
@@ -127,13 +147,15 @@ def judge(
 def _fit_without(
     layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
 ) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
-    """Return the biases of the sample and which of its items the gate lets through, None without a gate, both from the
-    other queries; None if these are too few. items: the sample, reduced."""
+    """Return the biases of the sample and which of its items the gate lets through, None without a
+    gate, both from the other queries; None if these are too few. items: the sample, reduced.
+    """
     bank = plan.bank.queries
     excluded = {row.tobytes() for row in held_out}
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
     if others.sum() < FEWEST_HELD_OUT:
         return None
+
     correction = Correction.fit(
         layout,
         plan.estimator,
@@ -142,19 +164,26 @@ def _fit_without(
         target_bank=plan.bank.targets,
     )
     bias = correction.centred(sample) * np.float32(plan.strength)
-    if plan.gates[0] is None:
+    if plan.gates.gate is None:
         return bias, None
+
     targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
     return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
 
 
 def _objection(skews: dict[str, float], r1: dict[str, float]) -> str:
-    """Return why the new biases are worse. Without a margin for noise: the biases in use are kept in doubt."""
+    """Return why the new biases are worse; empty if they are not.
+
+    There is no margin for noise: the biases in use are kept in doubt.
+    """
     for name, other in (("old", "the biases in use"), ("raw", "no correction")):
         if r1 and r1["new"] < r1[name]:
             return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}"
         if not r1 and skews["new"] > skews[name]:
-            return f"the skewness of N_10 rises from {skews[name]:.3f} with {other} to {skews['new']:.3f}"
+            return (
+                f"the skewness of N_10 rises from {skews[name]:.3f} with {other} to "
+                f"{skews['new']:.3f}"
+            )
     return ""
 
 
@@ -162,14 +191,18 @@ MOST_ROWS = 20_000
 
 
 class Sample(NamedTuple):
-    """Sampled rows with a usable vector. vectors: (n, d), as users see them. biases: (n, slots)."""
+    """Sampled rows with a usable vector."""
 
     keys: list[Key]
     vectors: Floats
+    """(n, d), as users see them."""
     biases: Floats
+    """(n, slots), as stored."""
 
     def labelled(self, labels: Labels) -> Labelled | None:
-        """Return the labelled queries that have an answer in the sample; None if they are fewer than two."""
+        """Return the labelled queries that have an answer in the sample; None if they are fewer
+        than two.
+        """
         places = {key: i for i, key in enumerate(self.keys)}
         answers = [
             np.array([places[key] for key in keys if key in places], np.int64)
@@ -189,7 +222,8 @@ def sampled(
     progress: Progress,
 ) -> Sample:
     """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
-    rng, share = np.random.default_rng(0), MOST_ROWS / max(1, info.rows)
+    rng = np.random.default_rng(0)
+    share = MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
     named = {key for keys in labels.keys for key in keys} if labels else set()
     keys: list[Key] = []
@@ -209,6 +243,7 @@ def sampled(
         keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
+
     return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
 
 
@@ -218,16 +253,15 @@ def evaluate(
     """Evaluate the biases in use and those of the plan, as `judge` does."""
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    old = RefreshPlan(
-        from_dict(profile.estimator),
-        bank,
-        profile.strength,
-        "",
-        (profile.gate, profile.gate_targets),
+    in_use = RefreshPlan(
+        estimator=from_dict(profile.estimator),
+        bank=bank,
+        strength=profile.strength,
+        reason="",
+        gates=Gates(profile.gate, profile.gate_targets),
     )
-    return judge(
-        state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None
-    )
+    labelled = sample.labelled(labels) if labels else None
+    return judge(state.layout, sample.vectors, in_use, plan, labelled)
 
 
 def fit(
@@ -237,16 +271,20 @@ def fit(
     plan: RefreshPlan,
     options: RefreshOptions,
 ) -> Correction:
-    """Fit the estimator on the bank, and on the gallery if it needs that, from the stored potentials if the estimator
-    is unchanged. If the plan names a stored bank, restore its fit."""
+    """Fit the estimator on the bank, and on the gallery if it needs that, from the stored
+    potentials if the estimator is unchanged. If the plan names a stored bank, restore its fit.
+    """
     bank = plan.bank
     if plan.reference is not None:
         return Correction.restore(state.layout, plan.estimator, bank)
-    backend, gallery = BiasBackend(store, info, state), None
+
+    backend = BiasBackend(store, info, state)
+    gallery = None
     if plan.estimator.needs_gallery:
         parts = key_chunks(store, info, "reading the gallery", options.progress)
         vectors = (backend.read(part, partition).vectors for partition, part in parts)
         gallery = stacked(vectors, state.layout.dim)
+
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
     return Correction.fit(
         state.layout,
@@ -260,11 +298,13 @@ def fit(
 
 
 def steady_mean(old: float, biases: Floats) -> float:
-    """Return the old mean bias if it is within one standard deviation of the new mean, which spares rows with an
-    unchanged bias a write; else the new mean."""
+    """Return the old mean bias if it is within one standard deviation of the new mean, which spares
+    rows with an unchanged bias a write; else the new mean.
+    """
     if not len(biases):
         return old
-    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
+    mean = float(biases.mean(dtype=np.float64))
+    spread = float(biases.std(dtype=np.float64))
     return old if abs(mean - old) <= spread else mean
 
 
@@ -274,29 +314,38 @@ BYTES_PER_NUMBER = 4
 
 
 class _Reached(FrozenModel):
-    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
+    """The progress of a refresh. Its bank and its slot identify the refresh."""
 
     bank: BankReference
     slot: Count
     after: tuple[tuple[str | None, Key], ...] = ()
+    """The last finished key, by partition."""
     scanned: Count = 0
+    """Number of rows read so far."""
     written: Count = 0
+    """Number of rows written so far."""
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether rows get their epoch.
-    banks: read already."""
+    """Writes the biases of a refresh."""
 
     backend: BiasBackend
+    """Reads and writes the rows; its state has the new biases."""
     names_epoch: bool
+    """Whether rows get the epoch of their biases."""
     options: RefreshOptions
     banks: Banks
+    """Banks that are read already."""
 
     def fill_pending(self, waiting: int) -> int:
-        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
-        number of rows. waiting: their expected number. Raises Cancelled, LeaseLost."""
-        backend, doing, count = self.backend, "computing missing biases", 0
+        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without
+        a bias; return the number of rows. waiting: their expected number. Raises Cancelled,
+        LeaseLost.
+        """
+        backend = self.backend
+        doing = "computing missing biases"
+        count = 0
         parts = key_chunks(
             backend.store, backend.info, doing, self.options.progress, backend.pending, waiting
         )
@@ -305,68 +354,94 @@ class Renewal:
             count += backend.write(
                 part, partition, self._for_new_rows, epoch_of_new_rows(backend.state)
             )
+
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
-        """Write the new biases of this profile; return the numbers of scanned and of written rows, with earlier runs of
-        this refresh. Raises Cancelled, LeaseLost."""
-        reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
-        after = dict(reached.after)
-        scanned, changed, since = reached.scanned, reached.written, 0
+        """Write the new biases of this profile; return the numbers of scanned and of written rows,
+        with earlier runs of this refresh. Raises Cancelled, LeaseLost.
+        """
+        reached = self._reached(incoming)
+        info = self.backend.info
+        store = self.backend.store
+        last_keys = dict(reached.after)
+        scanned = reached.scanned
+        written = reached.written
+
+        def remaining(partition: str | None) -> Iterator[list[Key]]:
+            after = last_keys.get(partition)
+            return key_pages(store, info.name, partition, after=after, rows=info.rows)
+
+        rows_left = max(0, info.rows - scanned)
         parts = key_chunks(
-            store, info, "writing biases", self.options.progress,
-            lambda partition: key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows),
-            max(0, info.rows - scanned),
-        )  # fmt: skip
-        for partition, part in parts:
-            changed += self._renew(part, partition, incoming)
-            scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
-            if since % CHUNKS_PER_RECORD == 0:
-                progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
+            store, info, "writing biases", self.options.progress, remaining, rows_left
+        )
+        for number, (partition, part) in enumerate(parts, 1):
+            written += self._renew(part, partition, incoming)
+            scanned += len(part)
+            last_keys[partition] = part[-1]
+            # A killed refresh begins again at its last record; a record of each chunk costs more.
+            if number % CHUNKS_PER_RECORD == 0:
+                progress = {
+                    "after": tuple(last_keys.items()),
+                    "scanned": scanned,
+                    "written": written,
+                }
                 body = reached.model_copy(update=progress).model_dump_json()
                 store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
-        return scanned, changed
+
+        return scanned, written
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
-        """Write the new biases to rows where they differ, and all biases to rows without any; return how many rows the
-        database acknowledged."""
+        """Write the new biases to rows where they differ, and all biases to rows without any;
+        return how many rows the database acknowledged.
+        """
         self._admit(0)
-        backend, corrections = self.backend, self._corrections
+        backend = self.backend
+        corrections = self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
-        differ = (
-            np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance
-        ) & ~rows.pending
+        moves = np.abs(biases - rows.biases[:, incoming.slot])
+        differ = (moves > self.options.tolerance) & ~rows.pending
         count = 0
         if differ.any():
             changed = rows.only(differ)
             self._admit(len(changed.batch))
             epoch = incoming.epoch if self.names_epoch else None
-            count += backend.put(
-                changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch)
-            )
+            new_biases = RowBiases({incoming.slot: biases[differ]}, epoch)
+            count += backend.put(changed, partition, new_biases)
             backend.repair(changed, partition, corrections, epoch)
+
         pending = rows.only(rows.pending).batch.keys
         if pending:
             self._admit(len(pending))
             count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
+
         return count
 
     @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:
-        """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
+        """The corrections for rows that are newer than the fits; that of the new biases covers all
+        rows.
+        """
         incoming = self.backend.state.incoming
-        fitted = incoming.profile.slot if incoming else None
-        as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
+        fitted_slot = incoming.profile.slot if incoming else None
+        # Several slots may have one correction, and its parts are computed once for all of them.
+        as_new = {
+            id(correction): replace(correction, are_new=True)
+            for correction in self._corrections.values()
+        }
         return {
-            slot: fit if slot == fitted else as_new[id(fit)]
-            for slot, fit in self._corrections.items()
+            slot: correction if slot == fitted_slot else as_new[id(correction)]
+            for slot, correction in self._corrections.items()
         }
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
-        # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
-        store, state = self.backend.store, self.backend.state
+        # A refresh replaces the biases of the active profile, whose bank may have been edited by
+        # hand.
+        store = self.backend.store
+        state = self.backend.state
         return load_corrections(
             store, state, self.options.engine, self.banks, unchecked=[state.active]
         )
@@ -379,8 +454,10 @@ class Renewal:
     def _admit(self, rows: int) -> None:
         if self.options.stop.is_set():
             raise Cancelled(
-                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on from here"
+                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on "
+                "from here"
             )
+
         if rows:
             self.options.throttle.admit(
                 rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width
@@ -393,11 +470,13 @@ class Renewal:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
             reached = None
+
         if reached and (reached.bank.generation, reached.slot) == (
             incoming.bank.generation,
             incoming.slot,
         ):
             return reached
+
         return _Reached(bank=incoming.bank, slot=incoming.slot)
 
 

@@ -1,4 +1,4 @@
-"""Online banks: start and stop them, take in query samples, and measure the drift of live queries."""
+"""Online banks: start and stop them, take in query samples, and measure how live queries drift."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ DEFAULT_SETTINGS = {
 
 @dataclass(frozen=True)
 class OnlineBankStatus:
-    """The status of an online bank: its settings, and the numbers of its original and its sampled queries. waiting:
-    number of samples that are not yet taken in."""
+    """The status of an online bank."""
 
     online_bank: OnlineBank
+    """Its settings."""
     seed: int
+    """Number of original queries."""
     live: int
+    """Number of sampled queries."""
     waiting: int
+    """Number of samples that are not yet taken in."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -56,13 +59,15 @@ class OnlineBankStatus:
 
 @dataclass(frozen=True, eq=False)
 class Absorbed(Merged):
-    """The result of a merge of query samples into a profile's bank. samples: the numbers of all processed samples.
-    seed, live: number of original and of sampled queries in the resulting bank."""
+    """The result of a merge of query samples into a profile's bank."""
 
     samples_collection: str
     samples: tuple[int, ...]
+    """The numbers of all processed samples."""
     seed: int
+    """Number of original queries in the resulting bank."""
     live: int
+    """Number of sampled queries in the resulting bank."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -79,16 +84,18 @@ def start_online_bank(
     profile: str | None = None,
     **settings: float,
 ) -> OnlineBankStatus:
-    """Have clients sample the profile's queries for its bank, or change the settings of an online bank.
+    """Have clients sample the profile's queries for its bank, or change the settings of an online
+    bank.
 
-    settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and the bank's own size.
-    Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists if <collection>__query_samples exists.
+    settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and
+    the bank's own size. Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists
+    if <collection>__query_samples exists.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, _):
         store = lease.store
         info, state, name = _profile_of(store, collection, field, profile)
-        before = info.online_bank_of(state.field, name)
+        present = info.online_bank_of(state.field, name)
         first = {
             **DEFAULT_SETTINGS,
             "field": state.field,
@@ -97,12 +104,15 @@ def start_online_bank(
             "size": state.profiles[name].bank.count,
         }
         try:
-            online_bank = OnlineBank(**((before.model_dump() if before else first) | settings))
+            former = present.model_dump() if present else first
+            online_bank = OnlineBank(**(former | settings))
         except ValidationError as error:
             problem = error.errors()[0]
             raise InvalidParameter(
-                f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not {problem['input']!r}"
+                f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not "
+                f"{problem['input']!r}"
             ) from None
+
         capability(store, QuerySampling).create_query_samples(
             online_bank.samples_collection, info.collection_id, state.dim
         )
@@ -114,8 +124,10 @@ def start_online_bank(
 def stop_online_bank(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> OnlineBank | None:
-    """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries in the bank. Return
-    the former settings of the online bank; None if the bank was not online. Raises NotCorrected, InvalidInput."""
+    """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries
+    in the bank. Return the former settings of the online bank; None if the bank was not online.
+    Raises NotCorrected, InvalidInput.
+    """
     expect_store(store)
     with leasing(store, collection) as (lease, _):
         store = lease.store
@@ -123,14 +135,19 @@ def stop_online_bank(
         online_bank = info.online_bank_of(state.field, name)
         if online_bank is None:
             return None
-        others, samples = _others(info, online_bank), online_bank.samples_collection
+
+        others = _others(info, online_bank)
+        samples = online_bank.samples_collection
         banks = OnlineBanks(banks=tuple(others)) if others else None
         store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
+
+        # The profiles of a field share one collection of samples.
         if any(other.samples_collection == samples for other in others):
             numbers = _samples(store, online_bank).origins.numbers.tolist()
             capability(store, QuerySampling).drop_samples(samples, numbers)
         elif store.exists(samples):
             store.drop(samples)
+
         return online_bank
 
 
@@ -148,39 +165,44 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
 def absorbed(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> Absorbed | None:
-    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not online. This
-    writes nothing and may be repeated: pass `bank` to a refresh, and then the result to `drop_processed`. Raises
-    NotCorrected, InvalidInput, DimensionMismatch."""
+    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank
+    is not online. This writes nothing and may be repeated: pass `bank` to a refresh, and then the
+    result to `drop_processed`. Raises NotCorrected, InvalidInput, DimensionMismatch.
+    """
     info, state, name = _profile_of(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
         return None
+
     stored = store.load_bank(state.profiles[name].bank, checked=False)
     samples = _samples(store, online_bank)
-    origins, merged = origins_of(stored), Merged(None, 0, 0, 0, 0)
+    origins = origins_of(stored)
+    merged = Merged(None, 0, 0, 0, 0)
     if len(samples.origins):
         dim = samples.vectors.shape[1]
         stored.queries.expect_dim(dim, f"a sample in {online_bank.samples_collection!r}")
         merged = merge(stored.queries, origins, samples.vectors, samples.origins, online_bank)
         origins = (merged.bank.origins if merged.bank else None) or origins
-    seeds = int(origins.are_seeds.sum())
-    numbers, live = tuple(samples.origins.numbers.tolist()), len(origins) - seeds
+
+    seed_count = int(origins.are_seeds.sum())
     return Absorbed(
         **vars(merged),
         samples_collection=online_bank.samples_collection,
-        samples=numbers,
-        seed=seeds,
-        live=live,
+        samples=tuple(samples.origins.numbers.tolist()),
+        seed=seed_count,
+        live=len(origins) - seed_count,
     )
 
 
 def origins_of(bank: StoredBank) -> Origins:
-    """Return the origins of the bank's queries; if the bank stores none, all queries count as original."""
+    """Return the origins of the bank's queries; if the bank stores none, all queries count as
+    original.
+    """
     return bank.queries.origins or Origins.seeds(len(bank.queries), 0)
 
 
 def drop_processed(store: Store, done: Absorbed) -> None:
-    """Drop the processed samples, once searches read the biases of the new bank, if there is one."""
+    """Drop the processed samples, once searches read the biases of the new bank, if any."""
     capability(store, QuerySampling).drop_samples(done.samples_collection, done.samples)
 
 
@@ -204,10 +226,15 @@ def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
 
 
 def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
-    origins = origins_of(store.load_bank(state.profiles[online_bank.profile].bank, checked=False))
-    seeds = int(origins.are_seeds.sum())
-    waiting = len(_samples(store, online_bank).origins)
-    return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
+    profile = state.profiles[online_bank.profile]
+    origins = origins_of(store.load_bank(profile.bank, checked=False))
+    seed_count = int(origins.are_seeds.sum())
+    return OnlineBankStatus(
+        online_bank=online_bank,
+        seed=seed_count,
+        live=len(origins) - seed_count,
+        waiting=len(_samples(store, online_bank).origins),
+    )
 
 
 MOST_COMPARED = 2 * AT_MOST
@@ -216,27 +243,32 @@ MOST_COMPARED = 2 * AT_MOST
 def drift(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> Drift:
-    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see `drift_between`.
+    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
+    `drift_between`.
 
-    Equal samples count once, as in the bank. Only those queries of the bank count whose places samples may take: a bank
-    that has taken in all it can does not show the same drift again. Call this before the samples are taken in. If the
-    bank is not online, or few samples wait, `reason` says so. Raises NotCorrected, InvalidInput, InvalidParameter.
+    Equal samples count once, as in the bank. Only those queries of the bank count whose places
+    samples may take: a bank that has taken in all it can does not show the same drift again. Call
+    this before the samples are taken in. If the bank is not online, or few samples wait, `reason`
+    says so. Raises NotCorrected, InvalidInput, InvalidParameter.
     """
     info, state, name = _profile_of(store, collection, field, profile)
-    held = state.profiles[name]
+    reference = state.profiles[name].bank
     online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: turn its online bank on"
-        return Drift(reason, held.bank.count, 0)
+        return Drift(reason, reference.count, 0)
+
     vectors = _samples(store, online_bank).vectors
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
-        return Drift("no recent queries were sampled", held.bank.count, 0)
+        return Drift("no recent queries were sampled", reference.count, 0)
+
     recent = vectors[distinct_vectors(vectors, online_bank.duplicate_cosine)]
-    stored = store.load_bank(held.bank, checked=False)
-    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), online_bank)
-    if (~safe).sum() >= AT_LEAST:
-        bank = bank[~safe]
+    stored = store.load_bank(reference, checked=False)
+    bank = stored.queries.vectors
+    are_replaceable = ~safe_seeds(origins_of(stored), online_bank)
+    if are_replaceable.sum() >= AT_LEAST:
+        bank = bank[are_replaceable]
     return drift_between(
         state.layout.reduce_queries(bank)[:, : state.dim],
         state.layout.reduce_queries(recent)[:, : state.dim],

@@ -1,8 +1,9 @@
-"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank generations.
+"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank
+generations.
 
-A job notes the bank generations that may become spare; if it is killed, the next refresh of the collection drops them,
-unless a collection state names them. If another job names one at that moment, the store restores its rows, see
-Store.drop_bank_generations.
+A job notes the bank generations that may become spare; if it is killed, the next refresh of the
+collection drops them, unless a collection state names them. If another job names one at that
+moment, the store restores its rows, see Store.drop_bank_generations.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
+from milvus_hubness.jobs.common.choice import NO_GATES, Gates, checked_gates
 from milvus_hubness.jobs.common.corrections import require_engine
 from milvus_hubness.jobs.common.inputs import read_pairs
 from milvus_hubness.jobs.common.lease import Lease
@@ -58,7 +60,7 @@ from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_le
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.migration.plan import MigrationOptions, checked_gates
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.migration.presence import identified, is_copy, is_source
 from milvus_hubness.jobs.migration.survey import scan_chunk, survey
 from milvus_hubness.jobs.store.generations import holds, reference_to
@@ -82,45 +84,58 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RefreshOptions:
-    """Options of a refresh.
-
-    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last refresh,
-    else the current one (Blend() for a new profile). field: the corrected field, if there are several. profile: the
-    bias profile to refresh, by default the active one; a new name adds a profile, from the given bank, in spare columns
-    of the stored vectors. refit: refresh all rows though nothing changed, for estimators that learn from the gallery.
-    revert: return to the biases before the last full refresh. force: compute and write all biases again though nothing
-    changed, which repairs damaged ones, and use new biases even if they are worse than the old ones. labels: labelled
-    queries for the evaluation. live: when sampled queries enter the bank, if no other bank is given. rebuild_share,
-    rebuild_rows: if at least this share of at least so many rows must be written, and the collection is named by an
-    alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
-    difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
-    collection state, before the first write. engine: computes the written biases; the
-    workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
-
-    Raises InvalidParameter, and as QueryBank does.
-    """
+    """Options of a refresh. Raises InvalidParameter, and as QueryBank does."""
 
     bank: BankLike | None = None
+    """The queries; by default the stored ones."""
     target_bank: BankLike | None = None
+    """The target items; by default the stored ones, if there are any."""
     estimator: Estimator | None = None
+    """By default the choice of tuning since the last refresh, else the current one (Blend() for a
+    new profile).
+    """
     profile: str | None = None
+    """The bias profile to refresh, by default the active one; a new name adds a profile, from the
+    given bank, in spare columns of the stored vectors.
+    """
     refit: bool = False
+    """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
     revert: bool = False
+    """Return to the biases before the last full refresh."""
     force: bool = False
+    """Compute and write all biases again though nothing changed, which repairs damaged ones, and
+    use new biases even if they are worse than the old ones.
+    """
     labels: Labels | None = None
+    """Labelled queries for the evaluation."""
     live: Live = "never"
+    """When sampled queries enter the bank, if no other bank is given."""
     rebuild_share: float = REBUILD_SHARE
+    """If at least this share of at least `rebuild_rows` rows must be written, and the collection is
+    named by an alias, make a copy with the new biases, which takes over the alias.
+    """
     rebuild_rows: int = REBUILD_ROWS
+    """Collections with fewer rows are not rebuilt, however many of their rows change."""
     plan: bool = False
+    """Only return the plan."""
     restart_ttl: bool = False
-    """Write all rows although the collection has a time to live, which starts again for each of them."""
+    """Write all rows although the collection has a time to live, which starts again for each of
+    them.
+    """
     tolerance: float = DEFAULT_TOLERANCE
+    """A bias is written again if it moves a score by more than this."""
     client_ttl: float = field(default_factory=default_client_ttl)
+    """Seconds until every client has read a new collection state, before the first write."""
     throttle: Throttle = field(default_factory=Throttle)
+    """Slows the writes down, and pauses them."""
     engine: Engine = "local"
+    """What computes the written biases; the workers of "ray" also fit."""
     stop: threading.Event = field(default_factory=threading.Event)
+    """Once this is set, Cancelled is raised between two batches."""
     progress: Progress = silent
+    """Called with the phase, the rows done and all rows."""
     field: str | None = None
+    """The corrected field, if there are several."""
 
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
@@ -129,6 +144,7 @@ class RefreshOptions:
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
+
         if self.revert and (self.names_biases or self.refit):
             raise InvalidParameter(
                 "revert returns to the former biases: leave out bank, estimator and refit"
@@ -148,7 +164,8 @@ class SpareBanks:
     """The spare bank generations of one collection."""
 
     def __init__(self, store: Store, collection: str) -> None:
-        self._store, self._key = store, f"{SPARE_BANKS}/{collection}"
+        self._store = store
+        self._key = f"{SPARE_BANKS}/{collection}"
 
     def note(self, banks: Iterable[BankReference]) -> None:
         """Add these generations to the note."""
@@ -166,8 +183,9 @@ class SpareBanks:
         return list(read_ledger(_NOTED.validate_json, record)) if record else []
 
     def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
-        """Save a bank, and return the reference to it, or to the current generation if they are equal. Until a
-        collection state names it, it is spare."""
+        """Save a bank, and return the reference to it, or to the current generation if they are
+        equal. Until a collection state names it, it is spare.
+        """
         reference = reference_to(current.collection, bank)
         is_current = reference.generation == current.generation
         if not is_current:
@@ -176,15 +194,18 @@ class SpareBanks:
         return current if is_current else reference
 
     def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
-        """Drop the noted generations that no collection state names, and the note. noted: the whole note. state: that
-        of this collection, which names some."""
+        """Drop the noted generations that no collection state names, and the note. noted: the whole
+        note. state: that of this collection, which names some.
+        """
         if not noted:
             return
+
         named = {bank.rows for bank in state.banks} if state else set()
         undecided = self._store.drop_bank_generations(
             [bank for bank in noted if bank.rows not in named]
         )
-        if undecided:  # A later refresh drops them, once the states of all collections can be read.
+        # A later refresh drops them, once the states of all collections can be read.
+        if undecided:
             self._put(undecided)
         else:
             self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
@@ -192,19 +213,24 @@ class SpareBanks:
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if they are not. gates: of
-    the searches, `gate` and `gate_targets`. mean_bias, reference: set if already decided. carries_on, rebuilding: an
-    unfinished refresh, and its rebuild."""
+    """The bank and the estimator of a profile's next biases."""
 
     estimator: Estimator
     bank: StoredBank
     strength: float
+    """w of searches that name none."""
     reason: str
-    gates: tuple[int | None, int | None] = (None, None)
+    """Why new biases are due; empty if they are not."""
+    gates: Gates = NO_GATES
+    """The gates of searches."""
     mean_bias: float = 0.0
+    """The mean that is subtracted from every bias, if `reference` is set."""
     reference: BankReference | None = None
+    """The generation of the bank, if it is stored already; the mean is decided then too."""
     carries_on: bool = False
+    """Whether this continues an unfinished refresh."""
     rebuilding: Migration | None = None
+    """The unfinished rebuild that this continues."""
 
 
 def plan_refresh(
@@ -216,62 +242,117 @@ def plan_refresh(
     options: RefreshOptions,
     rebuilding: Migration | None,
 ) -> RefreshPlan:
-    """Choose the bank and the estimator of the next refresh. state: with the profile to refresh as the active one.
-    is_new: whether the collection lacks this profile so far. load_bank: reads the profile's bank. rebuilding: an
-    unfinished rebuild of this collection. Raises InvalidInput if biases are reverted that were never refreshed."""
+    """Choose the bank and the estimator of the next refresh.
+
+    state: with the profile to refresh as the active one. is_new: whether the collection lacks this
+    profile so far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this
+    collection. Raises InvalidInput if biases are reverted that were never refreshed.
+    """
     if options.revert:
-        former = state.profile.former
-        if former is None:
-            raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
-        return RefreshPlan(
-            from_dict(former.estimator), store.load_bank(former.bank), former.strength,
-            "the last refresh is taken back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
-        )  # fmt: skip
-    bank, target_bank, estimator = (
-        optional_bank(options.bank),
-        optional_bank(options.target_bank),
-        options.estimator,
-    )
-    profile, incoming = state.profile, state.incoming
-    begun = incoming.profile if incoming and incoming.name == state.active else None
-    if rebuilding and rebuilding.state:
-        begun = rebuilding.state.profiles.get(state.active, begun)
-    changes = ["a refit was requested"] if options.refit else []
+        return _reverting(store, info, state)
+
+    reasons = ["a refit was requested"] if options.refit else []
+    begun = _begun_profile(state, rebuilding)
     if begun and not options.refit:
-        saved: StoredBank | None = None
         try:
             saved = store.load_bank(begun.bank)
         except (EmptyBank, StateError):
-            changes.append("the bank of an unfinished refresh is gone")
-        same = estimator is None or is_same(estimator, begun.estimator)
-        if saved and same and _with(saved, bank, target_bank).fingerprint == saved.fingerprint:
-            return RefreshPlan(
-                from_dict(begun.estimator), saved, begun.strength, "one was not finished",
-                (begun.gate, begun.gate_targets), begun.mean_bias, begun.bank, True, rebuilding,
-            )  # fmt: skip
+            reasons.append("the bank of an unfinished refresh is gone")
+        else:
+            if _names_same_biases(options, begun, saved):
+                return _continuing(begun, saved, rebuilding)
+
     stored = load_bank()
-    new_bank = _with(stored, bank, target_bank)
-    strength, gates = profile.strength, (profile.gate, profile.gate_targets)
+    bank = _with(stored, optional_bank(options.bank), optional_bank(options.target_bank))
+    profile = state.profile
     if is_new:
-        estimator = estimator or from_dict(profile.estimator)
-        return RefreshPlan(estimator, new_bank, strength, "the profile is new")
-    if estimator is None and (tuned := _newly_tuned(info, state, new_bank)):
-        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
+        return RefreshPlan(
+            estimator=options.estimator or from_dict(profile.estimator),
+            bank=bank,
+            strength=profile.strength,
+            reason="the profile is new",
+        )
+
+    estimator = options.estimator
+    strength = profile.strength
+    present_gates = Gates(profile.gate, profile.gate_targets)
+    gates = present_gates
+    tuned = _newly_tuned(info, state, bank) if estimator is None else None
+    if tuned is not None:
+        estimator = from_dict(tuned.choice or {})
+        strength = tuned.strength
+        # Without labels, tuning does not judge gates, so those in use stay.
         if tuned.labelled:
-            gates = checked_gates(tuned.gate, tuned.gate_targets, new_bank.targets)
-    if new_bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
-        changes.append("the bank changed")
+            gates = checked_gates(Gates(tuned.gate, tuned.gate_targets), bank.targets)
+
+    if bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
+        reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
-        changes.append("the parameters changed")
-    if gates != (profile.gate, profile.gate_targets):
-        changes.append("the gate changed")
+        reasons.append("the parameters changed")
+    if gates != present_gates:
+        reasons.append("the gate changed")
     if needs_other_columns(store, info, state):
-        changes.append("the quantization of the vectors changed")
-    if options.force and not changes:
-        # The only way to repair biases that something else has damaged: nobody can see that they are wrong.
-        changes.append("it was forced")
+        reasons.append("the quantization of the vectors changed")
+    if options.force and not reasons:
+        # The only way to repair biases that something else has damaged: nobody can see that they
+        # are wrong.
+        reasons.append("it was forced")
+
     return RefreshPlan(
-        estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates
+        estimator=estimator or from_dict(profile.estimator),
+        bank=bank,
+        strength=strength,
+        reason=" and ".join(reasons),
+        gates=gates,
+    )
+
+
+def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
+    """Return the plan to take the last refresh back. Raises InvalidInput if there was none."""
+    former = state.profile.former
+    if former is None:
+        raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
+
+    return RefreshPlan(
+        estimator=from_dict(former.estimator),
+        bank=store.load_bank(former.bank),
+        strength=former.strength,
+        reason="the last refresh is taken back",
+        gates=Gates(former.gate, former.gate_targets),
+        mean_bias=former.mean_bias,
+        reference=former.bank,
+    )
+
+
+def _begun_profile(state: CollectionState, rebuilding: Migration | None) -> Profile | None:
+    """Return the active profile as an unfinished refresh will leave it; None without one."""
+    incoming = state.incoming
+    begun = incoming.profile if incoming and incoming.name == state.active else None
+    if rebuilding and rebuilding.state:
+        return rebuilding.state.profiles.get(state.active, begun)
+    return begun
+
+
+def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBank) -> bool:
+    """Whether the options ask for no other biases than the unfinished refresh, with its bank."""
+    bank = _with(saved, optional_bank(options.bank), optional_bank(options.target_bank))
+    estimator = options.estimator
+    is_same_method = estimator is None or is_same(estimator, begun.estimator)
+    return is_same_method and bank.fingerprint == saved.fingerprint
+
+
+def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None) -> RefreshPlan:
+    """Return the plan to finish the unfinished refresh to this profile."""
+    return RefreshPlan(
+        estimator=from_dict(begun.estimator),
+        bank=saved,
+        strength=begun.strength,
+        reason="one was not finished",
+        gates=Gates(begun.gate, begun.gate_targets),
+        mean_bias=begun.mean_bias,
+        reference=begun.bank,
+        carries_on=True,
+        rebuilding=rebuilding,
     )
 
 
@@ -279,11 +360,9 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
-        what = (
-            "filled only in part: enable it again"
-            if state.codec.leaves_vectors
-            else f"a copy of {state.source!r}"
-        )
+        what = f"a copy of {state.source!r}"
+        if state.codec.leaves_vectors:
+            what = "filled only in part: enable it again"
         raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     return state
 
@@ -291,21 +370,28 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
 def with_profile(
     state: CollectionState, name: str, options: RefreshOptions
 ) -> tuple[CollectionState, bool]:
-    """Return the state with this profile as the active one, and whether the profile is new. A new profile gets two
-    spare columns of the stored vectors, without biases yet: those of locality hints first, and last that of the graph
-    hint. Raises InvalidParameter, InvalidInput, NoSpareColumns."""
+    """Return the state with this profile as the active one, and whether the profile is new.
+
+    A new profile gets two spare columns of the stored vectors, without biases yet: those of
+    locality hints first, and last that of the graph hint. Raises InvalidParameter, InvalidInput,
+    NoSpareColumns.
+    """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
+
+    # An unfinished refresh adds the profile: it is new, and its slots are taken already.
     if state.incoming is not None and state.incoming.name == name:
         begun = state.incoming.profile
         draft = begun.model_copy(
             update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1}
         )
         return state.with_profile(draft, name).model_copy(update={"active": name}), True
+
     if not name:
         raise InvalidParameter("a profile needs a name")
     if options.bank is None:
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
+
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = (
         wider.layout.width == state.layout.width
@@ -316,6 +402,7 @@ def with_profile(
             f"field {state.field!r} has no columns to spare for profile {name!r}: "
             "migrate it with room for more profiles"
         )
+
     active = state.profile
     draft = Profile(
         estimator=to_dict(options.estimator or Blend()),
@@ -330,7 +417,9 @@ def with_profile(
 
 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
-    """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
+    """Return the state with this number of slots, and with the graph hint and locality hint columns
+    that still fit.
+    """
     layout = state.layout
     bare = replace(
         layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0
@@ -356,11 +445,14 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
 def _newly_tuned(
     info: CollectionInfo, state: CollectionState, bank: StoredBank
 ) -> TuningRecord | None:
-    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there is none.
+    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there
+    is none.
 
-    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it was made.
+    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it
+    was made.
     """
-    verdict, profile = info.verdicts.of(state.field, bank.queries.fingerprint), state.profile
+    verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+    profile = state.profile
     if verdict is None or verdict.choice is None:
         return None
     is_in_use = profile.bank.fingerprint == bank.fingerprint
@@ -368,8 +460,9 @@ def _newly_tuned(
 
 
 def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
-    """Whether the field's quantiser, which its owner can change at any time, needs biases in more columns than stored
-    vectors have. Biases in more columns than necessary are as good."""
+    """Whether the field's quantiser, which its owner can change at any time, needs biases in more
+    columns than stored vectors have. Biases in more columns than necessary are as good.
+    """
     # A state can name a field that its owner has dropped meanwhile; other checks say so.
     if state.codec.needs_candidates or state.searched_field not in info.vector_fields:
         return False
@@ -383,9 +476,10 @@ def choose_rebuild(
     share: float,
     options: RefreshOptions,
 ) -> tuple[bool, str]:
-    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write. If
-    most rows do, a copy that takes over the alias costs no more, and spares the live collection upserts, which starve
-    its compaction."""
+    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows
+    that need a write. If most rows do, a copy that takes over the alias costs no more, and spares
+    the live collection upserts, which starve its compaction.
+    """
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
         return False, f"{moved}: they are upserted"
@@ -407,6 +501,7 @@ def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionStat
         return f"{what} to {info.name!r}, and one is moved in one step"
     if requested == info.name:
         return f"requested by its alias {info.aliases[0]!r}, a copy would take over"
+
     return ""
 
 
@@ -439,8 +534,9 @@ def begin(
 def _copy_layout(
     store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
 ) -> Layout:
-    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants that depend on the
-    bank and, in `some` chunks, on the vectors."""
+    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants
+    that depend on the bank and, in `some` chunks, on the vectors.
+    """
     layout = state.layout
     field = state.field
     spread = store.bias_spread(info, field)
@@ -465,18 +561,21 @@ def _copy_layout(
             keeps_mean=True,
             length_pull=store.takes_length_pull(info, field),
         )
+
     if spread > 1:
         profile = state.profile
         correction = Correction.restore(
             layout, from_dict(profile.estimator), bank, profile.mean_bias
         )
         layout = with_bias_scale(layout, vectors, correction.centred(vectors), profile.strength)
+
     return layout
 
 
 def rebuildings(store: Store, collection: str) -> list[Migration]:
-    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the entry of a
-    migration from or to this collection cannot be read."""
+    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the
+    entry of a migration from or to this collection cannot be read.
+    """
     return [
         migration
         for migration in Ledger(store).migrations(collection)
@@ -496,7 +595,9 @@ def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is unfinished."""
+    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is
+    unfinished.
+    """
     made = (
         rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild)
     )
@@ -505,6 +606,8 @@ def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migrat
 
 
 def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
-    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
+    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations
+    do.
+    """
     with opened(lease.store, migration, options, lease) as migrator:
         return migrator.run(alias=migration.arguments["alias"])

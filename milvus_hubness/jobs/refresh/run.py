@@ -1,4 +1,4 @@
-"""The run of a refresh: fill missing biases, or evaluate, announce, write and switch to new ones."""
+"""The run of a refresh: fill missing biases, or judge, announce, write and switch to new ones."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.biases import (
     RefreshEvaluation,
     Renewal,
+    Sample,
     evaluate,
     fit,
     sampled,
     steady_mean,
 )
-from milvus_hubness.jobs.refresh.online_bank import absorbed, drift, drop_processed
+from milvus_hubness.jobs.refresh.online_bank import Absorbed, absorbed, drift, drop_processed
 from milvus_hubness.jobs.refresh.plan import (
     RefreshOptions,
     RefreshPlan,
@@ -68,34 +69,44 @@ Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 
 @dataclass(frozen=True)
 class RefreshResult:
-    """The result of a refresh.
-
-    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all rows,
-    "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
-    changed, or if they would restart the time to live of all rows and only rows without a bias were written. reason:
-    why. rows: of the collection. pending: rows without a bias before. scanned, written: rows that were
-    read and written. bias_age_seconds: time since the biases were last up to date. judged: the evaluation of the new
-    biases; None without any, or with too little data. drift, online_banks: None and empty if they were not measured.
-    planned: whether this is only a plan. write_intents: rows that a killed job had left in the write-intent log.
-    """
+    """The result of a refresh."""
 
     collection: str
+    """The collection that has the biases now; after "rebuilt", the copy."""
     action: Action
+    """What was done: "none" if nothing was due, "pending" if only rows without a bias were written,
+    "full" for all rows, "rebuilt" if a copy took over the alias, "refused" if the new biases were
+    judged worse and nothing changed, or if they would restart the time to live of all rows and only
+    rows without a bias were written.
+    """
     reason: str
+    """Why this action was taken."""
     scanned: int
+    """The number of rows that were read."""
     written: int
+    """The number of rows that were written."""
     epoch: int
+    """Counts the refreshes of the profile, from 1."""
     rows: int = 0
+    """The number of rows of the collection."""
     pending: int = 0
+    """The number of rows without a bias before."""
     bias_age_seconds: float = 0.0
+    """The time since the biases were last up to date."""
     seconds: float = 0.0
+    """How long the refresh took."""
     judged: RefreshEvaluation | None = None
+    """The evaluation of the new biases; None without any, or with too little data."""
     drift: Drift | None = None
+    """The drift of live queries; None if it was not measured."""
     online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
+    """What became of sampled queries, in numbers; empty if none were taken in."""
     planned: bool = False
+    """Whether this is only a plan."""
     write_intents: int = 0
+    """The number of rows that a killed job had left in the write-intent log."""
     former_copy: str | None = None
-    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped."""
+    """The collection from which a copy took over the alias; it stays, and can be dropped."""
 
     @property
     def skipped(self) -> int:
@@ -104,7 +115,9 @@ class RefreshResult:
 
     @property
     def skewness(self) -> dict[str, float]:
-        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an evaluation."""
+        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without
+        an evaluation.
+        """
         return self.judged.skewness if self.judged else {}
 
     @property
@@ -120,20 +133,24 @@ class RefreshResult:
 def refresh(
     store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
 ) -> RefreshResult:
-    """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
+    """Compute missing or outdated biases under one lease, and write only the rows whose bias
+    changes.
 
-    A full refresh evaluates the new biases against the old ones and against none, on held-out queries and on labelled
-    ones if given. If the new biases are worse, it changes nothing, unless `force`. Else it writes the standby slot of
-    every row whose bias there differs by more than the tolerance, and then exchanges the slots, so that no search mixes
-    old and new biases. If it is killed or stopped before that, the next refresh continues it.
+    A full refresh evaluates the new biases against the old ones and against none, on held-out
+    queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless
+    `force`. Else it writes the standby slot of every row whose bias there differs by more than the
+    tolerance, and then exchanges the slots, so that no search mixes old and new biases. If it is
+    killed or stopped before that, the next refresh continues it.
 
-    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected, UnfinishedMigration,
-    LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput
-    if a target bank, the bank of a new profile, or the biases to return to are missing.
+    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
+    UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall,
+    InvalidParameter, NoSpareColumns, and InvalidInput if a target bank, the bank of a new profile,
+    or the biases to return to are missing.
     """
     expect_store(store)
     options = replace(options, **changes) if options else RefreshOptions(**changes)
-    began, field = time.perf_counter(), options.field
+    field = options.field
+    began = time.perf_counter()
     with ExitStack() as stack:
         if options.plan:
             info = store.info(collection, counted=False)
@@ -142,55 +159,85 @@ def refresh(
         else:
             validated = leasing(store, collection, lambda current: ready_state(current, field))
             lease, info = stack.enter_context(validated)
+
         stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
-        moved, samples = None, None
-        if options.live != "never" and options.bank is None:
-            if options.live == "on drift":
-                moved = drift(store, info.name, field=field, profile=options.profile)
-            if moved is None or moved.fired:
-                samples = absorbed(store, info.name, field=field, profile=options.profile)
+
+        measured_drift, samples = _live_queries(store, info, options)
         if samples and samples.bank:
             options = replace(options, bank=samples.bank)
         result = _refreshed(lease, store, info, collection, options)
         if samples and result.action != "refused" and not options.plan:
             drop_processed(lease.store, samples)
-    seconds = round(time.perf_counter() - began, 2)
+
     return replace(
-        result, seconds=seconds, drift=moved, online_banks=samples.counts if samples else {}
+        result,
+        seconds=round(time.perf_counter() - began, 2),
+        drift=measured_drift,
+        online_banks=samples.counts if samples else {},
     )
+
+
+def _live_queries(
+    store: Store, info: CollectionInfo, options: RefreshOptions
+) -> tuple[Drift | None, Absorbed | None]:
+    """Return the drift of the sampled queries and a bank with them, each if it is wanted."""
+    if options.live == "never" or options.bank is not None:
+        return None, None
+
+    measured_drift = None
+    if options.live == "on drift":
+        measured_drift = drift(store, info.name, field=options.field, profile=options.profile)
+        if not measured_drift.fired:
+            return measured_drift, None
+
+    samples = absorbed(store, info.name, field=options.field, profile=options.profile)
+    return measured_drift, samples
 
 
 def _refreshed(
     lease: Lease, store: Store, info: CollectionInfo, requested: str, options: RefreshOptions
 ) -> RefreshResult:
+    """Finish what a killed job left, plan the refresh, and carry it out.
+
+    requested: the name or alias that the caller used.
+    """
     whole = ready_state(info, options.field)
     expect_own_banks(store, whole, info.collection_id)
-    profile = options.profile
-    if profile is None:
-        continues = whole.incoming is not None and not (options.names_biases or options.revert)
-        profile = whole.incoming.name if whole.incoming and continues else whole.active
-    state, is_new = with_profile(whole, profile, options)
+    state, is_new = with_profile(whole, _chosen_profile(whole, options), options)
     if not options.plan:
         store = lease.store
-    spare = SpareBanks(store, info.name)
+    spare_banks = SpareBanks(store, info.name)
+
+    # A strongly consistent read mostly waits, so these reads run in parallel.
     with ThreadPoolExecutor(5, "reading") as executor:
-        # A strongly consistent read mostly waits, so these reads run in parallel.
-        counting = executor.submit(store.count, info.name)
-        finding = executor.submit(rebuildings, store, info.name)
-        noting = executor.submit(spare.noted)
-        pending = executor.submit(BiasBackend(store, info, state).count_pending)
-        reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
-        rebuilds = finding.result()
-        left, half = unfinished(rebuilds, info), half_switched(rebuilds, info)
-        if half and not options.plan:
-            carry_out(half, MigrationOptions(), lease)
-        waiting, noted = pending.result(), noting.result()
-        plan = plan_refresh(store, info, state, is_new, reading.result, options, left)
+        row_count = executor.submit(store.count, info.name)
+        rebuilds = executor.submit(rebuildings, store, info.name)
+        noted_banks = executor.submit(spare_banks.noted)
+        pending_count = executor.submit(BiasBackend(store, info, state).count_pending)
+        stored_bank = executor.submit(store.load_bank, state.profile.bank, checked=False)
+
+        unfinished_rebuild = unfinished(rebuilds.result(), info)
+        unfinished_cutover = half_switched(rebuilds.result(), info)
+        if unfinished_cutover and not options.plan:
+            carry_out(unfinished_cutover, MigrationOptions(), lease)
+
+        # The bank is awaited only where the plan needs it.
+        waiting = pending_count.result()
+        noted = noted_banks.result()
+        plan = plan_refresh(
+            store, info, state, is_new, stored_bank.result, options, unfinished_rebuild
+        )
+
+    # The state of an unfinished rebuild may name a noted bank, and no collection has it yet.
+    if noted and not options.plan and not unfinished_rebuild:
+        lease.check()
+        spare_banks.drop(noted)
+
     job = Refreshing(
         store=store,
         lease=lease,
-        info=replace(info, rows=counting.result()),
+        info=replace(info, rows=row_count.result()),
         requested=requested,
         state=state,
         active=whole.active,
@@ -198,60 +245,89 @@ def _refreshed(
         options=options,
         waiting=waiting,
     )
-    if noted and not options.plan and not left:
-        lease.check()
-        spare.drop(noted)
-    if plan.reason and job.restarts_ttl:
-        result = job.without_restart(plan, reading.result)
-    elif plan.reason and (obstacle := job.column_obstacle(plan)):
-        result = job.with_former_biases(plan, reading.result, obstacle)
-    else:
-        result = job.full(plan) if plan.reason else job.pending(plan)
-    age = now() - state.profile.refreshed_at
+    result = job.run(plan, stored_bank.result)
+
+    bias_age_seconds = 0.0
+    if result.action == "refused":
+        age = now() - state.profile.refreshed_at
+        bias_age_seconds = round(age.total_seconds(), 1)
+
     return replace(
         result,
         rows=job.info.rows,
         pending=waiting,
-        bias_age_seconds=round(age.total_seconds(), 1) if result.action == "refused" else 0.0,
+        bias_age_seconds=bias_age_seconds,
         write_intents=store.count_notes(info.intent_log) if info.intent_log else 0,
     )
 
 
+def _chosen_profile(state: CollectionState, options: RefreshOptions) -> str:
+    """Return the profile to refresh: the named one, one whose refresh is unfinished, or the active
+    one.
+    """
+    if options.profile is not None:
+        return options.profile
+    names_other_biases = options.names_biases or options.revert
+    if state.incoming is not None and not names_other_biases:
+        return state.incoming.name
+    return state.active
+
+
 @dataclass(frozen=True)
 class Refreshing:
-    """Carries out a refresh plan. requested: the name or alias that the caller used. state: with the profile to refresh
-    as the active one. active: the profile that searches use. is_new: whether the profile to refresh is new. waiting:
-    the number of rows without a bias."""
+    """Carries out a refresh plan."""
 
     store: Store
     lease: Lease
     info: CollectionInfo
     requested: str
+    """The name or alias that the caller used."""
     state: CollectionState
+    """The state with the profile to refresh as the active one."""
     active: str
+    """The profile that searches use."""
     is_new: bool
+    """Whether the profile to refresh is new."""
     options: RefreshOptions
     waiting: int
+    """The number of rows without a bias."""
 
-    # -- rows without a bias ----------------------------------------------------------------------------
+    def run(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]) -> RefreshResult:
+        """Carry the plan out, as far as the collection permits.
+
+        load_bank: reads the bank in use.
+        """
+        if not plan.reason:
+            return self.pending(plan)
+        if self.restarts_ttl:
+            return self.without_restart(plan, load_bank)
+        if obstacle := self.column_obstacle(plan):
+            return self.with_former_biases(plan, load_bank, obstacle)
+        return self.full(plan)
+
+    # -- rows without a bias --------------------------------------------------------------------
 
     def pending(self, plan: RefreshPlan) -> RefreshResult:
+        """Give the present biases to rows without one; that makes all biases up to date."""
         count = self.waiting
         if not self.options.plan:
             count = self._fill(plan)
             fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
             state = self._without_outgoing(self.state).with_profile(fresh)
             self._write_state(keep_nearest(self.store, self.info.name, state))
+
         action: Action = "pending" if count else "none"
         return self._result(
             action, "bank and parameters are unchanged", scanned=count, written=count
         )
 
     def _fill(self, plan: RefreshPlan) -> int:
+        """Write the biases of the plan's bank to rows without one; return how many were."""
         backend = BiasBackend(self.store, self.info, self.state)
         # After a killed refresh, the repair may restore rows without a bias.
         was_killed = self.info.intent_log is not None
         count = 0
+        # Each step mostly waits for the database.
         with ThreadPoolExecutor(2, "refresh") as executor:
             steps: list[Future[None]] = []
             if self.state.incoming is None:
@@ -263,15 +339,18 @@ class Refreshing:
                     steps.append(executor.submit(backend.wait_visible))
             else:
                 backend.wait_visible()
+
             for step in steps:
                 step.result()
         return count
 
-    # -- rows that expire ---------------------------------------------------------------------------------
+    # -- rows that expire --------------------------------------------------------------------
 
     @property
     def restarts_ttl(self) -> bool:
-        """Whether new biases would restart the time to live of unchanged rows, and this is not allowed."""
+        """Whether new biases would restart the time to live of unchanged rows, and this is not
+        allowed.
+        """
         expires = self.info.time_to_live and self.state.codec.writes_rows
         return bool(expires) and not self.options.restart_ttl
 
@@ -280,23 +359,26 @@ class Refreshing:
     ) -> RefreshResult:
         """Fill rows without a bias, which are new, and leave the others as they are."""
         reason = (
-            f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last "
-            "write, and a refresh writes unchanged rows again, so that they expire later: allow that with "
-            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where side)"
+            f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s "
+            "after their last write, and a refresh writes unchanged rows again, so that they "
+            "expire later: allow that with --restart-ttl (restart_ttl), or keep the biases in a "
+            "side collection (enable --where side)"
         )
         return self.with_former_biases(plan, load_bank, reason)
 
     def with_former_biases(
         self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str
     ) -> RefreshResult:
-        """Refuse the new biases for this reason, but fill rows that have none yet with the present ones."""
+        """Refuse the new biases for this reason, but fill rows that have none yet with the present
+        ones.
+        """
         # A new profile has no biases yet that a row could get.
         count = 0 if self.is_new else self.waiting
         if not (self.is_new or self.options.plan):
             count = self._fill(replace(plan, bank=load_bank()))
         return self._result("refused", reason, scanned=count, written=count)
 
-    # -- a quantiser that needs other columns -------------------------------------------------------------
+    # -- a quantiser that needs other columns ------------------------------------------------
 
     @cached_property
     def needs_other_columns(self) -> bool:
@@ -304,8 +386,9 @@ class Refreshing:
         return not self.is_new and needs_other_columns(self.store, self.info, self.state)
 
     def _other_columns(self, vectors: Floats, biases: Floats, strength: float) -> str:
-        """Return which columns the field's quantiser needs for these biases (n,) of valid vectors (n, d); empty if the
-        present ones suit."""
+        """Return which columns the field's quantiser needs for these biases (n,) of valid vectors
+        (n, d); empty if the present ones suit.
+        """
         if self.is_new or self.state.codec.needs_candidates:
             return ""
         if self.needs_other_columns:
@@ -315,67 +398,99 @@ class Refreshing:
         return ""
 
     def column_obstacle(self, plan: RefreshPlan) -> str:
-        """Return why biases cannot be written as the field's quantiser needs them; empty if they can, or must be."""
+        """Return why biases cannot be written as the field's quantiser needs them; empty if they
+        can, or must be.
+        """
         if plan.carries_on or self.options.force or not self.needs_other_columns:
             return ""
+
         obstacle = rebuild_obstacle(self.info, self.requested, self.state)
         if not obstacle:
             return ""
+
         spread = self.store.bias_spread(self.info, self.state.field)
         remedy = f"give {self.info.name!r} one alias and refresh by it"
         if self.state.codec.leaves_vectors:
             remedy = "disable the correction and enable it again"
         return (
-            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, "
-            f"where its vectors have {self.state.layout.spread}, and no copy with more can take over: {obstacle}. "
-            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), of which it loses "
-            "a part"
+            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in "
+            f"{spread} columns, where its vectors have {self.state.layout.spread}, and no copy "
+            f"with more can take over: {obstacle}. So {remedy}, turn the quantization off, or "
+            "write the biases as they are (--force), of which it loses a part"
         )
 
-    # -- all rows -----------------------------------------------------------------------------------------
+    # -- all rows ----------------------------------------------------------------------------
 
     def full(self, plan: RefreshPlan) -> RefreshResult:
+        """Judge the new biases, and write them to all rows or to a copy, or continue that."""
         if plan.carries_on:
             return self._continued(plan)
+
         options = self.options
+
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
-        judged = (
-            None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
-        )
+        judged: RefreshEvaluation | None = None
+        if not self.is_new:
+            judged = evaluate(self.store, self.state, plan, sample, options.labels)
         # Who takes a refresh back has decided already.
-        if judged and judged.objection and not (options.force or options.revert):
+        is_decided = options.force or options.revert
+        if judged and judged.objection and not is_decided:
             return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
+
         correction = fit(self.store, self.info, self.state, plan, options)
-        biases, mean_bias = correction.centred(sample.vectors), plan.mean_bias
+        biases = correction.centred(sample.vectors)
+        mean_bias = plan.mean_bias
         if plan.reference is None:
             mean_bias = steady_mean(self.state.profile.mean_bias, biases)
-        rebuilds, why = False, ""
-        if not self.is_new:
-            standby = sample.biases[:, self.state.profile.standby]
-            changed = np.abs(biases - np.float32(mean_bias) - standby) > options.tolerance
-            share = float(changed.mean()) if len(changed) else 0.0
-            rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
-            if suits := self._other_columns(sample.vectors, biases, plan.strength):
-                obstacle = rebuild_obstacle(self.info, self.requested, self.state)
-                rebuilds = not obstacle
-                why = f"{suits} only a copy has: {obstacle or f'it takes over the alias {self.info.aliases[0]!r}'}"
+
+        rebuilds, why = self._chosen_rebuild(plan, sample, biases, mean_bias)
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
             action: Action = "rebuilt" if rebuilds else "full"
             return self._result(action, reason, written=self.info.rows, judged=judged)
+
         self.lease.check()
         fresh = self._fresh(plan, correction, mean_bias)
-        if left := unfinished(rebuildings(self.store, self.info.name), self.info):
-            self.lease.include(left.target)
-            drop_copy(self.lease, Ledger(self.store), left)
+        self._drop_former_rebuild()
         if rebuilds:
-            state = self._searchable(self.state.with_profile(fresh))
-            state = state.model_copy(update={"incoming": None, "outgoing": None})
-            migration = begin(self.store, self.info, state, progress=options.progress)
+            migration = self._begun_rebuild(fresh)
             result = self._rebuilt(plan, migration)
         else:
-            result = self._announced(fresh)._write(plan)
+            announced = self._announced(fresh)
+            result = announced._write(plan)
+
         return replace(result, reason=reason, judged=judged)
+
+    def _chosen_rebuild(
+        self, plan: RefreshPlan, sample: Sample, biases: Floats, mean_bias: float
+    ) -> tuple[bool, str]:
+        """Return whether to write the biases (n,) of the sample's rows by a copy, and why."""
+        if self.is_new:
+            return False, ""
+
+        if columns := self._other_columns(sample.vectors, biases, plan.strength):
+            obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+            remedy = obstacle or f"it takes over the alias {self.info.aliases[0]!r}"
+            return not obstacle, f"{columns} only a copy has: {remedy}"
+
+        standby = sample.biases[:, self.state.profile.standby]
+        moves = np.abs(biases - np.float32(mean_bias) - standby)
+        changed = moves > self.options.tolerance
+        share = float(changed.mean()) if len(changed) else 0.0
+        return choose_rebuild(self.info, self.requested, self.state, share, self.options)
+
+    def _drop_former_rebuild(self) -> None:
+        """Drop the copy of an unfinished rebuild, whose biases are not wanted any more."""
+        left = unfinished(rebuildings(self.store, self.info.name), self.info)
+        if left:
+            self.lease.include(left.target)
+            drop_copy(self.lease, Ledger(self.store), left)
+
+    def _begun_rebuild(self, fresh: Profile) -> Migration:
+        """Record a rebuild with this profile in the ledger, and return it."""
+        state = self._searchable(self.state.with_profile(fresh))
+        state = state.model_copy(update={"incoming": None, "outgoing": None})
+        return begin(self.store, self.info, state, progress=self.options.progress)
 
     def _continued(self, plan: RefreshPlan) -> RefreshResult:
         if self.options.plan:
@@ -393,17 +508,20 @@ class Refreshing:
         written: int = 0,
         **more: Any,
     ) -> RefreshResult:
+        """Return a result; `more` holds further fields of it, and others in place of the usual."""
         facts: dict[str, Any] = {
             "collection": self.info.name,
+            "action": action,
+            "reason": reason,
             "scanned": self.info.rows if scanned is None else scanned,
+            "written": written,
             "epoch": self.state.profile.epoch,
             "planned": self.options.plan,
         }
-        return RefreshResult(
-            **(facts | {"action": action, "reason": reason, "written": written} | more)
-        )
+        return RefreshResult(**(facts | more))
 
     def _rebuilt(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
+        """Make the copy with the new biases, and let it take over the alias."""
         options = MigrationOptions(
             client_ttl=self.options.client_ttl,
             throttle=self.options.throttle,
@@ -423,11 +541,13 @@ class Refreshing:
 
     def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
-        old, reference = self.state.profile, plan.reference
+        old = self.state.profile
+        reference = plan.reference
         if reference is None:
             self.lease.check()
             bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
             reference = self._spare.save(bank, old.bank, self.state.metric)
+
         former = Former(**old.model_dump(include=set(Former.model_fields)))
         return old.model_copy(
             update={
@@ -438,8 +558,8 @@ class Refreshing:
                 "bank": reference,
                 "epoch": old.epoch + 1,
                 "strength": plan.strength,
-                "gate": plan.gates[0],
-                "gate_targets": plan.gates[1],
+                "gate": plan.gates.gate,
+                "gate_targets": plan.gates.gate_targets,
                 "refreshed_at": now(),
                 "former": None if self.is_new else former,
                 "tolerance": self.options.tolerance,
@@ -447,10 +567,14 @@ class Refreshing:
         )
 
     def _announced(self, fresh: Profile) -> Refreshing:
-        """Have clients write old and new biases with every row from now on; return the job with the new state."""
+        """Have clients write old and new biases with every row from now on; return the job with the
+        new state.
+        """
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
+
+        # The note comes first: a killed job must not leave a bank that nobody knows of.
         self._spare.note([abandoned.profile.bank] if abandoned else [])
         self._write_state(state)
         self._spare.drop(self._spare.noted(), state)
@@ -465,16 +589,21 @@ class Refreshing:
             filled = renewal.fill_pending(self.waiting)
             scanned, written = renewal.run(incoming.profile)
             renewal.backend.wait_visible()
+
+            # Clients with an older cached state still read the former slot, so new rows get a bias
+            # in it too; a new profile has none.
+            leaving: Incoming | None = None
+            if not self.is_new:
+                leaving = Incoming(name=incoming.name, profile=self.state.profile)
             fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
-            leaving = (
-                None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
-            )
             moved = {"incoming": None, "outgoing": leaving}
             state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
             state = self._with_miss_rate(state, plan)
             state = keep_nearest(self.store, self.info.name, state)
+
             self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
             self._write_state(state)
+
         state = self._without_outgoing(state)
         self._spare.drop(self._spare.noted(), state)
         Renewal.forget(self.store, self.info.name)
@@ -483,12 +612,16 @@ class Refreshing:
         )
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
-        """Wait until all clients have read the new state, then write and return a state without the former biases."""
+        """Wait until all clients have read the new state, then write and return a state without the
+        former biases.
+        """
         if state.outgoing is None:
             return state
+
         awaited = f"all clients to read the new state of {self.info.name!r}"
         if wait_seconds(awaited, self.options.client_ttl, self.options.stop):
             return state
+
         renewed = state.model_copy(update={"outgoing": None})
         self._write_state(renewed)
         return renewed
@@ -501,27 +634,29 @@ class Refreshing:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
         if state.allowed_miss_rate is None:
             return state
+
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        queries, side = plan.bank.queries, state.codec.side_collection
-        most = self.store.most_candidates(self.info)
         measured, _ = measure(
             gallery,
             correction,
-            queries,
+            plan.bank.queries,
             state.profile.strength,
             state.allowed_miss_rate,
-            side,
-            most,
+            state.codec.side_collection,
+            self.store.most_candidates(self.info),
         )
         return state.model_copy(update={"reranking": measured})
 
-    # -- helpers ------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     @contextmanager
     def _renewing(self, banks: Banks = NONE_READ) -> Iterator[Renewal]:
-        """Have clients note their writes within the block, and yield the writer of the biases. banks: read already."""
-        ttl, stop = self.options.client_ttl, self.options.stop
+        """Have clients note their writes within the block, and yield the writer of the biases.
+        banks: read already.
+        """
+        ttl = self.options.client_ttl
+        stop = self.options.stop
         with (
             rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer,
             self.lease.explained(),
@@ -534,7 +669,9 @@ class Refreshing:
         self.store.write_property(self.info.name, state.property_name, self._searchable(state))
 
     def _searchable(self, state: CollectionState) -> CollectionState:
-        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use one."""
+        """Return the state to write: it lists no profile that has no biases yet, so searches cannot
+        use one.
+        """
         profiles = dict(state.profiles)
         if self.is_new and state.incoming is not None:
             profiles.pop(state.incoming.name, None)

@@ -19,48 +19,75 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 class Status:
     """The status of a collection, and of the active one of a field's bias profiles.
 
-    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias. where:
-    "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
-    candidates, missed: see state.CandidateReranking. fields: all corrected fields. age_seconds: since the last refresh.
-    write_intents: number of rows in the write-intent log. open_batches: number of batch records of a job that is
-    running or was killed. If nothing is corrected, only the first four fields and these last ones are set.
+    If nothing is corrected, only `collection`, `rows`, `aliases`, `corrected` and, from `fields`
+    on, what concerns the whole collection are set.
     """
 
     collection: str
+    """Its real name, even if an alias was requested."""
     rows: int
+    """The database's count."""
     aliases: tuple[str, ...]
     corrected: bool
+    """Whether some field is corrected."""
     phase: str | None = None
+    """`ready`, or `copying` for a copy that was never verified."""
     source: str | None = None
+    """The collection that this one was copied from, or the collection itself."""
     field: str | None = None
+    """The field that this is about."""
     metric: str | None = None
+    """The metric as users see it."""
     dim: int | None = None
+    """The dimension of the user's vectors."""
     width: int | None = None
+    """The numbers per vector as stored."""
     estimator: dict[str, Any] | None = None
+    """Name and parameters of the method."""
     strength: float | None = None
+    """w of searches that name none."""
     bank: dict[str, Any] | None = None
+    """The reference to the bank's generation."""
     where: str | None = None
+    """The bias location: `vectors` (in the second field `second_vector`, if there is one),
+    `fields`, or `side`, in the collection `side`.
+    """
     spread: int | None = None
     """In how many columns of the vectors a bias is; None if the vectors have none."""
     bias_scale: float | None = None
     """The factor by which a bias is multiplied before it is stored in them."""
     needs_other_columns: bool = False
-    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy that has them."""
+    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy
+    that has them.
+    """
     second_vector: str | None = None
+    """The second vector field, if it holds the biases."""
     side: str | None = None
+    """The side collection, if it holds the biases."""
     candidates: int | None = None
+    """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
+    """What these miss, see state.CandidateReranking."""
     pending: int | None = None
+    """Number of rows without a bias."""
     epoch: int | None = None
+    """Counts the refreshes, from 1."""
     refreshed_at: str | None = None
+    """When the biases were last up to date, in ISO 8601."""
     age_seconds: float | None = None
+    """Seconds since then."""
     profiles: tuple[str, ...] = ()
+    """The names of the field's bias profiles."""
     fields: tuple[str, ...] = ()
+    """All corrected fields."""
     write_intents: int = 0
+    """Number of rows in the write-intent log."""
     open_batches: int = 0
+    """Number of batch records of a job that is running or was killed."""
     verdicts: tuple[dict[str, Any], ...] = ()
-    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint, tuned_at, and
-    in_use, whether the biases are of that bank."""
+    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint,
+    tuned_at, and in_use, whether the biases are of that bank.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain data, for people and for --json."""
@@ -68,22 +95,27 @@ class Status:
 
 
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
-    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound, InvalidInput
-    for an unknown field, and StateError if the state cannot be read."""
+    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound,
+    InvalidInput for an unknown field, and StateError if the state cannot be read.
+    """
     expect_store(store)
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
     left: dict[str, Any] = {}
     if info.intent_log is not None:
-        count, batches = store.count_notes(info.intent_log), open_batches(store, info.name)
+        count = store.count_notes(info.intent_log)
+        batches = open_batches(store, info.name)
         left = {"write_intents": count, "open_batches": len(batches)}
+
     left["verdicts"] = _verdicts(info)
     if state is None:
         return Status(
             info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left
         )
+
     profile = state.profile
-    codec, backend = state.codec, BiasBackend(store, info, state)
+    codec = state.codec
+    backend = BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
         collection=info.name,
@@ -129,12 +161,15 @@ def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
             and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
         )
         verdicts.append({**record.model_dump(mode="json", include=shown), "in_use": in_use})
+
     return tuple(verdicts)
 
 
 def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
-    """Repair the rows that a killed job may have set back to an earlier content, as the next refresh would; return
-    their number. client_ttl: the longest state_ttl of a writing client. Raises LeaseHeld, CollectionNotFound."""
+    """Repair the rows that a killed job may have set back to an earlier content, as the next
+    refresh would; return their number. client_ttl: the longest state_ttl of a writing client.
+    Raises LeaseHeld, CollectionNotFound.
+    """
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with leasing(store, collection) as (lease, info):
         return repair_rows(lease, info.name, client_ttl=ttl)

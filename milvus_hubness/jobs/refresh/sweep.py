@@ -1,7 +1,7 @@
 """The removal of all that the correction of a collection has left and nothing uses any more.
 
-A rebuilding refresh leaves the former copy, a rollback leaves the copy, and `disable` leaves biases in
-rows without a schema; banks, records of the ledger and properties stay after each of these. The
+A rebuilding refresh leaves the former copy, a rollback leaves the copy, and `disable` leaves biases
+in rows without a schema; banks, records of the ledger and properties stay after each of these. The
 collection itself, what an application reads, the source of a migration, and what an unfinished job
 goes on with are never removed.
 """
@@ -48,7 +48,8 @@ class Leftovers:
     """The real name of the collection; it stays."""
 
     copies: tuple[str, ...] = ()
-    """Copies that nobody reads: former copies of rebuilding refreshes, and copies after a rollback."""
+    """Copies that nobody reads: former copies of rebuilding refreshes, and copies after a rollback.
+    """
 
     keys: dict[str, int] = field(default_factory=dict)
     """The number of rows with each key in which a correction without a copy kept its biases."""
@@ -77,18 +78,20 @@ class Leftovers:
 
 
 def leftovers(store: Store, collection: str) -> Leftovers:
-    """Return what `sweep` would remove. Read only. collection: a collection, also a former one, or an alias.
+    """Return what `sweep` would remove. Read only. collection: a collection, also a former one, or
+    an alias.
 
-    Raises CollectionNotFound if there is neither such a collection nor a record of one, and StateError if
-    a state or a record cannot be read.
+    Raises CollectionNotFound if there is neither such a collection nor a record of one, and
+    StateError if a state or a record cannot be read.
     """
     expect_store(store)
     return _Search(store, collection).leftovers()
 
 
 def sweep(store: Store, collection: str) -> Leftovers:
-    """Remove for good what `leftovers` returns, and return what was removed; after an interruption, call it
-    again. Raises LeaseHeld, LeaseLost, and as `leftovers` does."""
+    """Remove for good what `leftovers` returns, and return what was removed; after an interruption,
+    call it again. Raises LeaseHeld, LeaseLost, and as `leftovers` does.
+    """
     expect_store(store)
     planned = leftovers(store, collection)
     if not planned:
@@ -101,9 +104,12 @@ def sweep(store: Store, collection: str) -> Leftovers:
         for copy in removed.copies:
             _remove_copy(lease, copy)
         _remove_from_collection(lease, removed)
+
+        # Whether a bank is used depends on the copies, which are gone now.
         for bank in search.unused({*removed.banks}, {*removed.copies, *removed.records}):
             lease.check_now()
             lease.store.drop(bank)
+
         for name in removed.records:
             _forget(lease.store, name)
 
@@ -115,7 +121,10 @@ def sweep(store: Store, collection: str) -> Leftovers:
 
 
 class _Search:
-    """Looks for the leftovers of one collection. The ledger says which collections belong together."""
+    """Looks for the leftovers of one collection.
+
+    The ledger says which collections belong together.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -133,29 +142,39 @@ class _Search:
         copies = tuple(m.target for m in self._migrations if self._is_left(m))
         records = self._records(copies)
         info = store.info(self._name, checked=False) if store.exists(self._name) else None
+
+        # Nothing but the records of leases is left of a collection without migrations and states.
         has_history = bool(self._migrations) or (info is not None and bool(info.states))
-        if (
-            not has_history
-            and read_entries(store, self._name)
-            and holder_of(store, self._name) is None
-        ):
-            records = (*records, self._name)
+        if not has_history:
+            has_leases = bool(read_entries(store, self._name))
+            if has_leases and holder_of(store, self._name) is None:
+                records = (*records, self._name)
+
         keys: dict[str, int] = {}
         properties: tuple[str, ...] = ()
         if info is not None and info.name not in copies:
             properties = self._properties(info, {*copies, *records})
             if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
                 keys = store.left_keys(info.name)
+
         banks = self.unused(self._banks(), {*copies, *records})
         return Leftovers(
-            self._name, copies, keys, properties, tuple(sorted(banks)), records, self._staying
+            collection=self._name,
+            copies=copies,
+            keys=keys,
+            properties=properties,
+            banks=tuple(sorted(banks)),
+            records=records,
+            staying=self._staying,
         )
 
     def _is_left(self, migration: Migration) -> bool:
         """Whether nobody needs the copy of a migration any more. Notes why one stays."""
-        store, target = self._store, migration.target
+        store = self._store
+        target = migration.target
         if not store.exists(target):
             return False
+
         info = store.info(target, counted=False, checked=False)
         rebuild = replaced_by(self._ledger, target, target)
         if not is_copy(info, migration):
@@ -172,29 +191,37 @@ class _Search:
             )
         else:
             self._staying[target] = "the application was switched to it"
+
         return False
 
     def _records(self, copies: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of copies that are gone, and of which the ledger still has a migration."""
+        """Return the names of copies that are gone but still have a migration in the ledger."""
         gone = [
-            m
-            for m in self._migrations
-            if m.target not in copies and not self._store.exists(m.target)
+            migration
+            for migration in self._migrations
+            if migration.target not in copies and not self._store.exists(migration.target)
         ]
         # A migration that was interrupted before its copy existed goes on when it is run again.
-        is_begun = {"preparing", "copying"}
+        before_the_copy = {"preparing", "copying"}
         return tuple(
-            m.target
-            for m in gone
-            if m.phase not in is_begun or not self._store.exists(m.source_now)
+            migration.target
+            for migration in gone
+            if migration.phase not in before_the_copy
+            or not self._store.exists(migration.source_now)
         )
 
     def _properties(self, info: CollectionInfo, ending: Collection[str]) -> tuple[str, ...]:
-        """Return the properties of the collection that serve nobody anything any more. ending: the copies
-        whose migrations end now."""
-        going_on = [m for m in self._migrations if m.target not in ending and m.phase != "finished"]
-        if info.states or any(info.name in {m.source_now, m.target} for m in going_on):
+        """Return the properties of the collection that serve nobody anything any more. ending: the
+        copies whose migrations end now.
+        """
+        unfinished = [
+            migration
+            for migration in self._migrations
+            if migration.target not in ending and migration.phase != "finished"
+        ]
+        if info.states or any(info.name in {m.source_now, m.target} for m in unfinished):
             return ()
+
         properties = self._store.properties_of(info.name)
         names = (IDENTITY_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY)
         return tuple(name for name in names if properties.get(name))
@@ -215,8 +242,11 @@ class _Search:
         return {bank for bank in banks if self._store.properties_of(bank).get(BANK_PROPERTY)}
 
     def unused(self, banks: set[str], ending: Collection[str]) -> set[str]:
-        """Return those of these banks that nothing uses once the migrations to the copies `ending` are over."""
-        store, unused = self._store, set(banks)
+        """Return those of these banks that nothing uses once the migrations to the copies `ending`
+        are over.
+        """
+        store = self._store
+        unused = set(banks)
         for name in store.collection_names() if banks else ():
             if name not in ending and store.exists(name):
                 states = store.info(name, counted=False, checked=False).states.values()
@@ -226,6 +256,7 @@ class _Search:
         for migration in self._ledger.migrations():
             if migration.target not in ending and migration.phase in UNFINISHED:
                 unused.discard(migration.bank_collection)
+
         return unused
 
 
@@ -237,20 +268,24 @@ def _keeps_keys(states: Iterable[CollectionState]) -> bool:
 def _remove_copy(lease: Lease, copy: str) -> None:
     """Drop a copy. If a refresh has rebuilt it, the new copy takes its place in the ledger."""
     ledger = Ledger(lease.store)
-    migration, rebuild = ledger.of_target(copy), replaced_by(ledger, copy, copy)
+    migration = ledger.of_target(copy)
+    rebuild = replaced_by(ledger, copy, copy)
     if migration is not None and rebuild is None:
         drop_copy(lease, ledger, migration)
     elif rebuild is not None:
         drop_collection(lease, copy)
         without_source(ledger, rebuild)
+
     _forget(lease.store, copy)
 
 
 def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
     """Remove keys of rows and properties of the collection, which stays."""
-    store, name = lease.store, removed.collection
+    store = lease.store
+    name = removed.collection
     if not store.exists(name) or name in removed.copies:
         return
+
     info = store.info(name, counted=False, checked=False)
     if info.intent_log is None:
         drop_log(lease, info.collection_id)
@@ -264,11 +299,13 @@ def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
 def _forget(store: Store, name: str) -> None:
     """Remove the ledger's records of a collection that is gone."""
     ledger = Ledger(store)
-    migration, rebuild = ledger.of_target(name), replaced_by(ledger, name, name)
+    migration = ledger.of_target(name)
+    rebuild = replaced_by(ledger, name, name)
     if rebuild is not None and migration is not None:
         without_source(ledger, rebuild)
     elif migration is not None:
         ledger.forget(migration)
+
     spare = SpareBanks(store, name)
     spare.drop(spare.noted())
     store.forget_helpers(name)

@@ -1,1 +1,1 @@
-"""What jobs need of a database: the protocols, the records they exchange, and who owns a helper collection."""
+"""What jobs need of a database: protocols, records, and who owns a helper collection."""

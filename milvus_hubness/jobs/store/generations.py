@@ -1,8 +1,9 @@
 """Bank collections: generations of stored banks, named by the digests of their content.
 
-A generation never changes: another bank, or the same bank with other potentials, has another name and other row ids.
-Two writers of one generation write the same rows under the same ids, so writes may come twice, overlap or arrive late.
-The rows are written first and named in a collection state afterwards.
+A generation never changes: another bank, or the same bank with other potentials, has another name
+and other row ids. Two writers of one generation write the same rows under the same ids, so writes
+may come twice, overlap or arrive late. The rows are written first and named in a collection state
+afterwards.
 """
 
 from __future__ import annotations
@@ -40,50 +41,62 @@ Made = Literal["collection", "generation", "nothing"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, as stored. rows: the other fields."""
+    """Rows in the order of `keys`."""
 
     keys: list[Key]
     vectors: Floats
+    """(n, width) float32 of one field, as stored."""
     rows: list[Row]
+    """The other fields."""
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, places: Sequence[int]) -> Batch:
+        """Return the rows at these positions."""
+        # All rows in their order are taken often, and need no copy.
         if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
             return self
         return Batch(
-            [self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places]
+            keys=[self.keys[i] for i in places],
+            vectors=self.vectors[places],
+            rows=[self.rows[i] for i in places],
         )
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
+        """Return the rows with these fields, in place of those of the same names."""
         return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
 
 
 BANK_PROPERTY = "hubness_bank"
-QUERIES, TARGETS = "queries", "targets"
+QUERIES = "queries"
+TARGETS = "targets"
 LONGEST_SOURCE = 512
 ROWS_PER_WRITE = 2_000
 MOST_WRITES = 3
 
 
 def generation_of(bank: StoredBank) -> str:
-    """Return a digest of queries, potentials and targets, and of origins if an online bank took in some queries."""
-    parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
+    """Return a digest of queries, potentials and targets, and of origins if an online bank took in
+    some queries.
+    """
+    arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
-        parts.append(bank.targets.vectors)
+        arrays.append(bank.targets.vectors)
+
     origins = bank.queries.origins
-    if origins is not None and not np.array_equal(
-        origins.numbers, Origins.seeds(len(origins), 0).numbers
-    ):
-        parts += [origins.numbers, origins.at]
+    if origins is not None:
+        seeds = Origins.seeds(len(origins), 0)
+        if not np.array_equal(origins.numbers, seeds.numbers):
+            arrays += [origins.numbers, origins.at]
+
     digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
+    for array in arrays:
+        digest.update(f"{array.dtype.kind}{'x'.join(map(str, array.shape))}:".encode())
         # 0 is added because not every database stores the sign of -0.0.
-        digest.update(
-            np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes()
-        )
+        unsigned_zeros = array + array.dtype.type(0)
+        little_endian = array.dtype.newbyteorder("<")
+        digest.update(np.ascontiguousarray(unsigned_zeros, little_endian).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -98,37 +111,46 @@ def reference_to(collection: str, bank: StoredBank) -> BankReference:
 
 
 def holds(reference: BankReference, bank: StoredBank) -> bool:
+    """Whether the reference names this bank."""
     return generation_of(bank) == reference.generation
 
 
 def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
-    """Return the bank read from the rows that the reference names. Raises StateError if it is another bank."""
+    """Return the bank read from the rows that the reference names. Raises StateError if it is
+    another bank.
+    """
     if not holds(reference, bank):
         raise StateError(
-            f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
-            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank FILE to "
-            "replace them, or run refresh to use them as they are"
+            f"bank {reference.collection!r} holds other rows than the collection state names "
+            f"(fingerprint {generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): "
+            "run refresh with --bank FILE to replace them, or run refresh to use them as they are"
         )
     return bank
 
 
 def parts_of(reference: BankReference) -> list[str]:
-    return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
+    """Return the parts that the rows of a generation have."""
+    if reference.nearest:
+        return [QUERIES, TARGETS, reference.nearest]
+    return [QUERIES, TARGETS]
 
 
 def fitted_bank(
     reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
 ) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries, and
-    StateError for rows that are none of a bank."""
+    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without
+    queries, and StateError for rows that are none of a bank.
+    """
     try:
         return _bank_of_rows(reference, database, vectors, rows)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, HubnessError):
             raise
+
         raise StateError(
             f"bank {reference.collection!r} has rows that no version of milvus-hubness writes "
-            f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace them"
+            f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace "
+            "them"
         ) from None
 
 
@@ -139,31 +161,37 @@ def _bank_of_rows(
     of_part = {
         part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)
     }
-    queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
+    queries = [rows[i] for i in of_part[QUERIES]]
+    targets = of_part[TARGETS]
     if not queries:
         raise EmptyBank(
-            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: run refresh "
-            "with --bank FILE"
+            f"bank {reference.collection!r} has no queries of generation "
+            f"{reference.generation[:12]}…: run refresh with --bank FILE"
         )
+
+    # Unless every query has potentials, the estimator starts without them.
     potentials = [row.get("potentials", []) for row in queries]
-    are_whole = len({len(own) for own in potentials}) == 1
+    if len({len(own) for own in potentials}) != 1:
+        potentials = [[]] * len(queries)
+
+    # Rows of users have no `sample`.
+    numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]
+    times = [row["added_at"] for row in queries]
+    origins = Origins(np.array(numbers, np.int64), np.array(times, np.int64))
+
     source = f"{database}:{reference.collection}"
-    numbers = [
-        row.get("sample", -1 - i) for i, row in enumerate(queries)
-    ]  # Rows of users have no `sample`.
-    origins = Origins(
-        np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64)
-    )
     return StoredBank(
         QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
-        _finite_matrix(potentials if are_whole else [[]] * len(queries)),
+        _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
         [_keys_in(rows[i].get("nearest", [])) for i in of_part.get(reference.nearest, [])],
     )
 
 
 def _finite_matrix(potentials: Sequence[Any]) -> Floats:
-    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite numbers."""
+    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite
+    numbers.
+    """
     with np.errstate(over="ignore"):
         matrix = np.asarray(potentials, np.float32)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
@@ -178,15 +206,18 @@ def _keys_in(value: Any) -> list[Key]:
 
 
 class BankGenerations(ABC):
-    """The methods of `stores.protocols.Banks`, except what differs between databases. bank_field: the vector field.
+    """The methods of `stores.protocols.Banks`, except what differs between databases.
 
-    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list of
-    nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if the estimator
-    needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`.
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name
+    of a list of nearest items), `number` within the part, `source` and `added_at`. Queries also
+    have `sample` and, if the estimator needs them, `potentials`. Rows of nearest items have a zero
+    vector and the keys in `nearest`.
     """
 
     database: str
+    """The name of the database, for messages."""
     bank_field: str
+    """The vector field of bank collections."""
 
     _warned: set[str]
     """Problems of collections that are in the log already: a long job asks many times."""
@@ -203,7 +234,7 @@ class BankGenerations(ABC):
         """Create an empty bank collection. Raises StoreError if the name is taken."""
 
     def _serve_bank(self, collection: str, metric: Metric) -> None:  # noqa: B027
-        """Make an existing bank collection ready for reads and writes, if the database needs that."""
+        """Make an existing bank collection ready for reads and writes, if that is needed."""
 
     @abstractmethod
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
@@ -236,9 +267,10 @@ class BankGenerations(ABC):
             ):
                 if writes == MOST_WRITES:
                     raise StateError(
-                        f"bank {collection!r} loses rows while they are written: another process changes them; "
-                        "run this command again"
+                        f"bank {collection!r} loses rows while they are written: another process "
+                        "changes them; run this command again"
                     )
+
                 writes += 1
                 self._write_generation(reference, bank, stored.keys)
         except BaseException:
@@ -247,7 +279,10 @@ class BankGenerations(ABC):
             if created and not self.count(collection):
                 self.drop(collection)
             raise
-        return reference, "collection" if created else "generation" if writes else "nothing"
+
+        if created:
+            return reference, "collection"
+        return reference, "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
         batch = self._read_bank_rows(reference, parts_of(reference))
@@ -257,8 +292,11 @@ class BankGenerations(ABC):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        first, second = f"nearest_{collection}_0", f"nearest_{collection}_1"
+        # Searches read the present list until a collection state names the new one.
+        first = f"nearest_{collection}_0"
+        second = f"nearest_{collection}_1"
         part = second if reference.nearest == first else first
+
         dim, _ = self._describe_bank(reference.collection)
         self._delete_bank_rows(reference, part)
         rows = [
@@ -268,24 +306,24 @@ class BankGenerations(ABC):
         return reference.model_copy(update={"nearest": part})
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
-        collections = {
-            collection
-            for collection in {bank.collection for bank in references}
-            if self.exists(collection)
-        }
+        named = {bank.collection for bank in references}
+        collections = {collection for collection in named if self.exists(collection)}
         for collection in collections:
             self._expect_bank(collection)
+
         existing = [bank for bank in references if bank.collection in collections]
         spare, undecided = self._unused(existing)
         before = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
             self._delete_bank_rows(bank)
-        # A job may have named a generation in a collection state between the check and the deletion. A job that does so
-        # later finds that the rows are gone.
+
+        # A job may have named a generation in a collection state between the check and the
+        # deletion. A job that does so later finds that the rows are gone.
         unused, undecided_now = self._unused(spare)
         for bank, rows in zip(spare, before, strict=True):
             if bank not in unused:
                 self._write_rows(bank.collection, rows)
+
         return undecided + undecided_now
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
@@ -298,19 +336,25 @@ class BankGenerations(ABC):
                 # Another process may have created it meanwhile.
                 if not self.exists(collection):
                     raise
+
                 created = False
+
         if not created:
             self._expect_bank(collection, dim)
         self._serve_bank(collection, metric)
         return created
 
     def _expect_bank(self, collection: str, dim: int | None = None) -> None:
-        """Raise CollectionExists if the collection is no bank, DimensionMismatch if its vectors have another width."""
+        """Raise CollectionExists if the collection is no bank, DimensionMismatch if its vectors
+        have another width.
+        """
         width, is_bank = self._describe_bank(collection)
         if not is_bank:
             raise CollectionExists(
-                f"collection {collection!r} exists and is not a query bank: choose another name with --bank-name"
+                f"collection {collection!r} exists and is not a query bank: choose another name "
+                "with --bank-name"
             )
+
         if dim is not None and width != dim:
             raise DimensionMismatch(
                 f"bank {collection!r} has {width} dimensions, the queries have {dim}"
@@ -318,19 +362,20 @@ class BankGenerations(ABC):
 
     def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
         try:
-            return holds(
-                reference, fitted_bank(reference, self.database, stored.vectors, stored.rows)
-            )
+            bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
         except EmptyBank:
             return False
+        return holds(reference, bank)
 
     def _unused(
         self, references: list[BankReference]
     ) -> tuple[list[BankReference], list[BankReference]]:
-        """Return the references to generations that no collection state names, and those that a state which cannot be
-        read may name. The search describes each collection."""
+        """Return the references to generations that no collection state names, and those that a
+        state which cannot be read may name. The search describes each collection.
+        """
         if not references:
             return [], []
+
         used: set[tuple[str, str]] = set()
         is_certain = True
         for name, properties in self._all_properties():
@@ -348,6 +393,7 @@ class BankGenerations(ABC):
                         "no bank generation is dropped, as a collection may use any of them: %s",
                         error,
                     )
+
         others = [bank for bank in references if bank.rows not in used]
         return (others, []) if is_certain else ([], others)
 
@@ -360,6 +406,7 @@ class BankGenerations(ABC):
         for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
             if own is None:
                 continue
+
             source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
             origins = own.origins or Origins.seeds(len(own), now)
             potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
@@ -375,6 +422,7 @@ class BankGenerations(ABC):
                 )
             ]
             keys.update(self._write_part(reference, part, own.vectors, rows))
+
         if excess := [key for key in stored if key not in keys]:
             self.delete(reference.collection, excess)
 

@@ -1,4 +1,6 @@
-"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the rules."""
+"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,7 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
     for helper in helpers:
         if not store.exists(helper.collection):
             continue
+
         listed: Collection[str] = ()
         if not helper.is_derived_from(owner.name):
             listed = store.listed_helpers(owner)
@@ -56,7 +59,7 @@ def own_online_banks(
     store: HelperReads, online_banks: Iterable[OnlineBank], owner: CollectionId
 ) -> tuple[OnlineBank, ...]:
     """Return the online banks whose samples belong to `owner`, and log each other one."""
-    own = []
+    own: list[OnlineBank] = []
     for online_bank in online_banks:
         try:
             expect_helpers(store, [online_bank.helper], owner)
@@ -74,9 +77,11 @@ def list_helpers(
     former: CollectionId,
     owner: CollectionId,
 ) -> None:
-    """List these helpers, and the banks of these states, for a collection that gets or got another name.
+    """List these helpers, and the banks of these states, for a collection that gets or got another
+    name.
 
-    former: the collection under the name from which the names of its helpers are derived. owner: under the new name.
+    former: the collection under the name from which the names of its helpers are derived. owner:
+    under the new name.
     """
     banks = own_banks(store, states, former)
     store.list_helpers(owner, [*(helper.collection for helper in helpers), *banks])
@@ -91,16 +96,22 @@ def prepare_rename(store: Store, collection: str, name: str) -> None:
 
 
 def complete_rename(store: Store, former: str, name: str) -> None:
-    """Have the helpers of a renamed collection point back to its new name; the second time, nothing changes."""
+    """Have the helpers of a renamed collection point back to its new name; the second time, nothing
+    changes.
+    """
     if not store.exists(name):
-        return  # Somebody has dropped it meanwhile.
+        # Somebody has dropped it meanwhile.
+        return
+
     info = store.info(name, counted=False, checked=False)
     if not info.states:
         return
+
     listed = store.listed_helpers(info.collection_id)
     for helper in info.helpers:
         if helper.collection in listed and store.exists(helper.collection):
             store.write_property(helper.collection, helper.marker, info.collection_id)
+
     store.forget_helpers(former)
 
 
@@ -109,8 +120,8 @@ def own_banks(
 ) -> list[str]:
     """Return the bank collections of these states into which jobs on `owner` may write.
 
-    Collections may share a bank, so a bank points back to nobody: its name is derived from that of its owner, or the
-    ledger lists it.
+    Collections may share a bank, so a bank points back to nobody: its name is derived from that of
+    its owner, or the ledger lists it.
     """
     banks = {bank.collection for state in states for bank in state.banks}
     derived = re.compile(re.escape(bank_name(owner.name)) + "(_.+)?")
@@ -125,9 +136,9 @@ def expect_own_banks(store: HelperReads, state: CollectionState, owner: Collecti
     if strangers:
         bank = min(strangers)
         raise StateError(
-            f"the collection property {state.property_name!r} of {owner.name!r} names the bank {bank!r}, which is not "
-            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
-            f"{store.commands.after_rename(owner.name)}"
+            f"the collection property {state.property_name!r} of {owner.name!r} names the bank "
+            f"{bank!r}, which is not one of {owner.name!r} and stays untouched: find out who "
+            f"wrote that property, and drop it{store.commands.after_rename(owner.name)}"
         )
 
 
@@ -148,9 +159,8 @@ class HelperLists:
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
         """Return the helpers that the ledger lists for this collection."""
-        return listed_in(
-            (record.body for record in self.records(LEDGER, helpers_group(owner.name))), owner
-        )
+        records = self.records(LEDGER, helpers_group(owner.name))
+        return listed_in((record.body for record in records), owner)
 
     def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
         """List these helpers for a collection from whose name theirs are not derived."""

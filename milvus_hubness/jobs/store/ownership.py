@@ -1,13 +1,16 @@
-"""Which collections a collection may name in its properties, and the checks before such a name is obeyed. No I/O.
+"""Which collections a collection may name in its properties, and the checks before such a name is
+obeyed. No I/O.
 
-A user who may change the properties of a collection can write any name into them, and every client and job that reads
-them would then write to, delete from or drop the named collection with its own rights. So a name is obeyed only if two
-things hold, which the writer of the property cannot bring about alone:
+A user who may change the properties of a collection can write any name into them, and every client
+and job that reads them would then write to, delete from or drop the named collection with its own
+rights. So a name is obeyed only if two things hold, which the writer of the property cannot bring
+about alone:
 
-- The name is derived from the collection's own name, as this package derives it. A helper collection that kept its name
-  when its owner was renamed, and a bank with a name of the user's choice, are listed in the ledger instead.
-- The named collection points back: its own property says whose helper it is. A copy has no such property while it is
-  made; there the ledger has the migration.
+- The name is derived from the collection's own name, as this package derives it. A helper
+  collection that kept its name when its owner was renamed, and a bank with a name of the user's
+  choice, are listed in the ledger instead.
+- The named collection points back: its own property says whose helper it is. A copy has no such
+  property while it is made; there the ledger has the migration.
 
 A collection that does not exist may be named: there is nothing that could be harmed.
 """
@@ -26,19 +29,28 @@ from milvus_hubness.correction.state import CollectionState, FrozenModel
 from milvus_hubness.errors import StateError
 
 SIDE_PROPERTY = "hubness_side"
-"""Marks a side collection; its value is the CollectionId of the collection whose biases it holds."""
+"""Marks a side collection; its value is the CollectionId of the collection whose biases it holds.
+"""
 
 QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
-"""Marks a collection of query samples; its value is the CollectionId of the collection that was searched."""
+"""Marks a collection of query samples; its value is the CollectionId of the collection that was
+searched.
+"""
 
 WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
-"""Marks both collections of a write-intent log; its value is the CollectionId of the collection that is written."""
+"""Marks both collections of a write-intent log; its value is the CollectionId of the collection
+that is written.
+"""
 
 LEDGER = "hubness_ledger"
-"""The collection in which jobs keep their records. A user who may write to it steers jobs and clients."""
+"""The collection in which jobs keep their records. A user who may write to it steers jobs and
+clients.
+"""
 
 HELPERS = "helpers"
-"""Group of the ledger's records of helper collections whose names are not derived from that of their owner."""
+"""Group of the ledger's records of helper collections whose names are not derived from that of
+their owner.
+"""
 
 LONGEST_STEM = 200
 """Most characters of a collection's name within the name of its log: Milvus allows 255 in all."""
@@ -55,26 +67,33 @@ class Commands:
     """Drops one side of a migration of the collection that follows."""
 
     adopt: str = "milvus-hubness adopt"
-    """Says to jobs that the collection that follows was renamed; empty where no collection can be renamed."""
+    """Says to jobs that the collection that follows was renamed; empty where no collection can be
+    renamed.
+    """
 
     def after_rename(self, collection: str) -> str:
         """Return the end of a message about a helper that may be that of a renamed collection."""
         if not self.adopt:
             return ""
-        return f"; after a rename without HubnessClient, run {self.adopt} {collection} --renamed-from NAME"
+        return (
+            f"; after a rename without HubnessClient, run {self.adopt} {collection} "
+            "--renamed-from NAME"
+        )
 
 
 ON_MILVUS = Commands()
 
 
 class CollectionId(FrozenModel):
-    """Which collection is meant, also after it was renamed, where the database numbers collections."""
+    """Which collection is meant, also after a rename, where the database numbers collections."""
 
     name: str
     """The real name, never an alias."""
 
     identity: str = ""
-    """The database's own number of the collection; empty where it has none, as in Milvus Lite and Qdrant."""
+    """The database's own number of the collection; empty where it has none, as in Milvus Lite and
+    Qdrant.
+    """
 
     def is_same(self, other: CollectionId) -> bool:
         """Whether both are one collection: by the numbers if there are any, else by the names."""
@@ -111,7 +130,7 @@ def side_name(collection: str, suffix: str) -> str:
 
 
 def samples_name(collection: str, suffix: str) -> str:
-    """Return the name of the collection with a field's query samples. suffix: of the field's state."""
+    """Return the name of the collection with a field's query samples. suffix: of its state."""
     return f"{collection}__query_samples{suffix}"
 
 
@@ -130,7 +149,7 @@ def side_helper(state: CollectionState) -> Helper | None:
 
 
 def samples_helper(samples_collection: str, property_name: str) -> Helper:
-    """Return a collection of query samples as a helper. property_name: the property that names it."""
+    """Return a collection of query samples as a helper. property_name: what names it."""
     return Helper(
         samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples(_.+)?"
     )
@@ -145,7 +164,9 @@ def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Help
 
 
 def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:
-    """Return the collection whose helper this is, from the helper's own properties; None if none is named."""
+    """Return the collection whose helper this is, from the helper's own properties; None if none is
+    named.
+    """
     try:
         return CollectionId.model_validate_json(properties.get(marker) or "")
     except ValidationError:
@@ -168,18 +189,22 @@ def expect_helper(
     points_back = points_back_to is not None and points_back_to.is_same(owner)
     if points_back and (helper.is_derived_from(owner.name) or helper.collection in listed):
         return
+
     raise StateError(
-        f"the collection property {helper.property_name!r} of {owner.name!r} names {helper.collection!r}, which is no "
-        f"helper collection of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
-        f"{commands.after_rename(owner.name)}"
+        f"the collection property {helper.property_name!r} of {owner.name!r} names "
+        f"{helper.collection!r}, which is no helper collection of {owner.name!r} and stays "
+        "untouched: find out who wrote that property, and drop "
+        f"it{commands.after_rename(owner.name)}"
     )
 
 
-# -- the ledger's list ----------------------------------------------------------------------------------------
+# -- the ledger's list ---------------------------------------------------------------------------
 
 
 class HelperRecord(FrozenModel):
-    """A record of the ledger: `helper` belongs to `owner`, though its name is not derived from the owner's."""
+    """A record of the ledger: `helper` belongs to `owner`, though its name is not derived from the
+    owner's.
+    """
 
     owner: CollectionId
     helper: str
@@ -198,28 +223,31 @@ def listed_in(bodies: Iterable[str], owner: CollectionId) -> frozenset[str]:
             record = HelperRecord.model_validate_json(body)
         except ValidationError:
             continue
+
         if record.owner.is_same(owner) and record.owner.name == owner.name:
             helpers.add(record.helper)
     return frozenset(helpers)
 
 
-# -- copies ---------------------------------------------------------------------------------------------------
+# -- copies --------------------------------------------------------------------------------------
 
 _WITHOUT_COPY = {"preparing", "finished"}
 """Phases of a migration in which no write goes to both collections."""
 
 
 def expect_copy(origin: CollectionId, copy: str, property_name: str, bodies: Iterable[str]) -> None:
-    """Raise StateError unless a migration of the ledger lets writes to `origin` go to `copy` as well.
+    """Raise StateError unless a migration of the ledger lets writes to `origin` go to `copy` as
+    well.
 
-    bodies: the ledger's records of the migrations to `origin` and to `copy`, as JSON. Forward, `copy` is the target; on
-    the way back, `origin` is, and `copy` the source.
+    bodies: the ledger's records of the migrations to `origin` and to `copy`, as JSON. Forward,
+    `copy` is the target; on the way back, `origin` is, and `copy` the source.
     """
     if any(_lets_write(body, origin, copy) for body in bodies):
         return
     raise StateError(
-        f"the collection property {property_name!r} of {origin.name!r} names {copy!r}, and the ledger has no migration "
-        f"between the two, so {copy!r} stays untouched: find out who wrote that property, and drop it"
+        f"the collection property {property_name!r} of {origin.name!r} names {copy!r}, and the "
+        f"ledger has no migration between the two, so {copy!r} stays untouched: find out who "
+        "wrote that property, and drop it"
     )
 
 
@@ -234,8 +262,10 @@ def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
         source_identity = migration.get("source_identity") or ""
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
+
     if phase in _WITHOUT_COPY:
         return False
     if copy == target and origin.name in sources:
         return not (source_identity and origin.identity) or source_identity == origin.identity
+
     return origin.name == target and copy in sources

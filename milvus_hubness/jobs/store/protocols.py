@@ -1,7 +1,9 @@
-"""The protocols that a database implements for the jobs: `Store`, its parts, and optional capabilities.
+"""The protocols that a database implements for the jobs: `Store`, its parts, and optional
+capabilities.
 
-All reads except `scan` are strongly consistent. Every method may raise StoreError and its subclasses. A store has a
-capability if it has its methods; `capability` returns the store as one that has it.
+All reads except `scan` are strongly consistent. Every method may raise StoreError and its
+subclasses. A store has a capability if it has its methods; `capability` returns the store as one
+that has it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from milvus_hubness.jobs.store.records import (
     WriteIntentLog,
 )
 
+Presence = Literal["present", "can be added", "none"]
+"""Whether a collection has the fields for biases, the server can add them, or neither."""
+
 
 class Collections(Protocol):
     """Whole collections: their existence, aliases, properties and fences."""
@@ -39,8 +44,10 @@ class Collections(Protocol):
     def info(
         self, collection: str, *, counted: bool = True, checked: bool = True
     ) -> CollectionInfo:
-        """Describe a collection. counted: if false, `rows` is 0, which costs less. checked: raise StateError if its
-        properties name collections that are not its helpers; see `stores.ownership`. Raises CollectionNotFound."""
+        """Describe a collection. counted: if false, `rows` is 0, which costs less. checked: raise
+        StateError if its properties name collections that are not its helpers; see
+        `stores.ownership`. Raises CollectionNotFound.
+        """
 
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name exists."""
@@ -52,7 +59,9 @@ class Collections(Protocol):
         """Return all properties of a collection."""
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
-        """Write a record as the collection's property of that name; None drops it. Other properties stay."""
+        """Write a record as the collection's property of that name; None drops it. Other properties
+        stay.
+        """
 
     def drop(self, collection: str) -> None: ...
 
@@ -65,14 +74,20 @@ class Collections(Protocol):
     def drop_alias(self, alias: str) -> None: ...
 
     def fenced(self, fences: Fences) -> Store:
-        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost if one is gone. A
-        failed write that may still arrive is sent again only through another alias."""
+        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost
+        if one is gone. A failed write that may still arrive is sent again only through another
+        alias.
+        """
 
     def fence(self, collection: str, alias: str) -> None:
-        """Create a fencing alias in one request. If the request fails, the alias may still appear later."""
+        """Create a fencing alias in one request. If the request fails, the alias may still appear
+        later.
+        """
 
     def unfence(self, alias: str) -> None:
-        """Drop a fencing alias, so that the database accepts no more writes through it, if it exists."""
+        """Drop a fencing alias, so that the database accepts no more writes through it, if it
+        exists.
+        """
 
 
 class Schemas(Protocol):
@@ -91,32 +106,37 @@ class Schemas(Protocol):
         """Raise InvalidParameter if a copy of the source's field cannot have the planned index."""
 
     def bias_spread(self, source: CollectionInfo, field: str) -> int:
-        """Return in how many columns the quantiser of a field, corrected or not, needs a bias; 1 if one suffices. See
-        Layout."""
+        """Return in how many columns the quantiser of a field, corrected or not, needs a bias; 1 if
+        one suffices. See Layout.
+        """
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        """Whether a graph hint column, with its far numbers, costs the field's index nothing. See Layout."""
+        """Whether a graph hint column, with its far numbers, costs the field's index nothing. See
+        Layout.
+        """
 
     def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the index finds more if the graph hint column falls with the length of a row. See Layout."""
+        """Whether the index finds more if the graph hint column falls with the length of a row. See
+        Layout.
+        """
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
 
     def units_moved(self) -> int:
-        """Return by how many units in the last place the database may change numbers of a COSINE vector, and their
-        lengths at will; 0 if it keeps COSINE vectors as they are written."""
+        """Return by how many units in the last place the database may change numbers of a COSINE
+        vector, and their lengths at will; 0 if it keeps COSINE vectors as they are written.
+        """
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted call has not. Raises
-        CollectionExists if `target` is not an unfilled copy of `source`."""
+        """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted
+        call has not. Raises CollectionExists if `target` is not an unfilled copy of `source`.
+        """
 
-    def bias_fields(
-        self, source: CollectionInfo, suffix: str
-    ) -> Literal["present", "can be added", "none"]:
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Presence:
         """Whether fields of the collection can hold biases."""
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
@@ -147,7 +167,9 @@ class Rows(Protocol):
         limit: int | None = None,
         partition: str | None = None,
     ) -> Batch:
-        """Return the first `limit` rows with after < key ≤ upto in key order; all written before the last `count`."""
+        """Return the first `limit` rows with after < key ≤ upto in key order; all written before
+        the last `count`.
+        """
 
     def scan_keys(
         self,
@@ -158,11 +180,15 @@ class Rows(Protocol):
         partition: str | None = None,
         pending: str = "",
     ) -> list[Key]:
-        """Return the first keys, at most `limit`, as `scan` does for rows; if `pending` names an epoch field, of rows
-        without a bias. Without `after`, the read is strongly consistent, and later ones show what it has seen."""
+        """Return the first keys, at most `limit`, as `scan` does for rows; if `pending` names an
+        epoch field, of rows without a bias. Without `after`, the read is strongly consistent, and
+        later ones show what it has seen.
+        """
 
     def above(self, key: Key, step: int) -> Key | None:
-        """Return a key to page on from: `key` at step 0, then farther and farther ones; None if no key is greater."""
+        """Return a key to page on from: `key` at step 0, then farther and farther ones; None if no
+        key is greater.
+        """
 
     def get(
         self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
@@ -188,7 +214,9 @@ class Rows(Protocol):
         *,
         partition: str | None,
     ) -> int:
-        """Replace the fields named `changed` of existing rows, or the whole rows; return how many were acknowledged."""
+        """Replace the fields named `changed` of existing rows, or the whole rows; return how many
+        were acknowledged.
+        """
 
     def rewrite(
         self,
@@ -199,8 +227,10 @@ class Rows(Protocol):
         *,
         partition: str | None,
     ) -> int:
-        """Write rows that were read, with other biases; return how many were acknowledged. With `WholeRows` it is
-        `upsert`; else only the fields `changed` of rows that still exist change, and the others do not count."""
+        """Write rows that were read, with other biases; return how many were acknowledged. With
+        `WholeRows` it is `upsert`; else only the fields `changed` of rows that still exist change,
+        and the others do not count.
+        """
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows, of this partition if it is set; missing rows are no error."""
@@ -217,23 +247,31 @@ class Rows(Protocol):
     def nearest(
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
-        """Return for each query (m, width) the keys of the k rows that the database's search finds."""
+        """Return for each query (m, width) the keys of the k rows that a search finds."""
 
 
 class WriteIntents(Protocol):
     """The logs in which clients note their writes while a job rewrites rows."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a log that can take the rows of `source`, with the fields of its states, or use one that fits."""
+        """Create a log that can take the rows of `source`, with the fields of its states, or use
+        one that fits.
+        """
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""
+        """End the notes of the clients, and delete those for this job and earlier ones; the empty
+        log may stay.
+        """
 
     def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
-        """Return all write-intent logs of this collection, complete or not; use them only to drop them."""
+        """Return all write-intent logs of this collection, complete or not; use them only to drop
+        them.
+        """
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """Drop a log that no other job can take any more, unless `check` raises. Raises CollectionExists, LeaseLost."""
+        """Drop a log that no other job can take any more, unless `check` raises. Raises
+        CollectionExists, LeaseLost.
+        """
 
     def notes(
         self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None
@@ -246,14 +284,18 @@ class WriteIntents(Protocol):
     def replay(
         self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
     ) -> list[Note]:
-        """Replay notes whose writes the collection does not have and no note replaces meanwhile, and return them."""
+        """Replay notes whose writes the collection does not have and no note replaces meanwhile,
+        and return them.
+        """
 
 
 class Ledger(Protocol):
     """Records of jobs in the database."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
-        """Insert or replace these records, acknowledged on return; creates the ledger if it is missing."""
+        """Insert or replace these records, acknowledged on return; creates the ledger if it is
+        missing.
+        """
 
     def record(self, ledger: str, key: str) -> Record | None:
         """Return the record of that key; None if there is none, or no ledger."""
@@ -262,10 +304,14 @@ class Ledger(Protocol):
         """Return the records of these groups in key order; none if there is no ledger."""
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
-        """Delete these records of a group; all of them without `keys`. All keys must belong to the group."""
+        """Delete these records of a group; all of them without `keys`. All keys must belong to the
+        group.
+        """
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
-        """Return the helpers that the ledger lists for a collection from whose name theirs are not derived."""
+        """Return the helpers that the ledger lists for a collection from whose name theirs are not
+        derived.
+        """
 
     def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
         """Add helpers to that list."""
@@ -280,22 +326,29 @@ class Banks(Protocol):
     def save_bank(
         self, collection: str, bank: StoredBank, metric: Metric
     ) -> tuple[BankReference, Made]:
-        """Save `bank` as a generation, read it back, and return its reference and what was created. Raises
-        CollectionExists, DimensionMismatch, and StateError if another process keeps changing the rows."""
+        """Save `bank` as a generation, read it back, and return its reference and what was created.
+        Raises CollectionExists, DimensionMismatch, and StateError if another process keeps changing
+        the rows.
+        """
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        """Return the bank. Raises EmptyBank and, if `checked`, StateError for rows other than the reference names."""
+        """Return the bank. Raises EmptyBank and, if `checked`, StateError for rows other than the
+        reference names.
+        """
 
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
-        The rows that `reference` names stay as they are."""
+        """Save the keys of the items nearest to the queries, then to the targets; return a
+        reference that names them. The rows that `reference` names stay as they are.
+        """
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
-        """Delete the rows of generations that no collection state names. If a job does so meanwhile, the rows come
-        back, or the job finds them missing when it loads the bank. Return the generations that stay because the state
-        of some collection cannot be read; a warning names that collection."""
+        """Delete the rows of generations that no collection state names. If a job does so
+        meanwhile, the rows come back, or the job finds them missing when it loads the bank. Return
+        the generations that stay because the state of some collection cannot be read; a warning
+        names that collection.
+        """
 
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
@@ -303,7 +356,7 @@ class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
 
 
 def expect_store(store: object) -> None:
-    """Raise InvalidInput, which says how to make a store, for a client or an address of a database."""
+    """Raise InvalidInput, which says how to make a store, for a client or an address."""
     if isinstance(store, str | PathLike):
         address = redacted(repr(str(store)))
         raise InvalidInput(
@@ -323,6 +376,7 @@ def expect_store(store: object) -> None:
             raise InvalidInput(
                 f"a store is needed, not the client {type(store).__name__}: pass {remedy}"
             )
+
     if not hasattr(store, "info"):
         raise InvalidInput(
             f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))"
@@ -341,10 +395,14 @@ class WholeRows(Protocol):
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
-        """Return the names and the rows, as `get` does, of the last and earlier notes of these keys."""
+        """Return the names and the rows, as `get` does, of the last and earlier notes of these
+        keys.
+        """
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        """Drop these noted rows, unless a note names them now. Return the names of other rows without a note."""
+        """Drop these noted rows, unless a note names them now. Return the names of other rows
+        without a note.
+        """
 
 
 @runtime_checkable
@@ -375,7 +433,7 @@ class SideCollections(Protocol):
     """Side collections, which hold the biases of another collection's rows."""
 
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
-        """Whether no collection has this name, or one that an unfinished `enable` of `source` left."""
+        """Whether the name is free, or that of one that an unfinished `enable` of `source` left."""
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         """Create an empty side collection with the keys of `source`."""
@@ -386,7 +444,9 @@ class QuerySampling(Protocol):
     """Samples of live queries for online banks."""
 
     def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
-        """Create a collection for samples of `owner`, unless it exists. Raises CollectionExists, DimensionMismatch."""
+        """Create a collection for samples of `owner`, unless it exists. Raises CollectionExists,
+        DimensionMismatch.
+        """
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         """Return the samples of one profile; none if the collection does not exist."""
@@ -397,10 +457,12 @@ class QuerySampling(Protocol):
 
 @runtime_checkable
 class LeavesKeys(Protocol):
-    """Biases under keys of rows that have no schema; the keys stay there when the correction ends."""
+    """Biases under keys of rows that have no schema; the keys stay when the correction ends."""
 
     def left_keys(self, collection: str) -> dict[str, int]:
-        """Return the number of rows with each key that jobs have written, without keys that no row has."""
+        """Return the number of rows with each key that jobs have written, without keys that no row
+        has.
+        """
 
     def delete_keys(self, collection: str) -> None:
         """Delete these keys from all rows."""
@@ -409,7 +471,8 @@ class LeavesKeys(Protocol):
 _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
     WholeRows: "replaces no whole rows: every note is replayed",
-    SecondVectors: "has no second vector fields for augmented vectors: choose another bias location",
+    SecondVectors: "has no second vector fields for augmented vectors: choose another bias "
+    "location",
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
     LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
@@ -418,14 +481,18 @@ Capability = TypeVar("Capability")
 
 
 def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
-    """Return the store as one with an optional capability. Raises UnsupportedOperation if it lacks it."""
+    """Return the store as one with an optional capability. Raises UnsupportedOperation if it lacks
+    it.
+    """
     if not isinstance(store, cast(type, kind)):
         raise UnsupportedOperation(f"this database {_MISSING[kind]}")
     return cast(Capability, store)
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
-    """Drop what `save_bank` created, except a generation that a state names and a bank collection with other rows."""
+    """Drop what `save_bank` created, except a generation that a state names and a bank collection
+    with other rows.
+    """
     if made != "nothing":
         store.drop_bank_generations([reference])
     if made == "collection" and not store.count(reference.collection):

@@ -1,4 +1,6 @@
-"""The values that stores take and return: collections and the properties that jobs leave on them, samples, records."""
+"""The values that stores take and return: collections and the properties that jobs leave on them,
+samples, records.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def intent_log_name(collection: str) -> str:
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs, complete or not, from the names of all collections."""
+    """Return the names of a collection's write-intent logs, complete or not, from the names of all
+    collections.
+    """
     logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:LONGEST_STEM]
     return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
@@ -72,18 +76,24 @@ IDENTITY_PROPERTY = "hubness_identity"
 
 
 class TuningRecord(FrozenModel):
-    """The result of `tune` for one bank and one vector field. choice: an estimator as its dictionary, with the strength
-    and the gate, if any; None for "leave it alone"."""
+    """The result of `tune` for one bank and one vector field."""
 
     field: str
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: StoredEstimator | None
+    """An estimator as its dictionary; None for `leave it alone`."""
     strength: Strength
+    """w that tuning chose for it."""
     gate: Depth | None = None
+    """k over bank queries of the gate that tuning chose; None for none."""
     gate_targets: Depth | None = None
+    """k over target items of that gate; None for none."""
     reason: Text
+    """Why the verdict is so, in words."""
     labelled: bool
+    """Whether labelled queries decided."""
     bank_fingerprint: Fingerprint
+    """Digest of the bank's queries."""
     tuned_at: Moment
 
 
@@ -92,7 +102,7 @@ MOST_VERDICTS = 8
 
 
 class Verdicts(PropertyModel):
-    """The results of `tune`, the latest first: one for each bank and field, at most MOST_VERDICTS."""
+    """The results of `tune`, the latest first: one for each bank and field."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     records: tuple[TuningRecord, ...] = Field(default=(), max_length=MOST_VERDICTS)
@@ -103,7 +113,9 @@ class Verdicts(PropertyModel):
         return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
 
     def with_record(self, record: TuningRecord) -> Verdicts:
-        """Return the verdicts with a new one in place of a former one on the same bank, or of the oldest."""
+        """Return the verdicts with a new one in place of a former one on the same bank, or of the
+        oldest.
+        """
         replaced = (record.field, record.bank_fingerprint)
         others = [
             other for other in self.records if (other.field, other.bank_fingerprint) != replaced
@@ -112,41 +124,52 @@ class Verdicts(PropertyModel):
 
 
 class Identity(PropertyModel):
-    """A random number of a collection, for databases that do not number collections. A job writes it before it notes
-    the collection in the ledger; a new collection of the same name lacks it, and a copy does not get it."""
+    """A random number of a collection, for databases that do not number collections. A job writes
+    it before it notes the collection in the ledger; a new collection of the same name lacks it, and
+    a copy does not get it.
+    """
 
     property_name: ClassVar[str] = IDENTITY_PROPERTY
     id: str = Field(pattern="^[0-9a-f]{32}$")
 
 
 def identity_in(properties: Mapping[str, str], collection: str) -> str:
-    """Return the identity among the properties of a collection; empty if there is none. Raises StateError."""
+    """Return the identity among the properties of a collection; empty if there is none. Raises
+    StateError.
+    """
     identity = Identity.read(properties, collection)
     return identity.id if identity else ""
 
 
 class DualWrite(PropertyModel):
-    """Dual writes of a migration: clients send each write to this collection first, then to the copy, `collection`.
-    required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it."""
+    """Dual writes of a migration: clients send each write to this collection first, then to the
+    copy.
+    """
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: CollectionName
+    """The copy."""
     required: bool = False
+    """Whether a write fails if the copy does not take it; before that, the next catch-up pass
+    repairs it.
+    """
 
 
 class WriteIntentLog(PropertyModel):
     """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
 
-    If the job undoes a write, it replays the write from the log. collection, rows: those with the last notes of the
-    keys and with the noted rows. made: separates the notes for one job from those for others. auto_id: the server
-    creates the keys of inserted rows. by_partition: rows of one key may be in several partitions.
+    If the job undoes a write, it replays the write from the log.
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
     collection: CollectionName
+    """The collection with the last notes of the keys; that with the noted rows is `rows`."""
     made: str = Field(max_length=64)
+    """Separates the notes for one job from those for others."""
     auto_id: bool = False
+    """The server creates the keys of inserted rows."""
     by_partition: bool = False
+    """Rows of one key may be in several partitions."""
 
     @property
     def rows(self) -> str:
@@ -163,17 +186,21 @@ MOST_ONLINE_BANKS = 1_000
 
 
 class OnlineBank(Terms):
-    """Settings of the online bank of one profile. Clients sample `rate` of its live queries into `samples_collection`,
-    from which a job takes them into the bank."""
+    """Settings of the online bank of one profile."""
 
     field: Name
+    """The corrected field."""
     profile: Name
     samples_collection: CollectionName
+    """Where clients put sampled queries, and a job takes them into the bank."""
     rate: float = Field(ge=SMALLEST_RATE, le=1)
+    """The share of its live queries that clients sample."""
 
     @property
     def capacity(self) -> int:
-        """Number of slots for samples of this profile in `samples_collection`; a sample takes a random slot."""
+        """Number of slots for samples of this profile in `samples_collection`; a sample takes a
+        random slot.
+        """
         return max(2 * self.size, 2_000)
 
     @property
@@ -194,18 +221,22 @@ class Fences(Protocol):
         """Return the alias; None if writes to this collection are not fenced."""
 
     def renew(self, collection: str) -> None:
-        """Switch to another alias, so that the database refuses requests through the former one. Raises LeaseLost."""
+        """Switch to another alias, so that the database refuses requests through the former one.
+        Raises LeaseLost.
+        """
 
 
 @dataclass(frozen=True)
 class VectorField:
-    """A dense float vector field. index_type and index_params are those of the database."""
+    """A dense float vector field."""
 
     name: str
     dim: int
     metric: str
     index_type: str
+    """The type of its index, as the database names it."""
     index_params: dict[str, Any] = field(default_factory=dict)
+    """The parameters of its index, as the database names them."""
     dtype: Dtype = "float32"
     computed_by: str = ""
     """The function of the database that computes the vectors; empty if clients write them."""
@@ -219,45 +250,58 @@ class VectorField:
         if not self.computed_by:
             return []
         return [
-            f"the vectors of field {self.name!r} are computed on the server, by {self.computed_by}, "
-            "which accepts no others: correct a field whose vectors clients write, made by the same model"
+            f"the vectors of field {self.name!r} are computed on the server, by "
+            f"{self.computed_by}, which accepts no others: correct a field whose vectors clients "
+            "write, made by the same model"
         ]
 
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """Description of a collection for the jobs.
-
-    name: the real name, even if an alias was requested. rows: the database's count, including duplicates. partitions:
-    names that rows must be copied into, or that separate keys without a common order; (None,) if the database places
-    rows itself and all keys have one order. states: of the corrected vector fields, by name. schema: the database's own
-    description, opaque to the jobs. identity: separates the collection from another one of the same name, if not empty:
-    the database's number of it, or the one in its property, see Identity.
-    """
+    """Description of a collection for the jobs."""
 
     name: str
+    """The real name, even if an alias was requested."""
     key_field: str
+    """The field of the primary keys."""
     vector_fields: dict[str, VectorField]
+    """The dense float vector fields by name."""
     rows: int
+    """The database's count, including duplicates."""
     partitions: tuple[str | None, ...]
+    """Names that rows must be copied into, or that separate keys without a common order; (None,) if
+    the database places rows itself and all keys have one order.
+    """
     aliases: tuple[str, ...]
     states: dict[str, CollectionState]
+    """The states of the corrected vector fields, by name."""
     verdicts: Verdicts
+    """The verdicts of `tune`."""
     is_bank: bool
+    """Whether it holds the generations of a query bank."""
     schema: dict[str, Any]
+    """The database's own description, opaque to the jobs."""
     dual_write: DualWrite | None = None
+    """Set while clients write to a copy too."""
     intent_log: WriteIntentLog | None = None
+    """Set while clients note their writes for a job."""
     online_banks: tuple[OnlineBank, ...] = ()
+    """The profiles whose banks take in live queries."""
     identity: str = ""
+    """Separates the collection from another one of the same name, if not empty: the database's
+    number of it, or the one in its property, see Identity.
+    """
     time_to_live: int = 0
-    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit."""
+    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit.
+    """
 
     def __post_init__(self) -> None:
         for state in self.states.values():
             for missing in {state.field, state.searched_field} - self.vector_fields.keys():
                 what = described_property(state.property_name, self.name)
                 raise StateError(
-                    f"{what} is about the vector field {shown(missing)!r}, which the collection does not have: {REMEDY}"
+                    f"{what} is about the vector field {shown(missing)!r}, which the collection "
+                    f"does not have: {REMEDY}"
                 )
 
     @property
@@ -273,12 +317,15 @@ class CollectionInfo:
 
     @property
     def helpers(self) -> list[Helper]:
-        """The helper collections that the properties name, apart from banks, which collections may share."""
+        """The helper collections that the properties name, apart from banks, which collections may
+        share.
+        """
         return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
 
     def users_shape(self, field: str) -> tuple[int, str]:
         """Return the dimension and the metric of a field as users see them, corrected or not."""
-        state, vector = self.states.get(field), self.vector_fields[field]
+        state = self.states.get(field)
+        vector = self.vector_fields[field]
         return (state.dim, state.metric) if state else (vector.dim, vector.metric)
 
     @property
@@ -292,7 +339,7 @@ class CollectionInfo:
 
     @property
     def state(self) -> CollectionState | None:
-        """The state of the corrected field; None if there is none. Raises InvalidInput for several."""
+        """The state of the corrected field; None without one. Raises InvalidInput for several."""
         return self.state_of(None)
 
     def with_index(
@@ -311,17 +358,21 @@ class CollectionInfo:
             )
 
     def require_correctable(self, field: str) -> None:
-        """Raise CannotMigrate if the database computes the vectors of this field, and as `require_field` does."""
+        """Raise CannotMigrate if the database computes the vectors of this field, and as
+        `require_field` does.
+        """
         self.require_field(field)
         if obstacles := self.vector_fields[field].obstacles:
             raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
-        """Return the state of this vector field, or of the only corrected one; None if it is not corrected. Raises
-        InvalidInput for several and for an unknown field."""
+        """Return the state of this vector field, or of the only corrected one; None if it is not
+        corrected. Raises InvalidInput for several and for an unknown field.
+        """
         if field is not None:
             self.require_field(field)
             return self.states.get(field)
+
         if len(self.states) > 1:
             fields = ", ".join(self.states)
             raise InvalidInput(
@@ -338,46 +389,55 @@ class CollectionInfo:
 
 
 def taken_keys(counts: Mapping[str, int]) -> list[str]:
-    """Return the obstacle that rows have keys of their own where a corrected collection has its hidden fields; none
-    without such rows. counts: the number of rows with each key."""
+    """Return the obstacle that rows have keys of their own where a corrected collection has its
+    hidden fields; none without such rows. counts: the number of rows with each key.
+    """
     if not counts:
         return []
+
     keys = ", ".join(
         f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items()
     )
     return [
-        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected collection that was "
-        "read without HubnessClient, which leaves them out: delete these rows, and insert them without the keys"
+        f"rows have keys of the names that corrected rows need: {keys}; they come from a "
+        "corrected collection that was read without HubnessClient, which leaves them out: delete "
+        "these rows, and insert them without the keys"
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
-    """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are none."""
+    """Samples of live queries."""
 
     vectors: Floats
+    """(n, d) float32, as the user sent them; (0, 0) if there are none."""
     origins: Origins
+    """Where and when each was sampled."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a ledger. body: JSON of at most 60,000 characters. group: records of a group are read together."""
+    """A record of a ledger."""
 
     key: str
     group: str
+    """Records of a group are read together."""
     body: str
+    """JSON of at most 60,000 characters."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A client's last write intent for the row of a key.
-
-    partition: if the write named one. row: the name of the noted row; None for a deletion. changed: the fields that
-    this partial update, and those noted just before it, change; empty for a whole row. id: unique to this note.
-    """
+    """A client's last write intent for the row of a key."""
 
     key: Key
     partition: str | None
+    """The partition, if the write named one."""
     row: str | None
+    """The name of the noted row; None for a deletion."""
     changed: tuple[str, ...] = ()
+    """The fields that this partial update, and those noted just before it, change; empty for a
+    whole row.
+    """
     id: str = ""
+    """Unique to this note."""

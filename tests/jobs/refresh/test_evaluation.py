@@ -10,6 +10,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
+from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
 from milvus_hubness.jobs.refresh.plan import Labels, RefreshPlan
 from milvus_hubness.quality import measures
@@ -116,12 +117,12 @@ def test_a_gate_counts_as_searches_use_it():
         Layout(16, "IP"),
     )
     corrected = standing(bank, NNN(8, 0.625))
-    gated = replace(corrected, gates=(1, None))
+    gated = replace(corrected, gates=Gates(1))
     told = judge(layout, items, corrected, gated, labelled)
     assert told.r1["new"] > told.r1["old"] + 0.02
     assert told.r1["old"] > told.r1["raw"]
     with_targets = replace(
-        gated, gates=(1, 1), bank=replace(corrected.bank, targets=QueryBank(items))
+        gated, gates=Gates(1, 1), bank=replace(corrected.bank, targets=QueryBank(items))
     )
     opened = judge(layout, items, corrected, with_targets, labelled)
     assert opened.r1["new"] == pytest.approx(
