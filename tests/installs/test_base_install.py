@@ -162,15 +162,16 @@ def test_only_what_every_client_needs_is_installed(programs):
     }
 
 
-def test_commands_without_their_extra_name_it(programs, serve):
-    uri = serve("commands.db")
+def test_commands_without_their_extra_name_it(programs, serve, tmp_path):
+    """A refresh that finds the bank as it was fits nothing, and needs no extra."""
+    uri, bank = serve("commands.db"), tmp_path / "bank.npy"
+    np.save(bank, vectors(np.random.default_rng(2), 60, 16))
     command = programs / "milvus-hubness"
-    assert "migrated" in succeed(command, "status", "migrated", "--uri", uri)
-    for arguments in (
-        ["refresh", "migrated", "--uri", uri],
-        ["tune", "source", "--bank", "b.npy", "--uri", uri],
-    ):
-        done = run(command, *arguments)
+    for name in ("status", "refresh"):
+        assert "migrated" in succeed(command, name, "migrated", "--uri", uri)
+    for arguments in (["refresh", "migrated", "--force"], ["tune", "source", "--field", "vector"]):
+        done = run(command, *arguments, "--bank", bank, "--uri", uri)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.endswith('is not installed: pip install "milvus-hubness[jobs]"\n')
+        assert "torch" in done.stderr
+        assert done.stderr.endswith(' not installed: pip install "milvus-hubness[jobs]"\n')
         assert done.stderr.count("\n") == 1

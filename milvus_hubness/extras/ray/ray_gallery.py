@@ -113,6 +113,8 @@ class RayGallery:
         Sinkhorn, alone or in a Blend, iterates over the shards; a temperature and an agreement are measured on up to
         20,000 items."""
         fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
+        if fitted.estimator.strength != "agreement":
+            return fitted  # Sooner than `with_agreement` says so: a sample costs a read of every shard.
         return fitted.with_agreement(self._sample(fitted.bank), target_bank)
 
     def _fit(

@@ -68,6 +68,24 @@ def test_every_estimator_is_as_on_one_machine(cluster):
         RayGallery([*SHARDS, ITEMS[:, :3]]).fit(Sinkhorn(0.05), BANK)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_shards_are_read_for_what_a_fit_needs_alone(cluster, monkeypatch):
+    """Not for an agreement that no strength asks for, of an estimator or of a part of a blend."""
+    gallery, sample, samples = RayGallery(SHARDS), RayGallery._sample, []
+    monkeypatch.setattr(
+        RayGallery, "_sample", lambda self, bank: samples.append(bank) or sample(self, bank)
+    )
+    for estimator in (
+        Sinkhorn(0.05),
+        NNN(5),
+        Blend((NNN(5), Sinkhorn(0.05)), (0.5, 0.5), strength=1.0),
+    ):
+        gallery.fit(estimator, BANK)
+    assert samples == []
+    assert gallery.fit(NNN(5, strength="agreement"), BANK).estimator.agreement is not None
+    assert len(samples) == 1
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_a_worker_killed_in_mid_run_is_replaced(cluster, tmp_path):
