@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,29 +29,55 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). (n,) each:
-    stale: the bias is of another vector; unbiased: the vector has no bias; pending: that, or no locality hints."""
+    """n rows of a corrected collection, as they were read, and the state of their biases.
+
+    A bias belongs to one vector. A job compares it with the bias that it computes, and writes rows
+    again whose bias is missing, of another vector, or too far from the new one.
+    """
 
     batch: Batch
-    columns: Columns
-    vectors: Floats
-    biases: Floats
-    stale: Flags
-    unbiased: Flags
-    pending: Flags
-    new: Flags
+    """The rows as the database has them."""
 
-    def only(self, rows: Flags) -> BiasedRows:
-        """Return the rows for which `rows` (n,) is true."""
-        places = np.flatnonzero(rows).tolist()
+    columns: Columns
+    """The same rows as the codec takes them: by field name, with the biases of a side collection."""
+
+    vectors: Floats
+    """(n, d), as users see them."""
+
+    biases: Floats
+    """(n, slots), as stored; NaN where a side collection has none."""
+
+    stale: Flags
+    """(n,) whether the stored bias is visibly that of another vector."""
+
+    unbiased: Flags
+    """(n,) whether the vector has no bias: none is stored, or the stored one is stale."""
+
+    incomplete: Flags
+    """(n,) whether the row has no bias or lacks locality hints that it could have."""
+
+    new: Flags
+    """(n,) whether the bias was computed when a client wrote the row, and not by a job."""
+
+    def only(self, chosen: Flags) -> BiasedRows:
+        """Return the rows for which `chosen` (n,) is true."""
+        positions = np.flatnonzero(chosen).tolist()
         columns = {
-            name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
+            name: values[positions]
+            if isinstance(values, np.ndarray)
+            else [values[position] for position in positions]
             for name, values in self.columns.items()
         }
-        arrays: Sequence[Any] = (
-            self.vectors, self.biases, self.stale, self.unbiased, self.pending, self.new,
-        )  # fmt: skip
-        return BiasedRows(self.batch.take(places), columns, *(array[places] for array in arrays))
+        return BiasedRows(
+            batch=self.batch.take(positions),
+            columns=columns,
+            vectors=self.vectors[positions],
+            biases=self.biases[positions],
+            stale=self.stale[positions],
+            unbiased=self.unbiased[positions],
+            incomplete=self.incomplete[positions],
+            new=self.new[positions],
+        )
 
 
 @dataclass(frozen=True)
@@ -87,17 +113,18 @@ class BiasBackend:
             new = self.codec.are_new(columns)
         else:
             columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
+
         stale = self.codec.stale(columns)
         unbiased = self.codec.pending(columns) | stale
         return BiasedRows(
-            batch,
-            columns,
-            self.codec.decode_rows(columns),
-            self.codec.read_biases(columns),
-            stale,
-            unbiased,
-            unbiased | self.codec.lacks_locality_hints(columns),
-            new,
+            batch=batch,
+            columns=columns,
+            vectors=self.codec.decode_rows(columns),
+            biases=self.codec.read_biases(columns),
+            stale=stale,
+            unbiased=unbiased,
+            incomplete=unbiased | self.codec.lacks_locality_hints(columns),
+            new=new,
         )
 
     def write(
@@ -144,7 +171,7 @@ class BiasBackend:
         if codec.updates_in_place:
             return self._update(self.writer, rows, partition, changed)
         # The epoch of a row that had a bias before is history, which does not justify a change of the field.
-        if not biased_rows.pending.any() and codec.epoch_field in changed:
+        if not biased_rows.incomplete.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
         return self.writer.rewrite(rows, changed, partition)
 

@@ -242,7 +242,7 @@ def _fill(
         off = biased_rows.unbiased | ~(near.all(axis=1) | biased_rows.new)
         wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
-        if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:
+        if unfilled := biased_rows.only(off | biased_rows.incomplete).batch.keys:
             backend.write(unfilled, partition, corrections, state.profile.epoch)
     return rows, wrong
 

@@ -336,7 +336,7 @@ class Renewal:
         biases = corrections[incoming.slot].centred(rows.vectors)
         differ = (
             np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance
-        ) & ~rows.pending
+        ) & ~rows.incomplete
         count = 0
         if differ.any():
             changed = rows.only(differ)
@@ -346,7 +346,7 @@ class Renewal:
                 changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch)
             )
             backend.repair(changed, partition, corrections, epoch)
-        pending = rows.only(rows.pending).batch.keys
+        pending = rows.only(rows.incomplete).batch.keys
         if pending:
             self._admit(len(pending))
             count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
