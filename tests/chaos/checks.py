@@ -89,7 +89,7 @@ def _assert_biases(
         biased_rows = bias_location.read(all_keys(store, info.name, partition), partition)
         waiting = [
             key
-            for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True)
+            for key, waits in zip(biased_rows.batch.keys, biased_rows.incomplete, strict=True)
             if waits
         ]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"

@@ -31,41 +31,54 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, with their biases."""
+    """n rows of a corrected collection, as they were read, and the state of their biases.
+
+    A bias belongs to one vector. A job compares it with the bias that it computes, and writes rows
+    again whose bias is missing, of another vector, or too far from the new one.
+    """
 
     batch: Batch
-    """The rows as the database returned them."""
+    """The rows as the database has them."""
+
     columns: Columns
-    """The codec's columns of them."""
+    """The same rows as the codec takes them: by field name, with the biases of a side collection."""
+
     vectors: Floats
     """(n, d), as users see them."""
-    biases: Floats
-    """(n, slots)."""
-    stale: Flags
-    """(n,), whether the bias is of another vector."""
-    unbiased: Flags
-    """(n,), whether the vector has no bias."""
-    pending: Flags
-    """(n,), whether it has none, or no locality hints."""
-    new: Flags
-    """(n,), whether the bias is one of new rows, which differs from the formula."""
 
-    def only(self, rows: Flags) -> BiasedRows:
-        """Return the rows for which `rows` (n,) is true."""
-        places = np.flatnonzero(rows).tolist()
+    biases: Floats
+    """(n, slots), as stored; NaN where a side collection has none."""
+
+    stale: Flags
+    """(n,) whether the stored bias is visibly that of another vector."""
+
+    unbiased: Flags
+    """(n,) whether the vector has no bias: none is stored, or the stored one is stale."""
+
+    incomplete: Flags
+    """(n,) whether the row has no bias or lacks locality hints that it could have."""
+
+    new: Flags
+    """(n,) whether the bias was computed when a client wrote the row, and not by a job."""
+
+    def only(self, chosen: Flags) -> BiasedRows:
+        """Return the rows for which `chosen` (n,) is true."""
+        positions = np.flatnonzero(chosen).tolist()
         columns = {
-            name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
+            name: values[positions]
+            if isinstance(values, np.ndarray)
+            else [values[position] for position in positions]
             for name, values in self.columns.items()
         }
         return BiasedRows(
-            batch=self.batch.take(places),
+            batch=self.batch.take(positions),
             columns=columns,
-            vectors=self.vectors[places],
-            biases=self.biases[places],
-            stale=self.stale[places],
-            unbiased=self.unbiased[places],
-            pending=self.pending[places],
-            new=self.new[places],
+            vectors=self.vectors[positions],
+            biases=self.biases[positions],
+            stale=self.stale[positions],
+            unbiased=self.unbiased[positions],
+            incomplete=self.incomplete[positions],
+            new=self.new[positions],
         )
 
 
@@ -117,7 +130,7 @@ class BiasBackend:
             biases=self.codec.read_biases(columns),
             stale=stale,
             unbiased=unbiased,
-            pending=unbiased | self.codec.lacks_locality_hints(columns),
+            incomplete=unbiased | self.codec.lacks_locality_hints(columns),
             new=new,
         )
 
@@ -171,7 +184,7 @@ class BiasBackend:
 
         # The epoch of a row that had a bias before is history, which does not justify a change of
         # the field.
-        if not biased_rows.pending.any() and codec.epoch_field in changed:
+        if not biased_rows.incomplete.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
         return self.writer.rewrite(rows, changed, partition)
 

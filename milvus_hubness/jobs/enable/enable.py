@@ -284,7 +284,7 @@ def _fill(
 
         wrong += biased_rows.only(is_wrong).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
-        if unfilled := biased_rows.only(is_wrong | biased_rows.pending).batch.keys:
+        if unfilled := biased_rows.only(is_wrong | biased_rows.incomplete).batch.keys:
             backend.write(unfilled, partition, corrections, state.profile.epoch)
 
     return rows, wrong

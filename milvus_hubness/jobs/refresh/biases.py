@@ -402,7 +402,7 @@ class Renewal:
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
         moves = np.abs(biases - rows.biases[:, incoming.slot])
-        differ = (moves > self.options.tolerance) & ~rows.pending
+        differ = (moves > self.options.tolerance) & ~rows.incomplete
         count = 0
         if differ.any():
             changed = rows.only(differ)
@@ -412,7 +412,7 @@ class Renewal:
             count += backend.put(changed, partition, new_biases)
             backend.repair(changed, partition, corrections, epoch)
 
-        pending = rows.only(rows.pending).batch.keys
+        pending = rows.only(rows.incomplete).batch.keys
         if pending:
             self._admit(len(pending))
             count += backend.write(pending, partition, corrections, backend.state.profile.epoch)

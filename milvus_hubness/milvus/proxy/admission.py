@@ -1,4 +1,6 @@
-"""Whether Milvus knows the caller: learned before a message is received, and remembered for seconds."""
+"""Whether Milvus knows the caller: learned before a message is received, and remembered for
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ QUESTION = "/milvus.proto.milvus.MilvusService/GetVersion"
 """Milvus checks the token of every method, and this one needs no privilege and changes nothing."""
 
 VALID_SECONDS = 10.0
-"""Each call is checked again by Milvus, which gets its token: this only decides what is received."""
+"""Each call is checked again by Milvus, which gets its token: this only decides what is received.
+"""
 
 REFUSED_SECONDS = 1.0
 ASK_SECONDS = 10.0
@@ -60,7 +63,10 @@ class Remembered:
 
 
 class Admission:
-    """Asks Milvus about callers, once for all calls that wait for the same answer. ask_seconds: longest wait for it."""
+    """Asks Milvus about callers, once for all calls that wait for the same answer.
+
+    ask_seconds: longest wait for it.
+    """
 
     def __init__(
         self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS
@@ -75,9 +81,12 @@ class Admission:
         self._turns = asyncio.Semaphore(MOST_QUESTIONS)
 
     async def expect_valid(self, caller: Metadata, metadata: Metadata) -> None:
-        """Return once Milvus has taken a call of this caller. Raises CallEnded with its refusal.
+        """Return once Milvus has taken a call of this caller.
 
-        caller: the entries of `metadata` by which Milvus may know the caller, of which gRPC takes 16 KiB.
+        Raises CallEnded with its refusal.
+
+        caller: the entries of `metadata` by which Milvus may know the caller, of which gRPC takes
+        16 KiB.
         """
         if self._valid.get(caller):
             return

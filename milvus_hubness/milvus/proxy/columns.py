@@ -1,7 +1,10 @@
-"""Columns of Milvus's protocol as arrays and back: decode, join, and pick rows. No I/O.
+"""Columns of Milvus's protocol as arrays and back: decode, join, and pick rows.
 
-A packed list of floats has its numbers as they are in memory, so it is decoded and encoded in one piece. The client's
-modules sort hits; a hit has the number of its row in the answer's columns, which stay as the server sent them.
+No I/O.
+
+A packed list of floats has its numbers as they are in memory, so it is decoded and encoded in one
+piece. The client's modules sort hits; a hit has the number of its row in the answer's columns,
+which stay as the server sent them.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ _SCALARS = ("bool_data", "int_data", "long_data", "float_data", "double_data", "
 
 
 MOST_JSON = 1 << 20
-"""Characters of a JSON text, 16 times as many as Milvus stores: Python runs nothing else while it parses one."""
+"""Characters of a JSON text, 16 times as many as Milvus stores: Python runs nothing else while it
+parses one.
+"""
 
 
 def json_in(text: str | bytes, name: str) -> Any:
@@ -61,21 +66,31 @@ def column_named(columns: Iterable[Any], name: str) -> Any:
 
 
 def vectors_in(column: Any, dtype: Dtype) -> Floats:
-    """Return the vectors of a column, (n, width). Raises InvalidInput for another dtype or width."""
-    vectors, kind, width = column.vectors, VECTORS[dtype], column.vectors.dim
-    if vectors.WhichOneof("data") not in (kind, None):
+    """Return the vectors of a column, (n, width).
+
+    Raises InvalidInput for another dtype or width.
+    """
+    vectors = column.vectors
+    width = vectors.dim
+    data_field = VECTORS[dtype]
+    if vectors.WhichOneof("data") not in (data_field, None):
         raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype} only")
-    data = getattr(vectors, kind)
+
+    data = getattr(vectors, data_field)
     numbers = floats_in(data) if dtype == "float32" else decode([data], dtype).ravel()
     if width < 1 or len(numbers) % width:
         raise InvalidInput(
-            f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of {width}"
+            f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of "
+            f"{width}"
         )
     return numbers.reshape(-1, width)
 
 
 def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> None:
-    """Set the vectors of a column. rows: (n, width), arrays or the bytes of half-precision numbers."""
+    """Set the vectors of a column.
+
+    rows: (n, width), arrays or the bytes of half-precision numbers.
+    """
     column.vectors.dim = width
     if dtype == "float32":
         put_floats(column.vectors.float_vector, np.stack(rows) if len(rows) else [])
@@ -90,35 +105,44 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
         for field in column.struct_arrays.fields:
             take_rows(field, rows)
     elif column.HasField("vectors"):
-        before = np.cumsum([0, *valid])  # Null vectors take no place.
-        _take_vectors(
-            column.vectors, [int(before[row]) for row in rows if valid[row]] if valid else rows
-        )
+        _take_vectors(column.vectors, _positions_without_null(rows, valid))
     elif kind := column.scalars.WhichOneof("data"):
         _take(getattr(column.scalars, kind).data, rows)
     if valid:
         column.valid_data[:] = [valid[row] for row in rows]
 
 
-def _take_vectors(vectors: Any, places: Sequence[int]) -> None:
+def _positions_without_null(rows: Sequence[int], valid: Sequence[bool]) -> Sequence[int]:
+    """Return where the vectors of the rows are in a column that leaves out those of null rows.
+
+    valid: by row, whether it is not null; empty if no row can be null.
+    """
+    if not valid:
+        return rows
+    vectors_before = np.cumsum([0, *valid])
+    return [int(vectors_before[row]) for row in rows if valid[row]]
+
+
+def _take_vectors(vectors: Any, positions: Sequence[int]) -> None:
     kind = vectors.WhichOneof("data")
     if kind == "float_vector":
         numbers = floats_in(vectors.float_vector).reshape(-1, vectors.dim)
-        put_floats(vectors.float_vector, numbers[list(places)])
+        put_floats(vectors.float_vector, numbers[list(positions)])
     elif kind in _LISTS_OF_VECTORS:
-        _take(getattr(getattr(vectors, kind), _LISTS_OF_VECTORS[kind]), places)
+        _take(getattr(getattr(vectors, kind), _LISTS_OF_VECTORS[kind]), positions)
     elif kind:
         packed = _packed_vectors(vectors, kind)
-        setattr(vectors, kind, b"".join(packed[place] for place in places))
+        setattr(vectors, kind, b"".join(packed[position] for position in positions))
 
 
 def _packed_vectors(vectors: Any, kind: str) -> list[bytes]:
-    data, size = getattr(vectors, kind), int(vectors.dim * _BYTES_PER_NUMBER[kind])
+    data = getattr(vectors, kind)
+    size = int(vectors.dim * _BYTES_PER_NUMBER[kind])
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-def _take(values: Any, places: Sequence[int]) -> None:
-    put_all(values, [values[place] for place in places] if len(values) else [])
+def _take(values: Any, positions: Sequence[int]) -> None:
+    put_all(values, [values[position] for position in positions] if len(values) else [])
 
 
 def put_all(values: Any, chosen: Sequence[Any]) -> None:
@@ -129,7 +153,9 @@ def put_all(values: Any, chosen: Sequence[Any]) -> None:
 
 
 def joined(answers: Sequence[Any]) -> Any:
-    """Join SearchResults query after query into the first one, in place, and return it; the others lose content."""
+    """Join SearchResults query after query into the first one, in place, and return it; the others
+    lose content.
+    """
     first = answers[0].results
     for answer in answers[1:]:
         other = answer.results
@@ -156,8 +182,11 @@ def _extend(column: Any, other: Any) -> None:
 
 
 def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
-    """Return the hits of a SearchResultData, by query, as pymilvus has them; the "offset" of a hit is its row in the
-    columns. fields: scalar fields to include in the hits."""
+    """Return the hits of a SearchResultData, by query, as pymilvus has them; the "offset" of a hit
+    is its row in the columns.
+
+    fields: scalar fields to include in the hits.
+    """
     return SearchResult(
         schema_pb2.SearchResultData(
             ids=results.ids,
@@ -170,7 +199,9 @@ def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
 
 
 def pick(results: Any, chosen: Sequence[Any]) -> None:
-    """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in place."""
+    """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in
+    place.
+    """
     rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)
     results.num_queries = len(chosen)
@@ -202,12 +233,17 @@ def put_keys(ids: Any, keys: Sequence[Key]) -> None:
 
 
 def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
-    """Return the `count` rows of a write's columns. Raises UnsupportedOperation for unknown types."""
+    """Return the `count` rows of a write's columns.
+
+    Raises UnsupportedOperation for unknown types.
+    """
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for column in columns:
-        values, valid = list(_values(column)), list(column.valid_data)
+        values = list(_values(column))
+        valid = list(column.valid_data)
         if len(valid) == count != len(values):
-            present = iter(values)  # The column leaves out null rows.
+            # The column leaves out null rows.
+            present = iter(values)
             values = [next(present) if is_valid else None for is_valid in valid]
         elif len(valid) == count:
             values = [
@@ -227,23 +263,25 @@ def _values(column: Any) -> Iterable[Any]:
     kind = "" if payload is None else payload.WhichOneof("data")
     if kind is None:
         return ()
+
     data: Any = getattr(payload, kind, None)
     if kind in _SCALARS:
         return list(data.data)
     if kind == "json_data":
-        return [
-            text.decode() for text in data.data
-        ]  # pymilvus takes texts for JSON that is encoded already.
+        # pymilvus takes texts for JSON that is encoded already.
+        return [text.decode() for text in data.data]
     if kind == "array_data":
         return [
             list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data
         ]
+
     if kind == "float_vector":
         return np.array(floats_in(data)).reshape(-1, payload.dim)
     if kind == "sparse_float_vector":
         return map(sparse_parse_single_row, data.contents)
     if kind in _BYTES_PER_NUMBER:
         return _packed_vectors(payload, kind)
+
     raise UnsupportedOperation(
         f"the proxy cannot write {DataType(column.type).name} row by row: use HubnessClient"
     )

@@ -11,13 +11,14 @@ import grpc
 
 
 class CallEnded(grpc.aio.AioRpcError):  # type: ignore[misc]
-    """Ends a call of a client with a status code, which pymilvus does not retry unless UNAVAILABLE."""
+    """Ends a client's call with a status code, which pymilvus does not retry unless UNAVAILABLE."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
     def result(self, timeout: float | None = None) -> Any:
-        raise self  # gRPC's interceptors call this method of a failed call.
+        # gRPC's interceptors call this method of a failed call.
+        raise self
 
 
 def release(error: BaseException) -> None:

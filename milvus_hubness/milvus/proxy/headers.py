@@ -1,4 +1,4 @@
-"""The metadata of a call: what is passed on, who the caller is, and what may stand there only once."""
+"""The metadata of a call: what is passed on, who calls, and what may stand there only once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ AUTHORIZATION = "authorization"
 DATABASE = "dbname"
 
 _ONCE = (AUTHORIZATION, DATABASE, STRENGTH_HEADER, PROFILE_HEADER)
-"""Entries that the proxy reads. With two of them, the proxy and Milvus might each obey another one."""
+"""Entries that the proxy reads.
+
+With two of them, the proxy and Milvus might each obey another one.
+"""
 
 _OF_CONNECTION = frozenset(
     {"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER}
@@ -63,8 +66,8 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
 def identity_in(metadata: Metadata) -> Metadata:
     """Return the entries, among those passed on, by which Milvus may know the caller.
 
-    A gateway before Milvus may go by any entry (a cookie, an API key), so an entry that is not known
-    to be harmless counts: two callers that differ in it share neither caches nor connections.
+    A gateway before Milvus may go by any entry (a cookie, an API key), so an entry that is not
+    known to be harmless counts: two callers that differ in it share neither caches nor connections.
     """
     return tuple(
         sorted(

@@ -1,9 +1,9 @@
 """How much of the callers' messages is in memory at a time.
 
-gRPC receives a message whole once the handler reads it, and says nothing of its size before. So calls
-take turns to receive, and until then gRPC's flow control holds back all but the first 64 KiB. Large
-messages count against a budget until their call ends, and so do the parts that they are made of: a
-message of two bytes becomes an object of a hundred.
+gRPC receives a message whole once the handler reads it, and says nothing of its size before. So
+calls take turns to receive, and until then gRPC's flow control holds back all but the first 64 KiB.
+Large messages count against a budget until their call ends, and so do the parts that they are made
+of: a message of two bytes becomes an object of a hundred.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from milvus_hubness.milvus.proxy.wire import count_parts
 T = TypeVar("T")
 
 MIB = 1 << 20
+"""Bytes of a mebibyte."""
 
 LARGE = 256 << 10
 """Bytes from which on a message counts and is parsed in a thread."""
@@ -37,14 +38,19 @@ PART_BYTES = 100
 """Memory of a part of a message; protobuf takes 35 (a text) to 80 (a message)."""
 
 MOST_STREAMS = 32
-"""Calls of methods that take a stream of messages, or that Milvus may have tomorrow; their messages take no turns."""
+"""Calls of methods that take a stream of messages, or that Milvus may have tomorrow; their messages
+take no turns.
+"""
 
 MOST_PARTS = 100_000
 MOST_PARTS_OF_WRITES = 1_000_000
 """Parts of a message. Parsing one takes up to 200 ns, in which no other thread runs."""
 
 LARGE_THREADS = 1
-"""Threads that parse, rewrite and write large messages. A second one would only make searches wait longer."""
+"""Threads that parse, rewrite and write large messages.
+
+A second one would only make searches wait longer.
+"""
 
 
 class _Turns(asyncio.Semaphore):
@@ -54,18 +60,25 @@ class _Turns(asyncio.Semaphore):
 
 
 class Intake:
-    """The messages of one proxy. budget: of large messages in memory, in bytes. large: size, in bytes, above which a
-    message counts and is parsed in a thread. arrival_seconds: time within which a message arrives."""
+    """The messages of one proxy."""
 
     def __init__(
         self, budget: int, *, large: int = LARGE, arrival_seconds: float = ARRIVAL_SECONDS
     ) -> None:
         self._budget = budget
+        """Bytes of large messages that may be in memory."""
+
         self.large = large
+        """Bytes above which a message counts and is parsed in a thread."""
+
         self._arrival_seconds = arrival_seconds
+        """Time within which a message arrives."""
+
         self._held: Counter[Metadata] = Counter()
         self._total = 0
         self.streams = 0
+        """Running calls of `open_stream`."""
+
         self._turns = asyncio.Semaphore(RECEIVING)
         self._turns_of: dict[Metadata, _Turns] = {}
         self.threads = ThreadPoolExecutor(LARGE_THREADS, "hubness-proxy-large")
@@ -83,7 +96,8 @@ class Intake:
         """Return a user's next message, received in turn. Raises CallEnded."""
         turns = self._turns_of.get(user)
         if turns is None:
-            turns = self._turns_of[user] = _Turns(RECEIVING // 2)
+            turns = _Turns(RECEIVING // 2)
+            self._turns_of[user] = turns
         turns.calls += 1
         try:
             # A user with many calls waits for its own, and not in the way of others.
@@ -120,7 +134,8 @@ class Intake:
         if self.streams == MOST_STREAMS:
             raise CallEnded(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the proxy passes on {MOST_STREAMS} streams of requests, its limit: call again later",
+                f"the proxy passes on {MOST_STREAMS} streams of requests, its limit: call again "
+                "later",
             )
         self.streams += 1
 
@@ -138,9 +153,9 @@ class Intake:
 def _exhausted(who: str, held: int, size: int, limit: int) -> CallEnded:
     return CallEnded(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"{who} {held / MIB:.0f} of {limit / MIB:.0f} MiB for large messages in the proxy, and this call "
-        f"needs {size / MIB:.0f} more: call again later, send less at once, or start the proxy with a "
-        "larger --max-in-flight-mib",
+        f"{who} {held / MIB:.0f} of {limit / MIB:.0f} MiB for large messages in the proxy, and "
+        f"this call needs {size / MIB:.0f} more: call again later, send less at once, or start "
+        "the proxy with a larger --max-in-flight-mib",
     )
 
 

@@ -30,8 +30,10 @@ from milvus_hubness.milvus.proxy.headers import PROFILE_HEADER, STRENGTH_HEADER,
 
 
 class Send(Ask):
-    """Send a request message to the server. The outcome is the response message, or `with_bytes` a pair of it and its
-    bytes. Raises Refused."""
+    """Send a request message to the server.
+
+    The outcome is the response message, or `with_bytes` a pair of it and its bytes. Raises Refused.
+    """
 
     def __init__(self, request: Any, *, with_bytes: bool = False) -> None:
         super().__init__(method_of(request), (request, with_bytes))
@@ -51,7 +53,9 @@ class Refused(MilvusException):  # type: ignore[misc]
         self.response = response
 
 
-PARAMETER_INVALID, UNEXPECTED = 1100, 65535
+PARAMETER_INVALID = 1100
+UNEXPECTED = 65535
+"""Milvus's codes of errors."""
 
 MOST_REASON = 2_000
 """Characters of a refusal: some name what the caller sent, which may be megabytes."""
@@ -60,7 +64,10 @@ _METHODS = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"].methods_by_na
 
 
 def may_stream(method: str) -> bool:
-    """Return whether a caller may send several messages to a method. An unknown method is not of this Milvus."""
+    """Return whether a caller may send several messages to a method.
+
+    An unknown method is not of this Milvus.
+    """
     return method not in _METHODS or bool(_METHODS[method].client_streaming)
 
 
@@ -85,8 +92,11 @@ def status_in(response: Any) -> Any:
 
 
 def refusal(method: str, error: Exception) -> Any:
-    """Return the response of a method that reports an error. Unforeseen errors are Milvus's unexpected error too:
-    gRPC's UNKNOWN would make clients call again for minutes."""
+    """Return the response of a method that reports an error.
+
+    Unforeseen errors are Milvus's unexpected error too: gRPC's UNKNOWN would make clients call
+    again for minutes.
+    """
     response = response_of(method, b"")
     status = status_in(response)
     if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
@@ -108,16 +118,24 @@ def refusal(method: str, error: Exception) -> Any:
 MOST_SHOWN = 80
 """Characters of a value in a message."""
 
-STRENGTH, PROFILE = "hubness_strength", "hubness_profile"
+STRENGTH = "hubness_strength"
+PROFILE = "hubness_profile"
 """Parameters of a search for its correction."""
-METRIC, FIELD, _PARAMS = "metric_type", "anns_field", "params"
+
+METRIC = "metric_type"
+FIELD = "anns_field"
+_PARAMS = "params"
+"""Parameters of a search by Milvus's names."""
 
 
 class Overrides(NamedTuple):
-    """Correction settings of a search: w, None for that of the profile, and a profile, None for the active one."""
+    """Correction settings of a search."""
 
     strength: float | None = None
+    """w; None for that of the profile."""
+
     profile: str | None = None
+    """A bias profile; None for the active one."""
 
     def updated(self, strength: Any, profile: Any) -> Overrides:
         """Replace those settings that are set here, from text. Raises InvalidParameter."""
@@ -126,19 +144,30 @@ class Overrides(NamedTuple):
 
 
 class SearchParameters:
-    """Parameters of a SearchRequest, without the correction settings, which are in `overrides`."""
+    """Parameters of a SearchRequest, without the correction settings, which are in `overrides`.
+
+    Clients send a parameter in a pair of its own or in the JSON of the pair "params".
+    """
 
     def __init__(self, request: Any, default: Overrides | None = None) -> None:
-        """Parse the request's pairs. default: settings where these have none. Raises InvalidParameter."""
-        self.request, self._pairs = request, dict(pairs_of(request.search_params))
+        """Parse the request's pairs.
+
+        default: settings where these have none. Raises InvalidParameter.
+        """
+        self.request = request
+        self._pairs = dict(pairs_of(request.search_params))
         text = self._pairs.get(_PARAMS)
         self._inner = json_in(text, "params of search_params") if text else {}
         if not isinstance(self._inner, dict):
             raise InvalidParameter(
                 f"params of search_params must be a JSON object, not {str(text)[:80]!r}"
             )
-        inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
-        strength, profile = (self._pairs.pop(name, None) or value for name, value in inner.items())
+
+        # Milvus would refuse them, so both forms are removed; the outer one counts.
+        inner_strength = self._inner.pop(STRENGTH, None)
+        inner_profile = self._inner.pop(PROFILE, None)
+        strength = self._pairs.pop(STRENGTH, None) or inner_strength
+        profile = self._pairs.pop(PROFILE, None) or inner_profile
         self.overrides = (default or Overrides()).updated(strength, profile)
 
     def value(self, name: str) -> Any:
@@ -158,7 +187,10 @@ class SearchParameters:
         self._pairs[name] = str(value)
 
     def for_rewrite(self) -> dict[str, Any]:
-        """Return search parameters as `Rewrite` takes them. Raises InvalidParameter if a bound is not a number."""
+        """Return search parameters as `Rewrite` takes them.
+
+        Raises InvalidParameter if a bound is not a number.
+        """
         inner = {name: value for name, value in self._inner.items() if name != METRIC}
         outer = {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
         for params in (outer, inner):
@@ -203,22 +235,30 @@ def _short(value: Any) -> str:
 
 
 def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
-    """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
+    """Return the correction settings for searches that have none of their own.
+
+    Raises InvalidParameter.
+    """
     return Overrides().updated(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
 
 
 def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool:
-    """Convert the fields_data and output_fields of a message to the user's form, in place. Return whether they may have
-    changed. Raises StateError if the stored vectors have another width than the state says."""
+    """Convert the fields_data and output_fields of a message to the user's form, in place.
+
+    Return whether they may have changed. Raises StateError if the stored vectors have another width
+    than the state says.
+    """
     columns = message.fields_data
     if cached.reading.changed.isdisjoint(
         [*message.output_fields, *(column.field_name for column in columns)]
     ):
         return False
     for state in cached.states.values():
-        codec, column = state.codec, column_named(columns, state.field)
+        codec = state.codec
+        column = column_named(columns, state.field)
         if column is None or codec.leaves_vectors:
             continue
+
         stored = codec.unpack(vectors_in(column, codec.dtype))
         hidden = {
             name: list(column_named(columns, name).scalars.double_data.data) if len(stored) else []
@@ -232,7 +272,9 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:
-    """Convert index descriptions to the user's metrics, without the index of a second vector field, in place."""
+    """Convert index descriptions to the user's metrics, without the index of a second vector field,
+    in place.
+    """
     hidden = {name for state in cached.states.values() for name in state.codec.hidden_fields}
     put_all(indexes, [index for index in indexes if index.field_name not in hidden])
     for index in indexes:
@@ -241,7 +283,10 @@ def index_out(cached: CachedState, indexes: Any) -> None:
 
 
 def description_out(description: Any) -> None:
-    """Convert a DescribeCollectionResponse to the collection that the user created, in place. Raises StateError."""
+    """Convert a DescribeCollectionResponse to the collection that the user created, in place.
+
+    Raises StateError.
+    """
     states = read_states(pairs_of(description.properties), description.collection_name)
     hidden = {name for state in states.values() for name in state.codec.hidden_fields}
     fields = description.schema.fields

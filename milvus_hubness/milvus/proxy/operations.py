@@ -1,4 +1,8 @@
-"""The calls that the proxy rewrites: each answers a request with a response, over a client's operations. No I/O."""
+"""The calls that the proxy rewrites: each answers a request with a response, over a client's
+operations.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
             response, content = yield Send(request, with_bytes=True)
             if not any(name.startswith("hubness_epoch") for name in response.output_fields):
                 return content
-            # These are augmented vectors: the collection was corrected after its state was last read.
+            # These are augmented vectors: the collection was corrected after its state was last
+            # read.
             now = yield from operations.states.read_again(request.collection_name)
             return (yield from call(now)) if now.states else content
         return (yield from send_for_rows(cached, deepcopy(request)))
@@ -41,7 +46,9 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def describe(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer DescribeCollection or BatchDescribeCollection with the collections that the user created."""
+    """Answer DescribeCollection or BatchDescribeCollection with the collections that the user
+    created.
+    """
     response = yield Send(request)
     for description in getattr(response, "responses", [response]):
         description_out(description)
@@ -57,15 +64,19 @@ def describe_index(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def create_index(operations: Operations, request: Any) -> Operation[Any]:
-    """Create an index, of the augmented vectors if the field is corrected. Raises InvalidParameter if the metric of a
-    corrected field differs from the metric of its correction."""
+    """Create an index, of the augmented vectors if the field is corrected.
+
+    Raises InvalidParameter if the metric of a corrected field differs from the metric of its
+    correction.
+    """
     cached = yield from operations.states.cached_state(request.collection_name)
     state = cached.states.get(request.field_name)
     if state is not None and not state.codec.leaves_vectors:
         metric = pairs_of(request.extra_params).get(METRIC, state.metric).upper()
         if metric != state.metric:
             raise InvalidParameter(
-                f"field {request.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
+                f"field {request.field_name!r} was corrected for {state.metric}: its index cannot "
+                f"take {metric}"
             )
         put_pair(request.extra_params, METRIC, "IP")
     return (yield Send(request))
@@ -90,8 +101,9 @@ def rename(operations: Operations, request: Any) -> Operation[Any]:
 
 def restore(operations: Operations, request: Any) -> Operation[Any]:
     database = request.target_db_name if request.target_db_name != request.db_name else ""
-    source, target = request.collection_name, request.target_collection_name
-    return operations.catalog.restore_snapshot(source, target, database, Send(request))
+    return operations.catalog.restore_snapshot(
+        request.collection_name, request.target_collection_name, database, Send(request)
+    )
 
 
 REWRITTEN: dict[str, Callable[[Operations, Any], Operation[Any]]] = {

@@ -42,7 +42,10 @@ class Tls(NamedTuple):
 
     @classmethod
     def read(cls, key: str, certificate: str) -> Tls:
-        """Read the files of a key and its certificate. Raises InvalidParameter unless they belong together."""
+        """Read the files of a key and its certificate.
+
+        Raises InvalidParameter unless they belong together.
+        """
         tls = cls(read_pem(key), read_pem(certificate))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -56,7 +59,8 @@ class Tls(NamedTuple):
             context.load_cert_chain(certificate, key, password=lambda: "")
         except (ValueError, OSError):
             raise InvalidParameter(
-                f"{key} is not the key of the certificate in {certificate}: pass its key, in PEM, without a password"
+                f"{key} is not the key of the certificate in {certificate}: pass its key, in PEM, "
+                "without a password"
             ) from None
         return tls
 
@@ -92,7 +96,8 @@ class ProxyOptions:
     """Of a request, in bytes."""
 
     max_in_flight: int | None = None
-    """Bytes of large messages in memory, half of them for one user; None is four times max_message."""
+    """Bytes of large messages in memory, half of them for one user; None is four times max_message.
+    """
 
     drain: float = DRAIN_SECONDS
     """Seconds that running calls have to end when the proxy stops."""
@@ -119,8 +124,8 @@ class ProxyOptions:
             )
         if self.budget < 2 * self.max_message:
             raise InvalidParameter(
-                f"max_in_flight must be at least twice max_message, {2 * self.max_message:,} bytes, not "
-                f"{self.budget:,}: a user may have half of it"
+                f"max_in_flight must be at least twice max_message, {2 * self.max_message:,} "
+                f"bytes, not {self.budget:,}: a user may have half of it"
             )
 
     @property
@@ -133,7 +138,10 @@ class ProxyOptions:
         )
 
     def open_channel(self, api: Any) -> Any:
-        """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`. Raises InvalidParameter."""
+        """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`.
+
+        Raises InvalidParameter.
+        """
         keepalive = (
             LITE_KEEPALIVE
             if is_on_this_machine(self.upstream)
@@ -178,8 +186,8 @@ class ProxyOptions:
             _expect_certificates(authorities)
         except ValueError:
             raise InvalidParameter(
-                f"{self.upstream_ca} has no certificate in PEM: pass the file of the authority that "
-                "signed Milvus's certificate as --upstream-ca"
+                f"{self.upstream_ca} has no certificate in PEM: pass the file of the authority "
+                "that signed Milvus's certificate as --upstream-ca"
             ) from None
         return authorities
 
@@ -202,7 +210,10 @@ def expect_upstream(upstream: str) -> None:
 
 
 def read_pem(path: str) -> bytes:
-    """Return the content of a PEM file. Raises InvalidParameter if it cannot be read, or holds no PEM."""
+    """Return the content of a PEM file.
+
+    Raises InvalidParameter if it cannot be read, or holds no PEM.
+    """
     try:
         content = read_bytes(path)
     except UnreadableFile as error:

@@ -1,4 +1,12 @@
-"""Search and hybrid search on corrected collections, by columns, over the client's operations. No I/O."""
+"""Search and hybrid search on corrected collections, for the proxy. No I/O.
+
+A search is rewritten as HubnessClient rewrites it: augmented queries in place of the user's, and
+candidates ranked by the corrected score where the server cannot rank them. Answers stay columns, as
+the server sent them; only hits that are ranked again become objects.
+
+A user often repeats a search with other queries. Where only the queries then change, the rewriting
+is prepared once, and kept with the cached state (`_direct`).
+"""
 
 from __future__ import annotations
 
@@ -44,11 +52,17 @@ from milvus_hubness.milvus.proxy.messages import (
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 DEFAULT_LIMIT = 10
+"""Hits of a hybrid search that names no limit."""
+
 _VARYING = ("base", "dsl", "expr_template_values", "guarantee_timestamp", "nq", "placeholder_group")
 """Fields of a SearchRequest that do not change how a search is rewritten."""
+
 MAX_KIND_BYTES = 8_192
 """Largest kind of a search that is prepared: one of a request is as large as its user makes it."""
+
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+"""Values as pymilvus writes them, and as JSON has them."""
+
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
     "float16": common_pb2.PlaceholderType.Float16Vector,
@@ -57,11 +71,13 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 
 def search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a SearchRequest, ranked by the corrected score, with a message or its bytes. overrides: settings for a
-    request without its own. Queries that exceed a limit together are sent in parts, as HubnessClient does.
+    """Answer a SearchRequest, ranked by the corrected score, with a message or its bytes.
 
-    Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server would use scores
-    before they are corrected.
+    overrides: settings for a request without its own. Queries that exceed a limit together are sent
+    in parts, as HubnessClient does.
+
+    Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server
+    would use scores before they are corrected.
     """
     try:
         return (yield from _search_at_once(operations, request, overrides))
@@ -94,8 +110,9 @@ def _parts_of(request: Any) -> list[Any]:
     [placeholder] = group.placeholders
     parts = []
     for values in in_two(list(placeholder.values)):
-        part, queries = deepcopy(request), deepcopy(placeholder)
+        queries = deepcopy(placeholder)
         queries.values[:] = values
+        part = deepcopy(request)
         part.placeholder_group = common_pb2.PlaceholderGroup(
             placeholders=[queries]
         ).SerializeToString()
@@ -108,34 +125,43 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
+
         kind = _kind_of(request, overrides)
         if direct := cached.prepared.get(kind):
             return (yield from direct(request))
+
         params = SearchParameters(request, overrides)
         options = _options(params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
         state = cached.searched(params.value(FIELD))
         if state is None:
             return (yield from _uncorrected(cached, request))
+
         question = yield from _question(operations, cached, state, params)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
-        is_gated, by_ids = rewrite.is_gated(question), request.WhichOneof("search_input") == "ids"
+        is_gated = rewrite.is_gated(question)
         if (is_gated or rewrite.ranks_candidates(question)) and params.value(
             "iterator"
         ) is not None:
             raise UnsupportedOperation(
-                f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
-                "are gated or whose candidates are re-ranked: iterate with hubness_strength 0"
+                f"iterators cannot follow the corrected order of field {state.field!r}, whose "
+                "searches are gated or whose candidates are re-ranked: iterate with "
+                "hubness_strength 0"
             )
+
+        by_ids = request.WhichOneof("search_input") == "ids"
         if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
             if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
                 cached.prepared[kind] = direct
             return (yield from direct(request))
+
         if is_gated:
             profile = rewrite.profile(question)
             bank = yield from operations.biases.bank(request.collection_name, state, profile)
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+
+        # Of some searches, one request cannot answer all queries: see `apart`.
         answers = []
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
@@ -147,7 +173,9 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
 
 
 def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
-    """Return the part of a search that stays the same when only the queries, the filter and the like differ."""
+    """Return the part of a search that stays the same when only the queries, the filter and the
+    like differ.
+    """
     fixed = deepcopy(request)
     for name in _VARYING:
         fixed.ClearField(name)
@@ -161,23 +189,26 @@ def _direct(
     question: Question,
     params: SearchParameters,
 ) -> Callable[[Any], Operation[Any]] | None:
-    """Return a function that answers any search of this kind: only the queries, the parameters and the output fields
-    of the request change. Returns None unless the server's hits and scores are the user's."""
+    """Return a function that answers any search of this kind: only the queries, the parameters and
+    the output fields of the request change.
+
+    Returns None unless the server's hits and scores are the user's.
+    """
     ask = rewrite.asking(replace(question, data=()))
     if ask is None or not rewrite.scores_are_products(question):
         return None
-    state, profile, fields = (
-        rewrite.state,
-        question.profile,
-        rewrite.reading.fields(question.output_fields),
-    )
+
+    state = rewrite.state
+    profile = question.profile
+    fields = rewrite.reading.fields(question.output_fields)
     rewritten = _rewritten(params, rewrite, ask(question.data))
     fixed = milvus_pb2.SearchRequest(
         search_params=rewritten.search_params, output_fields=rewritten.output_fields
     )
 
     def answer(request: Any) -> Operation[Any]:
-        queries, sent = queries_in(request.placeholder_group, state), deepcopy(request)
+        queries = queries_in(request.placeholder_group, state)
+        sent = deepcopy(request)
         sent.ClearField("search_params")
         sent.ClearField("output_fields")
         sent.MergeFrom(fixed)
@@ -197,7 +228,9 @@ def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
-    """Send a request that has the user's output fields; return the answer with converted rows, or its bytes."""
+    """Send a request that has the user's output fields; return the answer with converted rows, or
+    its bytes.
+    """
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
     response, content = yield Send(sent, with_bytes=True)
@@ -221,18 +254,20 @@ def _question(
         queries: Any = decode(stored, state.dtype)
     else:
         queries = queries_in(request.placeholder_group, state)
+
+    strength = params.overrides.strength
+    if strength is None:
+        strength = operations.searches.strength
+    # The server rounds the scores of an aggregation.
+    is_rounded_here = not request.HasField("search_aggregation")
     return Question(
         queries,
         limit=params.number("topk", 0),
         offset=params.number("offset", 0),
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
-        round_decimal=-1
-        if request.HasField("search_aggregation")
-        else params.number("round_decimal", -1),
-        strength=operations.searches.strength
-        if params.overrides.strength is None
-        else params.overrides.strength,
+        round_decimal=params.number("round_decimal", -1) if is_rounded_here else -1,
+        strength=strength,
         profile=params.overrides.profile,
     )
 
@@ -244,26 +279,32 @@ def _answer(
     question: Question,
     params: SearchParameters,
 ) -> Operation[Any]:
-    search_request, codec, request = rewrite.ask(question), rewrite.codec, params.request
+    """Send a search, and return its answer with the hits and the scores that the user expects."""
+    request = params.request
+    codec = rewrite.codec
+    search_request = rewrite.ask(question)
     response = yield Send(_rewritten(params, rewrite, search_request))
-    if not request.HasField(
-        "search_aggregation"
-    ):  # Else hits are in buckets, and their scores are the user's.
+
+    # In an aggregation, hits are in buckets, and their scores are the user's.
+    if not request.HasField("search_aggregation"):
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
-        biases = []
         if side := search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
-            biases.append(
-                (yield from operations.searches.side_biases(cached, side, keys, _level(request)))
-            )
-        pick(response.results, search_request.answer(hits, *biases))
+            biases = yield from operations.searches.side_biases(cached, side, keys, _level(request))
+            chosen = search_request.answer(hits, biases)
+        else:
+            chosen = search_request.answer(hits)
+        pick(response.results, chosen)
+
     columns_out(cached, response.results, rewrite.reading.fields(question.output_fields))
     return response
 
 
 def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a HybridSearchRequest as `search` does, with corrected scores on corrected fields. Raises as it does, and
-    UnsupportedOperation if the proxy must merge answers and cannot."""
+    """Answer a HybridSearchRequest as `search` does, with corrected scores on corrected fields.
+
+    Raises as it does, and UnsupportedOperation if the proxy must merge answers and cannot.
+    """
     try:
         return (yield from _hybrid_search_at_once(operations, request, overrides))
     except REFUSALS as error:
@@ -276,6 +317,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
             for part in request.requests
         ):
             raise
+
     wholes = []
     for parts in zip(*divided, strict=True):
         whole = deepcopy(request)
@@ -291,10 +333,13 @@ def _hybrid_search_at_once(
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
+
         params = [SearchParameters(part, overrides) for part in request.requests]
         states = [cached.searched(part.value(FIELD)) for part in params]
         for profile in {part.overrides.profile for part in params}:
             ranking.require_profile(profile, [state for state in states if state])
+
+        # By the number of the part; parts on uncorrected fields stay as they are.
         questions: dict[int, tuple[Rewrite, Question]] = {}
         for i, (state, part) in enumerate(zip(states, params, strict=True)):
             if state is None or part.overrides.profile not in state.profiles:
@@ -302,9 +347,12 @@ def _hybrid_search_at_once(
             if state is not None:
                 question = yield from _question(operations, cached, state, part)
                 questions[i] = rewrite_of(state, cached.reading), question
-        ranker, sent = _ranker(request), deepcopy(request)
+
+        ranker = _ranker(request)
         if ranking.must_merge(ranker, list(questions.values())):
             return (yield from _merged_here(operations, states, params, ranker, request))
+
+        sent = deepcopy(request)
         for i, (rewrite, question) in questions.items():
             sent.requests[i].CopyFrom(_rewritten(params[i], rewrite, rewrite.ask(question)))
         response = yield from send_for_rows(cached, sent)
@@ -325,8 +373,9 @@ def _merged_here(
     params = _parsed(request.rank_params)
     if params.get("group_by_field"):
         raise UnsupportedOperation(
-            "grouping a hybrid search whose answers the proxy merges: with a gate, with candidate re-ranking, and with "
-            "a weighted ranker on fields of metric COSINE or L2; elsewhere use an RRF ranker"
+            "grouping a hybrid search whose answers the proxy merges: with a gate, with candidate "
+            "re-ranking, and with a weighted ranker on fields of metric COSINE or L2; elsewhere "
+            "use an RRF ranker"
         )
     answers: list[Any] = []
     metrics: list[str] = []
@@ -341,10 +390,12 @@ def _merged_here(
                 request.collection_name, part.value(FIELD) or "", None
             )
         metrics.append(str(metric).upper())
+
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
     hits = iter(hits_of(first.results))
     hits_of_parts = [list(islice(hits, count)) for count in counts]
+
     offset = int(params.get("offset") or 0)
     page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
     decimals = params.get("round_decimal")
@@ -356,16 +407,18 @@ def _merged_here(
 
 
 def _level(request: Any) -> dict[str, int | None]:
-    """Return the consistency level of a request, as an argument of pymilvus; None is that of the collection."""
-    return {
-        "consistency_level": None
-        if request.use_default_consistency
-        else int(request.consistency_level)
-    }
+    """Return the consistency level of a request, as an argument of pymilvus; None is that of the
+    collection.
+    """
+    if request.use_default_consistency:
+        return {"consistency_level": None}
+    return {"consistency_level": int(request.consistency_level)}
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:
-    """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's names."""
+    """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's
+    names.
+    """
     request = params.request
     options = {name: params.value(name) for name in (*ORDERED, *GROUPED)}
     options["group_size"] = params.number("group_size", 1)
@@ -399,15 +452,15 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
 def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: SearchRequest) -> Any:
     """Return a SearchRequest message for the augmented vectors. Changes the parameters."""
     params.take(search_request.search_params)
-    if not params.request.HasField(
-        "search_aggregation"
-    ):  # Else hits are in buckets; the server rounds them.
+    # In an aggregation, hits are in buckets; the server rounds them.
+    if not params.request.HasField("search_aggregation"):
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
     if params.value(FIELD) or rewrite.codec.searched_field != rewrite.codec.field:
         params.put(FIELD, rewrite.codec.searched_field)
     params.put("topk", search_request.limit)
     if search_request.offset or params.value("offset") is not None:
         params.put("offset", search_request.offset)
+
     sent = params.sent()
     _put_queries(sent, search_request.data, rewrite.state)
     sent.output_fields[:] = search_request.output_fields or []
@@ -426,13 +479,15 @@ def _put_queries(sent: Any, encoded: Sequence[Any], state: CollectionState) -> N
 
 
 def _alone(part: Any, request: Any) -> Any:
-    """Return one request of a hybrid search as a separate search, without its correction settings, and without the
-    offset and the decimals, which pymilvus takes from the whole search."""
+    """Return one request of a hybrid search as a separate search, without its correction settings,
+    and without the offset and the decimals, which pymilvus takes from the whole search.
+    """
     params = SearchParameters(part)
     params.put("offset", 0)
     params.put("round_decimal", -1)
     alone = params.sent()
-    alone.collection_name, alone.db_name = request.collection_name, request.db_name
+    alone.collection_name = request.collection_name
+    alone.db_name = request.db_name
     alone.output_fields[:] = request.output_fields
     alone.partition_names[:] = part.partition_names or request.partition_names
     for name in ("guarantee_timestamp", "consistency_level", "use_default_consistency"):
@@ -448,11 +503,10 @@ def _ranker(request: Any) -> ranking.Ranker:
         if request.function_score.functions:
             [function] = request.function_score.functions
             return ranking.Ranker.of(SimpleNamespace(params=_parsed(function.params)))
+
         pairs = pairs_of(request.rank_params)
-        params, strategy = (
-            json_in(pairs.get("params") or "{}", "params of the ranker"),
-            str(_plain(pairs.get("strategy", "rrf"))).lower(),
-        )
+        params = json_in(pairs.get("params") or "{}", "params of the ranker")
+        strategy = str(_plain(pairs.get("strategy", "rrf"))).lower()
         return ranking.Ranker.of(
             SimpleNamespace(dict=lambda: {"strategy": strategy, "params": params})
         )

@@ -73,7 +73,8 @@ class Heard(NamedTuple):
 
 
 _SEND_FAILED = "Internal error from Core"
-"""gRPC's details of a call whose messages could not be sent (set_internal_error, aio/call.pyx.pxi)."""
+"""gRPC's details of a call whose messages could not be sent (set_internal_error, aio/call.pyx.pxi).
+"""
 
 _STATUS_SECONDS = 2.0
 """Seconds that the proxy then waits for the upstream's own status."""
@@ -82,12 +83,16 @@ MOST_CALLS = 4_096
 """Running calls of one proxy: what gRPC and Python keep for a call is some 100 KiB."""
 
 WRITES = ("Insert", "Upsert")
+"""Methods whose messages may have many parts: rows."""
 
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
+"""The beginning of the paths of Milvus's methods."""
 
 
 class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handler of every method. A method that is not rewritten passes as a stream, which works for any method.
+    """Handler of every method.
+
+    A method that is not rewritten passes as a stream, which works for any method.
 
     Rewritten methods are handled as streams of one message: gRPC receives the message of any other
     handler before it runs, and a stream's when the handler reads it.
@@ -136,20 +141,21 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         heard, held, requests = opened
         refused: list[Ending] = []
-        first: list[Ending] = []
+        first_endings: list[Ending] = []
         call = self._channel.stream_stream(path)(
             requests or self._received(context, held, refused),
             metadata=heard.metadata,
             timeout=context.time_remaining(),
         )
+        # The names would keep the request in memory as long as the stream runs.
         del opened, requests
-        call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
+        call.add_done_callback(lambda it: first_endings.append(_at_hand(_ending(it))))
         try:
             await context.send_initial_metadata(passed_on(await call.initial_metadata()))
             with suppress(grpc.aio.AioRpcError):
                 async for message in call:
                     yield message
-            ending = refused[0] if refused else await _status_of(call, first)
+            ending = refused[0] if refused else await _status_of(call, first_endings)
             if ending.code != grpc.StatusCode.OK:
                 self._forget_refused(heard, ending.code)
                 await context.abort(ending.code, ending.details or "", ending.trailing)
@@ -162,7 +168,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _opened(
         self, path: str, context: Context
     ) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
-        """Return who calls and the request to pass on, None for a stream of them; or how the call ends."""
+        """Return who calls and the request to pass on, None for a stream of them; or how the call
+        ends.
+        """
         held: Held | None = None
         try:
             heard = await self._heard(context)
@@ -212,7 +220,10 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return outcome.content
 
     async def _outcome(self, method: str, context: Context) -> Answer | Ending:
-        """Return the answer to a rewritten call, or how it ends. Nothing else of the call stays in memory."""
+        """Return the answer to a rewritten call, or how it ends.
+
+        Nothing else of the call stays in memory.
+        """
         held: Held | None = None
         call: _Call | None = None
         try:
@@ -235,18 +246,23 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             if held is not None:
                 held.give_back()
             self._forget_after(method)
+
         if call is not None and isinstance(outcome, Answer):
             return Answer(outcome.content, *await call.metadata_of_answer())
         return outcome
 
     async def _answered(self, call: _Call) -> Any:
-        """Return the response to a call, a message or its bytes. Raises what the operation raises."""
+        """Return the response to a call, a message or its bytes.
+
+        Raises what the operation raises.
+        """
         request = await call.request()
         database = getattr(request, "db_name", "") or header(call.headers, DATABASE)
         session = self._sessions.of(call.heard.identity, database)
         collection = (
             request.oldName if call.method == "RenameCollection" else request.collection_name
         )
+
         with session.pools.entered(str(collection)) as pool:
             operations = session.operations
             if call.method in SEARCHES:
@@ -353,13 +369,16 @@ class _Call:
             return (), ()
 
 
-async def _status_of(call: Any, first: list[Ending]) -> Ending:
-    """Return the status of a stream that has ended. first: its status at that moment. If the upstream ends a stream
-    early, gRPC may report its own write failure in place of the upstream's status at first: both are watched."""
+async def _status_of(call: Any, first_endings: list[Ending]) -> Ending:
+    """Return the status of a stream that has ended.
+
+    If the upstream ends a stream early, gRPC may report its own write failure in place of the
+    upstream's status at first, so both are watched. first_endings: the status at that moment.
+    """
     deadline = monotonic() + _STATUS_SECONDS
     while (end := await _ending(call)).details == _SEND_FAILED and monotonic() <= deadline:
-        if first[0].details != _SEND_FAILED:
-            return first[0]
+        if first_endings[0].details != _SEND_FAILED:
+            return first_endings[0]
         await asyncio.sleep(0.005)
     return end
 
@@ -419,8 +438,11 @@ def _at_hand(answer: Any) -> Any:
 
 
 class Proxy:
-    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language. async
-    with Proxy(ProxyOptions("localhost:19530")): await stopped.wait()
+    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in
+    any language.
+
+        async with Proxy(ProxyOptions("localhost:19530")):
+            await stopped.wait()
 
     ask_seconds, large, arrival_seconds: of `Admission` and `Intake`.
     """
@@ -442,7 +464,10 @@ class Proxy:
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:
-        """Listen; `port` is then the actual port. Raises InvalidParameter for an unusable address or certificate."""
+        """Listen; `port` is then the actual port.
+
+        Raises InvalidParameter for an unusable address or certificate.
+        """
         self._channel = self.options.open_channel(grpc.aio)
         admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
         handler = ProxyHandler(self._channel, self.sessions, admission, self.intake)
@@ -470,7 +495,7 @@ class Proxy:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Accept no more calls, wait `drain` seconds for running ones, and close the connections."""
+        """Accept no more calls, give running ones `drain` seconds, and close the connections."""
         if self._server is not None:
             await self._server.stop(self.options.drain)
         if self._channel is not None:

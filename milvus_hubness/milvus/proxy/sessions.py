@@ -50,7 +50,9 @@ THREADS = 8
 
 
 class Caller:
-    """The deadline of one call of the proxy, `seconds` from now, and the upstream calls that threads make for it."""
+    """The deadline of one call of the proxy, `seconds` from now, and the upstream calls that
+    threads make for it.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self._deadline = inf if seconds is None else monotonic() + seconds
@@ -59,7 +61,10 @@ class Caller:
         self._lock = Lock()
 
     def remaining(self) -> float | None:
-        """Return the seconds until the deadline; None without one. Raises CallEnded after it or once cancelled."""
+        """Return the seconds until the deadline; None without one.
+
+        Raises CallEnded after it or once cancelled.
+        """
         seconds = self._deadline - monotonic()
         if self._cancelled or seconds <= 0:
             reason = "the caller's deadline has passed, or the call was cancelled"
@@ -69,7 +74,10 @@ class Caller:
     def start(
         self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any
     ) -> Any:
-        """Return the future of an upstream call that ends no later than this call. Raises CallEnded."""
+        """Return the future of an upstream call that ends no later than this call.
+
+        Raises CallEnded.
+        """
         with self._lock:
             limits = [seconds for seconds in (timeout, self.remaining()) if seconds is not None]
             call = send(request, timeout=min(limits, default=None), **options)
@@ -89,7 +97,8 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class CallerChannel:
-    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread and have its identity.
+    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread and have
+    its identity.
 
     pymilvus itself applies a timeout to every attempt of a request, so an operation may take many
     times as long. identity: the entries of the metadata by which Milvus knows the caller.
@@ -134,15 +143,17 @@ class CollectionPool:
         self.threads = ThreadPoolExecutor(THREADS, "hubness-proxy")
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
-        """Run `work` in a thread for this caller and return its result. If cancelled, cancels the upstream calls and
-        waits: the pool counts the call as long as it occupies a thread."""
+        """Run `work` in a thread for this caller and return its result.
+
+        If cancelled, cancels the upstream calls and waits: the pool counts the call as long as it
+        occupies a thread.
+        """
         context = copy_context()
         context.run(_caller.set, caller)
         running = self.threads.submit(context.run, work)
         future = asyncio.wrap_future(running)
-        future.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # Else asyncio logs it.
+        # asyncio logs an exception that nobody reads.
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError:
@@ -154,7 +165,9 @@ class CollectionPool:
 
 
 class CollectionPools:
-    """A pool for each collection with running calls, at most `limit` of them, for use in one event loop."""
+    """A pool for each collection with running calls, at most `limit` of them, for use in one event
+    loop.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -165,13 +178,17 @@ class CollectionPools:
 
     @contextmanager
     def entered(self, collection: str) -> Iterator[CollectionPool]:
-        """Yield the pool for one more call on the collection; the last call drops it. Raises CallEnded."""
+        """Yield the pool for one more call on the collection; the last call drops it.
+
+        Raises CallEnded.
+        """
         pool = self._pools[collection]
         if pool.calls >= self._limit:
             raise CallEnded(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"collection {collection!r} has {pool.calls} running calls of this user, the limit of the "
-                "proxy: call again later, or start the proxy with a larger --max-calls",
+                f"collection {collection!r} has {pool.calls} running calls of this user, the "
+                "limit of the proxy: call again later, or start the proxy with a larger "
+                "--max-calls",
             )
         pool.calls += 1
         try:
@@ -184,7 +201,10 @@ class CollectionPools:
 
 
 MAX_SESSIONS = 64
-"""Largest number of sessions, apart from those with running calls. The least recently used one is dropped first."""
+"""Largest number of sessions, apart from those with running calls.
+
+The least recently used one is dropped first.
+"""
 
 Sending = Callable[..., Awaitable[Any]]
 """Sends a request message, and returns the outcome of `Send`. Raises Refused."""
@@ -206,7 +226,10 @@ class Session:
         self.pools = CollectionPools(options.max_calls)
 
     async def answer(self, step: Step, caller: Caller, pool: CollectionPool, send: Sending) -> Any:
-        """Return the outcome of a step of an operation for this caller. Raises CallEnded after its deadline."""
+        """Return the outcome of a step of an operation for this caller.
+
+        Raises CallEnded after its deadline.
+        """
         caller.remaining()
         if isinstance(step, Send):
             return await send(*step.args)
@@ -238,11 +261,15 @@ class Session:
         with self._lock:
             if self._client is None:
                 scheme = "https" if self._options.upstream_tls else "http"
-                own: dict[str, Any] = {"channel": self._channel(), "dedicated": True}
                 client = connect(
-                    f"{scheme}://{self._options.upstream}", db_name=self._database, **own
+                    f"{scheme}://{self._options.upstream}",
+                    db_name=self._database,
+                    channel=self._channel(),
+                    # pymilvus would share the connection with the clients of other users.
+                    dedicated=True,
                 )
-                # The channel that pymilvus was given is not used after the upstream was unreachable.
+                # The channel that pymilvus was given is not used after the upstream was
+                # unreachable.
                 open_channels_with(client, self._channel)
                 self._client = client
             return self._client
@@ -270,6 +297,7 @@ class Sessions:
         name = (identity, database)
         if name not in self.recent:
             self.recent[name] = Session(self._options, identity, database)
+            # Sessions with running calls stay.
             idle = [
                 other
                 for other, session in self.recent.items()

@@ -1,15 +1,27 @@
-"""Writes to corrected collections, by columns, or row by row while a job works on the collection. No I/O."""
+"""Insert, upsert and delete on corrected collections, for the proxy. No I/O.
+
+A write takes one of two ways:
+
+- **By columns**, as it came: the request is sent on with augmented vectors in place of the user's,
+  and with the hidden columns. This is the ordinary way, and it never makes an object of a row.
+- **By rows**, as HubnessClient would write them. This is needed where a write must be noted first
+  or carried to a copy, because a job works on the collection; where biases are in fields or in a
+  side collection; and where a request with augmented vectors is too large for the server, and has
+  to be sent in parts.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
+from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowCodec
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
@@ -39,158 +51,240 @@ from milvus_hubness.milvus.store.server import exceeds_limit
 def write(operations: Operations, request: Any) -> Operation[Any]:
     """Answer an InsertRequest or an UpsertRequest; each row with a vector gets its bias.
 
-    Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows; InvalidInput,
-    UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
+    Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
+    InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
     """
-    collection, method = request.collection_name, method_of(request).lower()
-    adds = method == "upsert" and bool(request.field_ops)
+    return _RequestedWrite(operations, request).answer()
 
-    @cache
-    def as_write() -> Write:
-        """Return the write in the form of HubnessClient's operations."""
-        if adds:
-            raise UnsupportedOperation(
-                "field_ops while a job rewrites the collection: wait for its end"
-            )
-        options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
-        rows = rows_of(request.fields_data, request.num_rows)
-        return Write(method, collection, rows, None, request.partition_name, options=options)
 
-    def by_row(write: Write) -> Operation[Any]:
-        answer, _ = yield from operations.writes.write(write)
-        result = milvus_pb2.MutationResult(acknowledged=True, succ_index=range(request.num_rows))
-        setattr(
-            result, f"{method}_cnt", answer.get("insert_count") or answer.get("upsert_count") or 0
+class _RequestedWrite:
+    """A write of the proxy, by columns or by rows."""
+
+    def __init__(self, operations: Operations, request: Any) -> None:
+        self._operations = operations
+        self._request = request
+        self._method = method_of(request).lower()
+
+        self._has_field_ops = self._method == "upsert" and bool(request.field_ops)
+        """Whether it changes fields by what they hold: once more, it would change them twice."""
+
+    def answer(self) -> Operation[Any]:
+        """Write, and write to the copy too if there is one by then; return the first result."""
+        collection = self._request.collection_name
+        result, _, cached = yield from self._operations.intents.noted(
+            collection, None, self._write, self._write_again
         )
-        put_keys(result.IDs, list(answer.get("ids") or answer.get("primary_keys") or ()))
+        if cached.dual_write is not None:
+            keys = keys_of(result.IDs)
+            yield from self._operations.dual_writes.carry(cached, keys, self._as_rows)
         return result
 
-    def call(cached: CachedState) -> Operation[Any]:
+    def _write(self, cached: CachedState) -> Operation[Any]:
         states = cached.states.values()
-        if cached.intent_log is not None or any(state.codec.needs_candidates for state in states):
-            return (yield from by_row(as_write()))
+        needs_candidates = any(state.codec.needs_candidates for state in states)
+        if cached.intent_log is not None or needs_candidates:
+            return (yield from self._write_rows(self._as_rows))
+
         if cached.dual_write is not None:
-            as_write()  # Refuse first what the copy cannot take.
+            # What the copy cannot take is refused before the source has it.
+            _ = self._as_rows
         if not states:
-            return (yield Send(request))
-        sent = deepcopy(request)
+            return (yield Send(self._request))
+
+        encoded = deepcopy(self._request)
         for state in states:
-            yield from _fill(operations, state, sent, are_new=method == "insert")
+            is_insert = self._method == "insert"
+            yield from _encode_columns(self._operations, state, encoded, are_new=is_insert)
         try:
-            return (yield Send(sent))
+            return (yield Send(encoded))
         except REFUSALS as error:
             if not exceeds_limit(error):
                 raise
         # The server has refused it before it read it. By rows it is sent in parts.
-        return (yield from by_row(as_write()))
+        return (yield from self._write_rows(self._as_rows))
 
-    def again(_: CachedState) -> Operation[Any]:
-        if adds:
+    def _write_again(self, _: CachedState) -> Operation[Any]:
+        """Write once more, because a job has begun meanwhile and may have undone the write."""
+        if self._has_field_ops:
             raise WriteIntentFailed(
-                f"the write to {collection!r} was so slow that a refresh, which began meanwhile, may have undone "
-                "it: read the rows again, and write the update again where it is missing"
+                f"the write to {self._request.collection_name!r} was so slow that a refresh, which "
+                "began meanwhile, may have undone it: read the rows again, and write the update "
+                "again where it is missing"
             )
-        return by_row(replace(as_write(), method="upsert"))
+        # An insert must not create a second row with the key.
+        return self._write_rows(replace(self._as_rows, method="upsert"))
 
-    first, _, cached = yield from operations.intents.noted(collection, None, call, again)
-    if cached.dual_write is not None:
-        yield from operations.dual_writes.carry(cached, keys_of(first.IDs), as_write())
-    return first
+    def _write_rows(self, rows: Write) -> Operation[Any]:
+        """Write as HubnessClient does, and return its answer as a message."""
+        answer, _ = yield from self._operations.writes.write(rows)
+        result = milvus_pb2.MutationResult(
+            acknowledged=True, succ_index=range(self._request.num_rows)
+        )
+        count = answer.get("insert_count") or answer.get("upsert_count") or 0
+        if self._method == "insert":
+            result.insert_cnt = count
+        else:
+            result.upsert_cnt = count
+        put_keys(result.IDs, list(answer.get("ids") or answer.get("primary_keys") or ()))
+        return result
+
+    @cached_property
+    def _as_rows(self) -> Write:
+        """The write in the form of HubnessClient's operations. Raises UnsupportedOperation."""
+        request = self._request
+        if self._has_field_ops:
+            raise UnsupportedOperation(
+                "field_ops while a job rewrites the collection: wait for its end"
+            )
+        options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
+        return Write(
+            self._method,
+            request.collection_name,
+            rows_of(request.fields_data, request.num_rows),
+            None,
+            request.partition_name,
+            options=options,
+        )
 
 
 def delete(operations: Operations, request: Any) -> Operation[Any]:
     """Answer a DeleteRequest. Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation."""
     cached = yield from operations.states.cached_state(request.collection_name)
     if cached.intent_log is None and cached.dual_write is None:
+        return (yield from _delete_as_sent(operations, request))
 
-        def call(_: CachedState) -> Operation[Any]:
-            return (yield Send(request))
-
-        def again(_: CachedState) -> Operation[Any]:
-            return _delete_by_filter(operations, request)
-
-        first, _, cached = yield from operations.intents.noted(
-            request.collection_name, None, call, again
-        )
-        if cached.dual_write is not None:
-            yield from _delete_by_filter(operations, request)
-        return first
-    answer = yield from _delete_by_filter(operations, request)
+    answer = yield from _delete_as_client(operations, request)
     if isinstance(answer, dict):
         return milvus_pb2.MutationResult(delete_cnt=answer["delete_count"])
+    # Milvus Lite returns the keys, and so does pymilvus.
     result = milvus_pb2.MutationResult(delete_cnt=len(answer))
-    put_keys(result.IDs, answer)  # Milvus Lite returns the keys, and so does pymilvus.
+    put_keys(result.IDs, answer)
     return result
 
 
-def _delete_by_filter(operations: Operations, request: Any) -> Operation[Any]:
+def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
+    """Pass the request on; delete as a client does if a job has begun meanwhile."""
+
+    def send(_: CachedState) -> Operation[Any]:
+        return (yield Send(request))
+
+    def delete_again(_: CachedState) -> Operation[Any]:
+        return _delete_as_client(operations, request)
+
+    result, _, cached = yield from operations.intents.noted(
+        request.collection_name, None, send, delete_again
+    )
+    if cached.dual_write is not None:
+        yield from _delete_as_client(operations, request)
+    return result
+
+
+def _delete_as_client(operations: Operations, request: Any) -> Operation[Any]:
+    """Delete as HubnessClient does: with notes for a job, and in the copy too."""
     options: dict[str, Any] = {"consistency_level": request.consistency_level}
     if values := request.expr_template_values:
         options["filter_params"] = {name: _filter_value(value) for name, value in values.items()}
-    partition = request.partition_name or None
-    deletion = Deletion(request.collection_name, None, None, request.expr, partition, options)
+    deletion = Deletion(
+        request.collection_name,
+        None,
+        None,
+        request.expr,
+        request.partition_name or None,
+        options,
+    )
     return operations.dual_writes.delete(deletion)
 
 
+_VALUE_LISTS = ("bool_data", "long_data", "double_data", "string_data")
+"""The lists of filter values that pymilvus can send."""
+
+
 def _filter_value(value: Any) -> Any:
-    """Return a filter value as pymilvus's filter_params take it."""
-    kind = value.WhichOneof("val")
-    if kind != "array_val":
-        return getattr(value, kind)
-    kind = value.array_val.WhichOneof("data")
-    if kind not in ("bool_data", "long_data", "double_data", "string_data"):
+    """Return a filter value as pymilvus's filter_params take it. Raises UnsupportedOperation."""
+    value_field = value.WhichOneof("val")
+    if value_field != "array_val":
+        return getattr(value, value_field)
+
+    list_field = value.array_val.WhichOneof("data")
+    if list_field not in _VALUE_LISTS:
         raise UnsupportedOperation(
-            f"a filter value of type {kind} while a job rewrites the collection: use text"
+            f"a filter value of type {list_field} while a job rewrites the collection: use text"
         )
-    return list(getattr(value.array_val, kind).data)
+    return list(getattr(value.array_val, list_field).data)
 
 
-def _fill(
-    operations: Operations, state: CollectionState, sent: Any, *, are_new: bool
+def _encode_columns(
+    operations: Operations, state: CollectionState, request: Any, *, are_new: bool
 ) -> Operation[None]:
-    """Write the augmented vectors of a field, and its hidden columns, into the request."""
-    columns, codec = sent.fields_data, state.codec
+    """Put the augmented vectors of a field and its hidden columns into a request, in place.
+
+    A partial update without the field stays as it is. Raises InvalidInput, DimensionMismatch,
+    NonFiniteVectors and ZeroVectors.
+    """
+    columns = request.fields_data
+    codec = state.codec
     _expect_no_hidden_fields(columns, codec)
     column = column_named(columns, state.field)
     if column is None:
-        if getattr(sent, "partial_update", False):
+        if getattr(request, "partial_update", False):
             return
         raise InvalidInput(f"the rows have no field {state.field!r}: add their vectors")
-    vectors = vectors_in(column, state.dtype)
-    if vectors.shape != (sent.num_rows, state.dim):
-        raise DimensionMismatch(
-            f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in field {state.field!r}, "
-            f"not {len(vectors)} of dimension {vectors.shape[1]}"
-        )
-    vectors = state.require_storable(vectors)
+
+    vectors = _storable_vectors(column, request.num_rows, state)
     biases = yield from operations.biases.of_rows(
-        sent.collection_name, state, vectors, "compute", are_new=are_new
+        request.collection_name, state, vectors, "compute", are_new=are_new
     )
-    stored = codec.pack(codec.encode_rows(vectors, biases))
+    encoded = codec.pack(codec.encode_rows(vectors, biases))
+
+    augmented = encoded.pop(codec.searched_field)
     if codec.searched_field != codec.field:
+        # The user's vectors stay in their own field.
         column = columns.add(type=column.type, field_name=codec.searched_field)
-    put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)
-    kinds = {
-        codec.bias_field: (schema_pb2.DataType.Float, "float_data"),
-        codec.epoch_field: (schema_pb2.DataType.Int64, "long_data"),
-    }
-    for name, values in stored.items():
-        kind, data = kinds.get(name, (schema_pb2.DataType.Double, "double_data"))
-        getattr(columns.add(type=kind, field_name=name).scalars, data).data.extend(values)
+    put_vectors(column, augmented, codec.form.width, codec.dtype)
+    _add_hidden_columns(columns, codec, encoded)
+
+
+def _storable_vectors(column: Any, row_count: int, state: CollectionState) -> Floats:
+    """Return the vectors of a column. Raises DimensionMismatch, and as `require_storable` does."""
+    vectors = vectors_in(column, state.dtype)
+    if vectors.shape != (row_count, state.dim):
+        raise DimensionMismatch(
+            f"{row_count} rows need as many vectors of dimension {state.dim} in field "
+            f"{state.field!r}, not {len(vectors)} of dimension {vectors.shape[1]}"
+        )
+    return state.require_storable(vectors)
+
+
+def _add_hidden_columns(columns: Any, codec: RowCodec, hidden: Mapping[str, Sequence[Any]]) -> None:
+    """Add the bias, the epoch and the numbers by which vectors are decoded, as columns."""
+    for name, values in hidden.items():
+        if name == codec.bias_field:
+            column = columns.add(type=schema_pb2.DataType.Float, field_name=name)
+            column.scalars.float_data.data.extend(values)
+        elif name == codec.epoch_field:
+            column = columns.add(type=schema_pb2.DataType.Int64, field_name=name)
+            column.scalars.long_data.data.extend(values)
+        else:
+            column = columns.add(type=schema_pb2.DataType.Double, field_name=name)
+            column.scalars.double_data.data.extend(values)
 
 
 def _expect_no_hidden_fields(columns: Any, codec: RowCodec) -> None:
     """Raise InvalidInput if rows set a hidden field, as a column or among their dynamic fields."""
-    dynamic = [column.scalars.json_data.data for column in columns if column.is_dynamic]
+    dynamic_columns = [column.scalars.json_data.data for column in columns if column.is_dynamic]
     for name in codec.hidden_fields:
         if column_named(columns, name) is not None:
             raise InvalidInput(
                 f"the rows set {name!r}, which is computed from the bank: leave it out"
             )
+
         quoted = json.dumps(name).encode()
-        for values in dynamic:
-            for i, value in enumerate(values):
-                if quoted in value and name in json_in(value, f"the dynamic fields of row {i}"):
+        for texts in dynamic_columns:
+            for row, text in enumerate(texts):
+                # Parsing each text would take longer than the rest of the write.
+                if quoted not in text:
+                    continue
+                if name in json_in(text, f"the dynamic fields of row {row}"):
                     raise InvalidInput(
-                        f"row {i} sets {name!r}, which is computed from the bank: leave it out"
+                        f"row {row} sets {name!r}, which is computed from the bank: leave it out"
                     )

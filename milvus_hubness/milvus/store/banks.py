@@ -37,13 +37,17 @@ from milvus_hubness.milvus.store.requests import MilvusRequests
 from milvus_hubness.milvus.store.server import in_parts, is_missing, translated
 
 QUERIES_PER_PAGE = 8_000
+
 LONGEST_ID = 512
+"""Bytes of the id of a bank's row, and of its generation."""
 
 
 def bank_rows(
     reference: BankReference, parts: Sequence[str] = (), start: int = 0, end: int | None = None
 ) -> str:
-    """Return the filter that picks a generation's rows of these parts, or all parts, with start ≤ number < end."""
+    """Return the filter that picks a generation's rows of these parts, or all parts, with start ≤
+    number < end.
+    """
     where = [f'generation == "{reference.generation}"']
     where += [is_one_of("part", parts)] if parts else []
     where += [f"number >= {start} and number < {end}"] if end is not None else []
@@ -61,7 +65,9 @@ class OwnCollections(MilvusRequests):
         kind: str,
         value: str = "1",
     ) -> Row:
-        """Create, index and load a collection, as far as an interrupted call left it undone; return its description."""
+        """Create, index and load a collection, as far as an interrupted call left it undone; return
+        its description.
+        """
         if not self.client.has_collection(collection):
             self._create(collection, schema, property_name, value)
         described: Row = self.client.describe_collection(collection)
@@ -80,7 +86,7 @@ class OwnCollections(MilvusRequests):
         )
 
     def _serve_flat(self, collection: str, metric: str) -> None:
-        """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
+        """Index the field `vector` exactly and load the collection, where that is not done yet."""
         if not self.client.list_indexes(collection):
             self._create_index(collection, milvus_schema.flat_index("vector", metric))
         if self.client.get_load_state(collection)["state"].name != "Loaded":
@@ -133,9 +139,8 @@ class MilvusBanks(OwnCollections, BankGenerations):
             ):
                 keys += page_keys
                 by_key |= page
-                if (
-                    len(keys) == counting.result()
-                ):  # The empty page after the last one need not be read.
+                # The empty page after the last one need not be read.
+                if len(keys) == counting.result():
                     break
         return self._batch(schema, "vector", keys, by_key)
 
@@ -149,7 +154,8 @@ class MilvusBanks(OwnCollections, BankGenerations):
             try:
                 properties = self.client.describe_collection(name)["properties"]
             except MilvusException as error:
-                if not is_missing(error):  # Some may be dropped meanwhile.
+                # Some may be dropped meanwhile.
+                if not is_missing(error):
                     raise
             else:
                 yield name, properties
@@ -157,14 +163,22 @@ class MilvusBanks(OwnCollections, BankGenerations):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A live query: its vector (d,) float32, the profile of its search, and its time in Unix seconds. number:
-    identifies it. place: a slot of the profile; a later sample in the same slot replaces it."""
+    """A live query."""
 
     profile: str
+    """The bias profile of its search."""
+
     place: int
+    """A slot of the profile; a later sample in the same slot replaces it."""
+
     number: int
+    """Identifies the query."""
+
     at: int
+    """Unix time, in seconds."""
+
     vector: Floats
+    """(d,) float32."""
 
 
 @dataclass(frozen=True)
@@ -181,18 +195,23 @@ class SamplesOf:
 def put_samples(
     client: MilvusClient, target: SamplesOf, samples: Sequence[Sample], timeout: float
 ) -> None:
-    """Write samples, each into its slot. Raises as the client does, and StateError if another collection is named."""
+    """Write samples, each into its slot.
+
+    Raises as the client does, and StateError if another collection is named.
+    """
     expect_helpers(MilvusLedger(client), [target.helper], target.owner)
+
+    # Of the samples of one slot, the last one is written.
     rows = {}
     for sample in samples:
         place = f"{sample.profile}/{sample.place}"
-        row = {
+        rows[place] = {
             "place": place,
             "profile": sample.profile,
             "sample": sample.number,
             "queried_at": sample.at,
+            "vector": sample.vector,
         }
-        rows[place] = {**row, "vector": sample.vector}
     client.upsert(target.helper.collection, list(rows.values()), timeout=timeout)
 
 
@@ -205,31 +224,35 @@ class MilvusQuerySamples(OwnCollections):
         schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
         schema.add_field("sample", DataType.INT64)
         schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
+
         value = owner.model_dump_json()
         described = self._ensure(
             samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples", value
         )
+
         samples_of = owner_in(described["properties"], QUERY_SAMPLES_PROPERTY)
         if samples_of is None or not samples_of.is_same(owner):
             raise CollectionExists(
-                f"{samples_collection!r} has the query samples of another collection than {owner.name!r}: rename it"
+                f"{samples_collection!r} has the query samples of another collection than "
+                f"{owner.name!r}: rename it"
             )
-        stored = int(milvus_schema.fields_by_name(described)["vector"]["params"]["dim"])
-        if stored != dim:
+
+        stored_dim = int(milvus_schema.fields_by_name(described)["vector"]["params"]["dim"])
+        if stored_dim != dim:
             raise DimensionMismatch(
-                f"{samples_collection!r} holds {stored}-d samples, these queries have {dim} dimensions"
+                f"{samples_collection!r} holds {stored_dim}-d samples, these queries have {dim} "
+                "dimensions"
             )
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
         self.count(samples_collection)
+
         samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")
-        numbers, at = (
-            np.array([row[name] for row in samples.rows], np.int64)
-            for name in ("sample", "queried_at")
-        )
-        return QuerySamples(samples.vectors, Origins(numbers, at))
+        numbers = np.array([row["sample"] for row in samples.rows], np.int64)
+        times = np.array([row["queried_at"] for row in samples.rows], np.int64)
+        return QuerySamples(samples.vectors, Origins(numbers, times))
 
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
         if self.exists(samples_collection):
@@ -237,18 +260,30 @@ class MilvusQuerySamples(OwnCollections):
 
 
 LEDGER_PROPERTY = "hubness_ledger"
+"""Property that a ledger has and no other collection."""
+
 _RECORDS_PER_REQUEST = 500
+
 _FEW = 64
+"""Records that one query returns; further ones are read in pages."""
 
 
 class MilvusLedger(MilvusBanks, HelperLists):
-    """The ledger methods of the store. A ledger has a vector field because every Milvus collection must have one."""
+    """The ledger methods of the store.
+
+    A ledger has a vector field because every Milvus collection must have one.
+    """
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         self._ensure_ledger(ledger)
         rows = [
-            {"key": r.key, "belongs_to": r.group, "body": r.body, "vector": [0.0, 0.0]}
-            for r in records
+            {
+                "key": record.key,
+                "belongs_to": record.group,
+                "body": record.body,
+                "vector": [0.0, 0.0],
+            }
+            for record in records
         ]
         for part in in_parts(rows, _RECORDS_PER_REQUEST):
             self._upsert(ledger, part)

@@ -18,20 +18,33 @@ from milvus_hubness.jobs.store.generations import Row
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.banks import MilvusLedger
 
-_VECTOR_DTYPES = {
-    DataType.FLOAT16_VECTOR: ("numpy", "float16"),
-    DataType.BFLOAT16_VECTOR: ("ml_dtypes", "bfloat16"),
-    DataType.INT8_VECTOR: ("numpy", "int8"),
-}
+
+def _dtype_of_bytes(vector_type: DataType | None) -> Any:
+    """Return the dtype of vectors that a query returns as bytes; None for other fields."""
+    if vector_type == DataType.FLOAT16_VECTOR:
+        return np.float16
+    if vector_type == DataType.INT8_VECTOR:
+        return np.int8
+    if vector_type == DataType.BFLOAT16_VECTOR:
+        # It comes with pymilvus's bulk writer.
+        from ml_dtypes import bfloat16
+
+        return bfloat16
+    return None
 
 
 class ImportWriter:
-    """pymilvus's bulk writer, for rows in the form that inserts take. file_bytes: size at which another file starts."""
+    """pymilvus's bulk writer, for rows in the form that inserts take."""
 
     def __init__(self, collection: str, described: Row, folder: Path, file_bytes: int) -> None:
+        """Open files in the folder.
+
+        described: the collection. file_bytes: size at which another file starts.
+        """
         self.described = described
-        self._collection, self._folder = collection, folder
-        self._kinds = {field["name"]: DataType(field["type"]) for field in described["fields"]}
+        self._collection = collection
+        self._folder = folder
+        self._types = {field["name"]: DataType(field["type"]) for field in described["fields"]}
         schema = CollectionSchema.construct_from_dict(described)
         self._writer = _bulk_writer().LocalBulkWriter(schema, str(folder), file_bytes)
 
@@ -45,17 +58,22 @@ class ImportWriter:
             except MilvusException as error:
                 key = row.get(milvus_schema.key_field(self.described)["name"])
                 raise StoreError(
-                    f"row {key!r} cannot be added to a file for {self._collection!r}: {error.message}"
+                    f"row {key!r} cannot be added to a file for {self._collection!r}: "
+                    f"{error.message}"
                 ) from error
 
     def _bulk_value(self, name: str, value: Any) -> Any:
-        """Return the JSON of a JSON field, and an array for the bytes of a vector, as the bulk writer needs them."""
-        kind = self._kinds.get(name)
-        if kind == DataType.JSON and value is not None:
+        """Return the JSON of a JSON field, and an array for the bytes of a vector, as the bulk
+        writer needs them.
+        """
+        field_type = self._types.get(name)
+        if field_type == DataType.JSON and value is not None:
             return json.dumps(value)
-        if isinstance(value, bytes) and kind in _VECTOR_DTYPES:
-            module, dtype = _VECTOR_DTYPES[kind]
-            return np.frombuffer(value, getattr(import_module(module), dtype))
+
+        if isinstance(value, bytes):
+            dtype = _dtype_of_bytes(field_type)
+            if dtype is not None:
+                return np.frombuffer(value, dtype)
         return value
 
     def commit(self) -> list[str]:
@@ -83,10 +101,14 @@ class MilvusBulk(MilvusLedger):
 
 
 def _bulk_writer() -> Any:
-    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of pymilvus. Raises
-    MissingExtra."""
+    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of
+    pymilvus.
+
+    Raises MissingExtra.
+    """
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    level = root.level
     try:
         module = import_module("pymilvus.bulk_writer")
     except ModuleNotFoundError as error:

@@ -1,12 +1,14 @@
 """How often the connections of this package ping a Milvus server.
 
-pymilvus pings every 10 seconds, also while it asks nothing, and real Milvus allows it. Milvus Lite has the limits
-that gRPC servers have by default: one ping in 5 minutes, and none between calls. At the third ping too many it closes
-the connection ("too_many_pings"), and a request that is sent at that moment fails.
+pymilvus pings every 10 seconds, also while it asks nothing, and real Milvus allows it. Milvus Lite
+has the limits that gRPC servers have by default: one ping in 5 minutes, and none between calls. At
+the third ping too many it closes the connection ("too_many_pings"), and a request that is sent at
+that moment fails.
 
-A server on this machine needs no such pings, whatever it is: the kernel ends the connection when its process ends.
-So these connections ping as Milvus Lite allows. Elsewhere pings find a server that is gone and keep routers from
-forgetting the connection, so pymilvus's stay unless the server says that it is Milvus Lite.
+A server on this machine needs no such pings, whatever it is: the kernel ends the connection when
+its process ends. So these connections ping as Milvus Lite allows. Elsewhere pings find a server
+that is gone and keep routers from forgetting the connection, so pymilvus's stay unless the server
+says that it is Milvus Lite.
 
 Source: grpc.github.io/grpc/core, "Keepalive User Guide for gRPC Core".
 """
@@ -35,7 +37,7 @@ LITE_KEEPALIVE: Mapping[str, int] = {
 
 
 def is_on_this_machine(uri: str) -> bool:
-    """Return whether a connection to this address stays on this machine, as to a Milvus Lite file."""
+    """Return whether a connection to this address stays on this machine, as to a Lite file."""
     if uri.endswith(".db") or uri.startswith("unix:"):
         return True
     try:
@@ -49,7 +51,9 @@ def is_on_this_machine(uri: str) -> bool:
 
 
 def with_keepalive(uri: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a MilvusClient with pings that the server at `uri` accepts, unless they set their own."""
+    """Return the options of a MilvusClient with pings that the server at `uri` accepts, unless they
+    set their own.
+    """
     grpc_options = options.get("grpc_options") or {}
     if not is_on_this_machine(uri) or _sets_keepalive(grpc_options):
         return dict(options)

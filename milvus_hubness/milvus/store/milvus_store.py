@@ -48,10 +48,15 @@ from milvus_hubness.milvus.store.server import in_parts, supports, translated, t
 from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
 
 _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
-CHUNK_BYTES = 8_000_000
-ROW_OVERHEAD_BYTES = 512
-QUERIES_PER_REQUEST = 500
+"""The hidden fields of a second vector field that are no vectors."""
 
+CHUNK_BYTES = 8_000_000
+"""Bytes of the rows that a job copies at a time."""
+
+ROW_OVERHEAD_BYTES = 512
+"""What a row is taken to have besides its vectors."""
+
+QUERIES_PER_REQUEST = 500
 
 MOST_HITS = 16_384
 """Rows for which a search of Milvus may ask."""
@@ -61,23 +66,20 @@ MOST_HITS = 16_384
 class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `milvus_server.connect`."""
 
-    # -- descriptions -------------------------------------------------------------------------------
+    # -- descriptions ------------------------------------------------------------------------------
 
     def info(
         self, collection: str, *, counted: bool = True, checked: bool = True
     ) -> CollectionInfo:
         schema = self.client.describe_collection(collection)
-        name, properties = schema["collection_name"], schema["properties"]
-        partitions: tuple[str | None, ...] = (None,)
-        if not milvus_schema.has_partition_key(schema):
-            names = self.client.list_partitions(name)
-            partitions = tuple(names) if len(names) > 1 else partitions
+        name = schema["collection_name"]
+        properties = schema["properties"]
         info = CollectionInfo(
             name=name,
             key_field=milvus_schema.key_field(schema)["name"],
             vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
             rows=self.count(name) if counted else 0,
-            partitions=partitions,
+            partitions=self._partitions(schema),
             aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
             states=read_states(properties, name),
             verdicts=Verdicts.read(properties, name) or Verdicts(),
@@ -91,9 +93,20 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         )
         return self._with_own_helpers(info) if checked else info
 
+    def _partitions(self, schema: dict[str, Any]) -> tuple[str | None, ...]:
+        """Return the partitions that a job has to visit; None is the whole collection."""
+        if milvus_schema.has_partition_key(schema):
+            return (None,)
+        names = self.client.list_partitions(schema["collection_name"])
+        return tuple(names) if len(names) > 1 else (None,)
+
     def _with_own_helpers(self, info: CollectionInfo) -> CollectionInfo:
-        """Return the description without the online banks whose samples belong to another collection. Raises StateError
-        for another helper that does: biases and notes are indispensable, samples are not."""
+        """Return the description without the online banks whose samples belong to another
+        collection.
+
+        Raises StateError for another helper that does: biases and notes are indispensable, samples
+        are not.
+        """
         expect_helpers(self, info.biases_and_notes, info.collection_id)
         online_banks = own_online_banks(self, info.online_banks, info.collection_id)
         return replace(info, online_banks=online_banks)
@@ -105,7 +118,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         )
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
-        """Return the reason why rows cannot get fields of these names: they have dynamic keys of such names."""
+        """Return the reason why rows cannot get fields of these names: they have dynamic keys of
+        such names.
+        """
         if not source.schema.get("enable_dynamic_field"):
             return []
         fields = milvus_schema.fields_by_name(source.schema)
@@ -124,8 +139,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             remarks.append(f"the copy is loaded as the source is: {named}")
         if supports(self._version, "load fields"):
             remarks.append(
-                "all fields of the copy are loaded, as the server does not say which fields of the source are: "
-                "load the copy again with load_fields if that is too much"
+                "all fields of the copy are loaded, as the server does not say which fields of the "
+                "source are: load the copy again with load_fields if that is too much"
             )
         return remarks
 
@@ -153,7 +168,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def units_moved(self) -> int:
         return 0
 
-    # -- rows ---------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def chunk_rows(self, source: CollectionInfo) -> int:
         bytes_per_row = ROW_OVERHEAD_BYTES + sum(
@@ -175,35 +190,18 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             keys += [list(hits.ids) for hits in results]
         return keys
 
-    # -- the corrected copy ---------------------------------------------------------------------------
+    # -- the corrected copy ------------------------------------------------------------------------
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         with translated(target):
-            if not self.client.has_collection(target):
-                partitions = ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
-                online_banks = OnlineBanks(banks=tuple(_sampled_for(target, source)))
-                self.client.create_collection(
-                    target,
-                    schema=milvus_schema.copy_schema(source, state),
-                    properties=milvus_schema.copy_properties(source, state, online_banks),
-                    **{
-                        name: source.schema[name]
-                        for name in ("num_shards", "consistency_level", *partitions)
-                    },
-                )
+            if self.client.has_collection(target):
+                self._expect_own_copy(target, state)
             else:
-                properties = self.client.describe_collection(target)["properties"]
-                before = read_states(properties, target).get(state.field)
-                if before is None or (before.migration, before.phase) != (
-                    state.migration,
-                    "copying",
-                ):
-                    raise CollectionExists(
-                        f"the name {target!r} is taken: choose another with --target"
-                    )
+                self._create_empty_copy(source, target, state)
             for partition in source.partitions:
                 if partition and not self.client.has_partition(target, partition):
                     self.client.create_partition(target, partition)
+
             indexes = set(self.client.list_indexes(target))
             missing = [
                 index for index in self._indexes(source.name) if index["index_name"] not in indexes
@@ -211,14 +209,37 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             if missing:
                 corrected = source.vector_fields[state.field]
                 self._create_index(target, milvus_schema.copy_indexes(missing, corrected))
+
             if self.client.get_load_state(target)["state"].name != "Loaded":
                 self._load(target, **self._load_settings(source.name))
+
         copy = self.info(target, counted=False)
         for online_bank in _sampled_for(target, source):
             dim = copy.states[online_bank.field].dim
             self.create_query_samples(online_bank.samples_collection, copy.collection_id, dim)
 
-    # -- side biases ------------------------------------------------------------------------------------
+    def _expect_own_copy(self, target: str, state: CollectionState) -> None:
+        """Raise CollectionExists unless an earlier run of this migration has created the target."""
+        properties = self.client.describe_collection(target)["properties"]
+        present = read_states(properties, target).get(state.field)
+        if present is None or present.migration != state.migration or present.phase != "copying":
+            raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
+
+    def _create_empty_copy(
+        self, source: CollectionInfo, target: str, state: CollectionState
+    ) -> None:
+        settings = {name: source.schema[name] for name in ("num_shards", "consistency_level")}
+        if milvus_schema.has_partition_key(source.schema):
+            settings["num_partitions"] = source.schema["num_partitions"]
+        online_banks = OnlineBanks(banks=tuple(_sampled_for(target, source)))
+        self.client.create_collection(
+            target,
+            schema=milvus_schema.copy_schema(source, state),
+            properties=milvus_schema.copy_properties(source, state, online_banks),
+            **settings,
+        )
+
+    # -- side biases -------------------------------------------------------------------------------
 
     def bias_fields(
         self, source: CollectionInfo, suffix: str
@@ -257,7 +278,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     @staticmethod
     def _may_use_side(collection: str, properties: Mapping[str, str], side: str) -> bool:
-        """Whether a collection has its biases in a side collection; one that cannot be read may have them in any."""
+        """Whether a collection has its biases in a side collection; one that cannot be read may
+        have them in any.
+        """
         try:
             states = read_states(properties, collection)
         except StateError:
@@ -276,14 +299,15 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             # Each search asks the side collection, which is to be as available as the source.
             self.client.load_collection(side, **self._load_settings(source.name))
 
-    # -- second vector fields ---------------------------------------------------------------------------
+    # -- second vector fields ----------------------------------------------------------------------
 
     def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
     ) -> Literal["present", "can be added"]:
         if obstacles := self._second_vector_obstacles(source, field, suffix, width):
             raise CannotMigrate(
-                f"{source.name!r} cannot hold corrected vectors in a second field: {'; '.join(obstacles)}"
+                f"{source.name!r} cannot hold corrected vectors in a second field: "
+                f"{'; '.join(obstacles)}"
             )
         names = milvus_schema.fields_by_name(source.schema)
         return (
@@ -301,7 +325,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         )
         if required:
             remarks.append(
-                f"neither nullable nor with a default, so their inserts must set: {', '.join(required)}"
+                "neither nullable nor with a default, so their inserts must set: "
+                f"{', '.join(required)}"
             )
         else:
             remarks.append(
@@ -309,43 +334,44 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             )
         if not supports(self._version, "partial updates"):
             remarks.append(
-                "this server replaces whole rows: one that changes in the instant in which its second field "
-                "is filled may come back as it was"
+                "this server replaces whole rows: one that changes in the instant in which its "
+                "second field is filled may come back as it was"
             )
         return remarks
 
     def add_second_vector(
         self, source: CollectionInfo, field: str, suffix: str, width: int
     ) -> None:
-        names = milvus_schema.fields_by_name(source.schema)
+        present = milvus_schema.fields_by_name(source.schema)
         with translated(source.name):
-            for name, kind in _second_fields(source, field, suffix).items():
-                if name not in names:
-                    is_vector = name == SECOND_VECTOR_FIELD + suffix
-                    options = (
-                        {"dim": width}
-                        if is_vector
-                        else {"default_value": milvus_schema.NO_BIAS[kind]}
-                    )
-                    self.client.add_collection_field(
-                        source.name, name, kind, nullable=True, **options
-                    )
+            for name, field_type in _second_fields(source, field, suffix).items():
+                if name in present:
+                    continue
+                options: dict[str, Any] = {"dim": width}
+                if name != SECOND_VECTOR_FIELD + suffix:
+                    options = {"default_value": milvus_schema.NO_BIAS[field_type]}
+                self.client.add_collection_field(
+                    source.name, name, field_type, nullable=True, **options
+                )
 
     def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
-        first, name = source.vector_fields[state.field], state.searched_field
+        users_field = source.vector_fields[state.field]
+        name = state.searched_field
         with translated(source.name):
             if not self.client.list_indexes(source.name, name):
                 index = MilvusClient.prepare_index_params(
                     name,
-                    index_type=first.index_type,
+                    index_type=users_field.index_type,
                     index_name=name,
                     metric_type="IP",
-                    params=first.index_params,
+                    params=users_field.index_params,
                 )
                 self._create_index(source.name, index)
+
             if self.is_lite:
                 self._load(source.name)
                 return
+
             settings = self._load_settings(source.name)
             with reported(f"the load of field {name!r} of {source.name!r}") as limit:
                 self.client.refresh_load(source.name, timeout=limit, **settings)
@@ -362,6 +388,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     ) -> list[str]:
         fields = milvus_schema.fields_by_name(source.schema)
         hidden = _second_fields(source, field, suffix)
+
         reasons = milvus_schema.kind_obstacles(source.schema) + [
             f"field {name!r} is {DataType(fields[name]['type']).name}, not {kind.name}"
             for name, kind in hidden.items()
@@ -374,13 +401,15 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"field {second!r} has {stored} dimensions, the augmented vectors have {width}"
             )
         reasons += self._taken_keys(source, list(hidden))
+
         missing = [name for name in hidden if name not in fields]
         if missing and not supports(self._version, "new vector fields"):
             kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
             reasons.append(
-                f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection from 2.6.18 on, this is "
-                f"{self._version} (where several vector fields are allowed, make the collection with "
-                f"{', '.join(kinds)}, the first of {width} dimensions)"
+                f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection "
+                f"from 2.6.18 on, this is {self._version} (where several vector fields are "
+                f"allowed, make the collection with {', '.join(kinds)}, the first of {width} "
+                "dimensions)"
             )
         if fields[field].get("nullable"):
             reasons.append(
@@ -390,7 +419,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             reasons.append("auto_id: this server gives every written row a new key")
         return reasons
 
-    # -- whole collections ------------------------------------------------------------------------------
+    # -- whole collections -------------------------------------------------------------------------
 
     def collection_names(self) -> list[str]:
         return list(self.client.list_collections())
@@ -406,12 +435,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         self._load(collection, **self._load_settings(collection))
 
     def _wait_indexed(self, collection: str, index: str) -> None:
-        """Wait until an index is built. Raises StoreError if the server cannot build it, and WaitedTooLong."""
+        """Wait until an index is built.
+
+        Raises StoreError if the server cannot build it, and WaitedTooLong.
+        """
         described: dict[str, Any] = {}
 
         def rows_left() -> Standing | None:
             described.update(self.client.describe_index(collection, index))
-            # A FLAT index has nothing to build; its rows count as pending while other builds are queued.
+            # A FLAT index has nothing to build; its rows count as pending while other builds are
+            # queued.
             if described.get("index_type") == "FLAT" or described["state"] == "Failed":
                 return None
             if described["state"] == "Finished" and not described["pending_index_rows"]:
@@ -436,7 +469,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def rename(self, collection: str, name: str) -> None:
         loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
         self.client.rename_collection(collection, name)
-        if loaded:  # Milvus Lite releases it; if it cannot load it, the next read reports it.
+        if loaded:
+            # Milvus Lite releases it; if it cannot load it, the next read reports it.
             with suppress(MilvusException):
                 self._load(name)
 
@@ -471,6 +505,8 @@ def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
-    """Return the names and types of the hidden fields: the augmented vector, its bias and its epoch."""
+    """Return the names and types of the hidden fields: the augmented vector, its bias and its
+    epoch.
+    """
     kind = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
     return {name + suffix: kind for name, kind in {SECOND_VECTOR_FIELD: kind, **_SCALARS}.items()}

@@ -48,18 +48,26 @@ from milvus_hubness.milvus.store.server import (
 )
 
 DEFAULT_GROUP = "__default_resource_group"
-GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
+"""The resource group of replicas for which nobody has chosen another one."""
+
+GREATEST_NUMBER = 2**63 - 1
+GREATEST_CHARACTER = "\U0010ffff"
+
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
-_AS_ARRAYS = {
-    "strict_float32": True
-}  # Float vectors become slices of one array, a thousand times faster than lists.
+"""Arguments with which a query returns the first rows in key order, as in an iterator."""
+
+_AS_ARRAYS = {"strict_float32": True}
+"""Argument with which float vectors become slices of one array, 1,000 times faster than lists."""
 
 Self = TypeVar("Self", bound="MilvusRequests")
 T = TypeVar("T")
 
 
 class MilvusRequests:
-    """Reads and writes of rows. client: a MilvusClient; see `connect`. Of a HubnessClient, its plain client is used."""
+    """Reads and writes of rows.
+
+    client: a MilvusClient; see `connect`. Of a HubnessClient, its plain client is used.
+    """
 
     def __init__(self, client: MilvusClient) -> None:
         client = plain_client_of(client)
@@ -82,8 +90,8 @@ class MilvusRequests:
         self.client.create_alias(collection, alias, retry_times=0)
 
     def unfence(self, alias: str) -> None:
-        # Milvus 2.3 clears the name caches of its proxies before it drops the alias. A proxy that reads the alias in
-        # between has it in its cache until the second call.
+        # Milvus 2.3 clears the name caches of its proxies before it drops the alias. A proxy that
+        # reads the alias in between has it in its cache until the second call.
         for _ in range(1 if self.is_lite else 2):
             with suppress(MilvusException):
                 self.client.drop_alias(alias)
@@ -108,24 +116,31 @@ class MilvusRequests:
         self.client.drop_collection(collection)
 
     def _send(self, collection: str, write: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Return `write(name, *args, **options)`: one request of pymilvus, through the fencing alias if there is one.
-        pymilvus would send a failed request again while the first may still arrive, even after later writes; a fenced
-        one is sent again only when it cannot. Raises pymilvus's errors, and LeaseLost if the alias is gone."""
+        """Return `write(name, *args, **options)`: one request of pymilvus, through the fencing
+        alias if there is one. pymilvus would send a failed request again while the first may
+        still arrive, even after later writes; a fenced one is sent again only when it cannot.
+
+        Raises pymilvus's errors, and LeaseLost if the alias is gone.
+        """
         if self._fences is None or self._fences.alias_of(collection) is None:
             return write(collection, *args, **options)
-        pauses, waited = iter(PAUSES), 0.0
+
+        pauses = iter(PAUSES)
+        waited = 0.0
         while True:
             name = self._fences.alias_of(collection)
             try:
                 return write(name, *args, **{**options, "retry_times": 0})
             except (MilvusException, grpc.RpcError) as error:
                 if is_missing(error) and name != self._fences.alias_of(collection):
-                    continue  # Another thread has renewed it.
+                    # Another thread has renewed it.
+                    continue
                 if is_missing(error) and self.exists(collection):
                     raise LeaseLost(
-                        f"the lease on {collection!r} was lost: another job has taken over, and the database "
-                        "refused this write"
+                        f"the lease on {collection!r} was lost: another job has taken over, and "
+                        "the database refused this write"
                     ) from error
+
                 pause = next(pauses, None)
                 if pause is None or not (is_rate_limited(error) or may_arrive(error)):
                     raise
@@ -135,6 +150,7 @@ class MilvusRequests:
                     log.warning(
                         "writes to %r fail and are tried again: %s", collection, message_of(error)
                     )
+
             time.sleep(pause)
             waited += pause
 
@@ -157,8 +173,8 @@ class MilvusRequests:
         key_field = self._key_field(collection)
         if after is None:
             self._ensure_loaded(collection)
-            # Pages have the collection's consistency level, not that of the request: they show what the request before
-            # them has seen.
+            # Pages have the collection's consistency level, not that of the request: they show what
+            # the request before them has seen.
             few = self._query(
                 collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY
             )
@@ -185,8 +201,9 @@ class MilvusRequests:
         pages = self._pages(collection, key_field, ["*"], size, after, upto, partition, where)
         keys, by_key = next(pages)
         while (limit is None or len(keys) < limit) and (page := next(pages, None)):
-            keys += page[0]
-            by_key |= page[1]
+            page_keys, page_rows = page
+            keys += page_keys
+            by_key |= page_rows
         return self._batch(schema, field, keys[:limit], by_key)
 
     def _pages(
@@ -200,7 +217,9 @@ class MilvusRequests:
         partition: str | None = None,
         where: str = "",
     ) -> Iterator[tuple[list[Key], dict[Key, Row]]]:
-        """Yield the keys and the rows of pages with after < key ≤ upto; the last one is empty or ends with `upto`."""
+        """Yield the keys and the rows of pages with after < key ≤ upto; the last one is empty or
+        ends with `upto`.
+        """
         last = f"{key_field} <= {literal(upto)}" if upto is not None else ""
         while True:
             first = f"{key_field} > {literal(after)}" if after is not None else ""
@@ -218,7 +237,7 @@ class MilvusRequests:
     def _page(
         self, collection: str, where: str, fields: list[str], limit: int, partition: str | None
     ) -> list[Row]:
-        """Return the first rows in key order; the limit is halved until they fit the message limit."""
+        """Return the first rows in key order, with half the limit until they fit a message."""
         while True:
             try:
                 return self._query(
@@ -252,10 +271,16 @@ class MilvusRequests:
             return number if number < GREATEST_NUMBER else None
         if step > len(key):
             return None
-        prefix, raised = key[: len(key) - step], key[len(key) - step : len(key) - step + 1]
+
+        # The character that is raised, and what stands before it.
+        position = len(key) - step
+        prefix = key[:position]
+        raised = key[position : position + 1]
         if not raised or raised == GREATEST_CHARACTER:
             return key
-        return prefix + ("\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1))
+        # No text has the characters between these two: they are the surrogates.
+        next_character = "\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1)
+        return prefix + next_character
 
     def count(self, collection: str) -> int:
         self._ensure_loaded(collection)
@@ -275,7 +300,7 @@ class MilvusRequests:
     def upsert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
     ) -> None:
-        rows, _ = self._to_be_stored(collection, batch, field)
+        rows, _ = self._encoded_rows(collection, batch, field)
         self._upsert(collection, rows, partition)
 
     def rewrite(
@@ -287,7 +312,8 @@ class MilvusRequests:
         *,
         partition: str | None,
     ) -> int:
-        # Few versions can replace some fields of a row, and in none does it cost less than the whole row.
+        # Few versions can replace some fields of a row, and in none does it cost less than the
+        # whole row.
         self.upsert(collection, batch, field, partition=partition)
         return len(batch)
 
@@ -311,7 +337,7 @@ class MilvusRequests:
     def insert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
     ) -> None:
-        rows, schema = self._to_be_stored(collection, batch, field)
+        rows, schema = self._encoded_rows(collection, batch, field)
         if milvus_schema.key_field(schema).get("auto_id"):
             self._upsert(collection, rows, partition)
             return
@@ -332,12 +358,12 @@ class MilvusRequests:
         except StoreError:
             self._upsert(collection, rows, partition)
 
-    def _to_be_stored(self, collection: str, batch: Batch, field: str) -> tuple[list[Row], Row]:
+    def _encoded_rows(self, collection: str, batch: Batch, field: str) -> tuple[list[Row], Row]:
+        """Return rows with their vectors as the collection stores them, and its description."""
         schema = self.client.describe_collection(collection)
-        stored = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
-        return [
-            {**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)
-        ], schema
+        vectors = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
+        rows = [{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)]
+        return rows, schema
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         # By ids, pymilvus would not escape text keys.
@@ -362,15 +388,15 @@ class MilvusRequests:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
         vectors = np.empty((len(keys), form.width), np.float32)
-        for i, row in enumerate(rows):
+        for number, row in enumerate(rows):
             vector = unpacked(row.pop(field), form.dtype)
             try:
-                vectors[i] = vector
+                vectors[number] = vector
             except ValueError as error:
                 # A cutover can rename collections between the description and the query.
                 raise StoreError(
-                    f"field {field!r} no longer has vectors of {form.width} numbers: another job has "
-                    "moved the name to another collection: run this command again"
+                    f"field {field!r} no longer has vectors of {form.width} numbers: another job "
+                    "has moved the name to another collection: run this command again"
                 ) from error
         return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
@@ -421,25 +447,31 @@ class MilvusRequests:
         self._alter_properties(collection, {name: record.to_json() if record else ""})
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
-        # Milvus 2.3 removes no expired rows any more once properties were altered without the time to live.
+        # Milvus 2.3 removes no expired rows any more once properties were altered without the time
+        # to live.
         seconds = (
             None if self.is_lite else self.properties_of(collection).get(milvus_schema.TTL_PROPERTY)
         )
         if seconds:
             properties = {milvus_schema.TTL_PROPERTY: str(seconds), **properties}
-        # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.
+        # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only
+        # that.
         for _ in range(1 if self.is_lite else 2):
             self._send(collection, self.client.alter_collection_properties, properties)
 
     def _ensure_loaded(self, collection: str) -> None:
         if self.client.get_load_state(collection)["state"].name == "Loaded":
             return
-        if not self.is_lite:  # Milvus Lite opens with all collections released.
+        # Milvus Lite opens with all collections released.
+        if not self.is_lite:
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
         self._load(collection)
 
     def _load(self, collection: str, **settings: Any) -> None:
-        """Load a collection, and wait for it. settings: of `_load_settings`. Raises WaitedTooLong."""
+        """Load a collection, and wait for it.
+
+        settings: of `_load_settings`. Raises WaitedTooLong.
+        """
         self.client.load_collection(collection, **WITHOUT_WAITING, **settings)
         state = ""
 
@@ -466,7 +498,8 @@ class MilvusRequests:
             self.client.create_collection(collection, timeout=limit, **options)
 
     def _load_settings(self, collection: str) -> Row:
-        """Return the arguments of load_collection with which a collection is loaded, where they are not the default.
+        """Return the arguments of load_collection with which a collection is loaded, where they are
+        not the default.
 
         Milvus refuses to load a loaded collection with another number of replicas. The fields that
         are loaded are not known: no request returns them.
@@ -476,9 +509,11 @@ class MilvusRequests:
         groups = sorted(
             replica.resource_group for replica in self.client.describe_replica(collection)
         )
+
         settings: Row = {}
         if len(groups) > 1:
             settings["replica_number"] = len(groups)
+
         distinct = list(dict.fromkeys(groups))
         # Milvus takes one group for all replicas, or one for each.
         if len(distinct) in (1, len(groups)) and distinct != [DEFAULT_GROUP]:

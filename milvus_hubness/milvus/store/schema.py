@@ -29,13 +29,18 @@ from milvus_hubness.jobs.store.records import (
 )
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
+"""The hidden fields of the bias location `fields`, and their types."""
+
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
+"""Default values of hidden fields, by type."""
+
 DTYPES: dict[int, Dtype] = {
     DataType.FLOAT_VECTOR: "float32",
     DataType.FLOAT16_VECTOR: "float16",
     DataType.BFLOAT16_VECTOR: "bfloat16",
 }
 """The vector types that can be corrected."""
+
 _BYTE_VECTORS = {
     DataType.BINARY_VECTOR,
     DataType.INT8_VECTOR,
@@ -43,6 +48,8 @@ _BYTE_VECTORS = {
     DataType.BFLOAT16_VECTOR,
 }
 """Vectors that a query returns as lists of bytes."""
+
+# What describe_index returns and is no parameter of the index.
 _INDEX_IDENTITY = {"field_name", "index_name", "index_type", "metric_type"}
 _INDEX_PROGRESS = {"total_rows", "indexed_rows", "pending_index_rows", "state"}
 
@@ -52,6 +59,7 @@ def fields_by_name(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 TTL_PROPERTY = "collection.ttl.seconds"
+"""Milvus's property with the seconds after which rows expire."""
 
 
 def time_to_live(properties: Mapping[str, Any]) -> int:
@@ -83,7 +91,8 @@ def computed_by(schema: Mapping[str, Any]) -> dict[str, str]:
 def _function_kind(function: Mapping[str, Any]) -> str:
     try:
         return str(FunctionType(function["type"]).name)
-    except (KeyError, ValueError):  # A newer server may have further types.
+    except (KeyError, ValueError):
+        # A newer server may have further types.
         return "of another type"
 
 
@@ -95,7 +104,9 @@ def function_outputs(schema: Mapping[str, Any]) -> set[str]:
 def vector_fields(
     schema: dict[str, Any], indexes: Iterable[dict[str, Any]]
 ) -> dict[str, VectorField]:
-    """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
+    """Return the vector fields of DTYPES with their index; metric and type are empty without an
+    index.
+    """
     by_field = {index["field_name"]: index for index in indexes}
     computed = computed_by(schema)
     fields = {}
@@ -115,7 +126,9 @@ def vector_fields(
 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
-    """Return the storage format of a vector field; that of its augmented vectors if it is corrected."""
+    """Return the storage format of a vector field; that of its augmented vectors if it is
+    corrected.
+    """
     for state in read_states(schema["properties"], schema["collection_name"]).values():
         if field == state.searched_field:
             return state.codec.form
@@ -126,7 +139,8 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
 def insertable_rows(
     rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool
 ) -> list[dict[str, Any]]:
-    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes.
+    """Return rows of a query in the form that pymilvus inserts, without fields that the server
+    computes.
 
     lite: for Milvus Lite, which keeps JSON values in another way.
     """
@@ -187,30 +201,40 @@ def width_multiple(field: VectorField) -> int:
 
 
 def bias_spread(field: VectorField, dim: int, metric: str) -> int:
-    """Return in how many columns the index of a field needs a bias. dim, metric: of the user's vectors.
+    """Return in how many columns the index of a field needs a bias. dim, metric: of the user's
+    vectors.
 
-    RaBitQ rotates a vector before it rounds it. SQ6 and SQ8 have a range for each column, and keep a bias as well in
-    one column of any scale as in several; so does SQ4U. Product quantisation gains 0.01 to 0.02 of recall by a spread.
+    RaBitQ rotates a vector before it rounds it. SQ6 and SQ8 have a range for each column, and keep
+    a bias as well in one column of any scale as in several; so does SQ4U. Product quantisation
+    gains 0.01 to 0.02 of recall by a spread.
     """
     return spread_for(dim, metric.upper()) if "RABITQ" in field.index_type.upper() else 1
 
 
 def takes_graph_hint(field: VectorField) -> bool:
-    """Whether an index keeps columns apart, so that the far numbers of a graph hint column make no other column
-    coarser. RaBitQ does not, and SQ4U has one range for all columns."""
+    """Whether an index keeps columns apart, so that the far numbers of a graph hint column make no
+    other column coarser.
+
+    RaBitQ does not, and SQ4U has one range for all columns.
+    """
     has_one_range = str(field.index_params.get("sq_type")).upper() == "SQ4U"
     return not has_one_range and "RABITQ" not in field.index_type.upper()
 
 
 def takes_length_pull(field: VectorField) -> bool:
-    """Whether the index links rows, or compares them all, in float32. In half precision a graph hint column is too
-    far to the right to be stored, and cells (IVF) by length would be those of rows that fewer raw searches find."""
+    """Whether the index links rows, or compares them all, in float32.
+
+    In half precision a graph hint column is too far to the right to be stored, and cells (IVF) by
+    length would be those of rows that fewer raw searches find.
+    """
     has_cells = any(name in field.index_type.upper() for name in ("IVF", "SCANN"))
     return takes_graph_hint(field) and field.dtype == "float32" and not has_cells
 
 
 def takes_locality_hints(field: VectorField) -> bool:
-    """Whether an index takes locality hint columns: it keeps columns apart and the hints take one column each."""
+    """Whether an index takes locality hint columns: it keeps columns apart and the hints take one
+    column each.
+    """
     return field.index_type in CELLED and field.dtype == "float32" and takes_graph_hint(field)
 
 
@@ -233,93 +257,109 @@ def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
     """Return the reasons why the collection cannot be copied, each with a remedy."""
-    schema, reasons = source.schema, kind_obstacles(source.schema)
-    fields = fields_by_name(schema)
-    if field not in source.vector_fields:
-        kind = DataType(fields[field]["type"]).name if field in fields else "missing"
-        dense = ", ".join(source.vector_fields) or "none"
-        corrected = ", ".join(DataType(dtype).name for dtype in DTYPES)
-        reasons.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
-    else:
-        vector = source.vector_fields[field]
-        reasons += vector.obstacles
-        if not vector.metric:
-            reasons.append(
-                f"field {field!r} has no index, so its metric is unknown: create an index first"
-            )
-        else:
-            try:
-                as_metric(vector.metric)
-            except InvalidParameter as error:
-                reasons.append(f"field {field!r}: {error}")
-        if fields[field].get("nullable"):
-            reasons.append(
-                f"field {field!r} is nullable: rows without a vector cannot carry a bias"
-            )
-    if key_field(schema).get("auto_id") and not lite:
+    reasons = kind_obstacles(source.schema)
+    reasons += _field_obstacles(source, field)
+    if key_field(source.schema).get("auto_id") and not lite:
         reasons.append(
             f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}"
         )
-    others = [own for own in source.states.values() if own.field != field]
-    if sides := [side.collection for own in others if (side := side_helper(own))]:
+
+    others = [state for state in source.states.values() if state.field != field]
+    if sides := [side.collection for state in others if (side := side_helper(state))]:
         reasons.append(
-            f"it has biases in the side collection {sides[0]!r}, which belongs to one collection only: disable that "
-            "correction first, or correct that field with --where fields"
+            f"it has biases in the side collection {sides[0]!r}, which belongs to one collection "
+            "only: disable that correction first, or correct that field with --where fields"
         )
-    if taken := sorted(
-        {name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()
-    ):
+
+    fields = fields_by_name(source.schema)
+    hidden_fields = {name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)}
+    if taken := sorted(hidden_fields & fields.keys()):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
     if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
         reasons.append(f"struct fields cannot be copied yet: {', '.join(structs)}: {WITHOUT_COPY}")
     return reasons
 
 
+def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
+    """Return the reasons why a field cannot be corrected in a copy."""
+    fields = fields_by_name(source.schema)
+    if field not in source.vector_fields:
+        kind = DataType(fields[field]["type"]).name if field in fields else "missing"
+        dense = ", ".join(source.vector_fields) or "none"
+        corrected = ", ".join(DataType(dtype).name for dtype in DTYPES)
+        return [f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})"]
+
+    vector = source.vector_fields[field]
+    reasons = list(vector.obstacles)
+    if not vector.metric:
+        reasons.append(
+            f"field {field!r} has no index, so its metric is unknown: create an index first"
+        )
+    else:
+        try:
+            as_metric(vector.metric)
+        except InvalidParameter as error:
+            reasons.append(f"field {field!r}: {error}")
+    if fields[field].get("nullable"):
+        reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+    return reasons
+
+
 def remarks(source: CollectionInfo, field: str) -> list[str]:
-    """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
+    """Return remarks for the user about changes that a copy brings.
+
+    source: with the copy's planned index.
+    """
     remarks = []
     if source.time_to_live:
         remarks.append(
-            f"rows live for {source.time_to_live:,} s after their last write, and those of the copy are written now: "
-            "they expire later than in the source, once by up to that time; a full refresh of the copy restarts it "
-            "again, and is refused without --restart-ttl"
+            f"rows live for {source.time_to_live:,} s after their last write, and those of the "
+            "copy are written now: they expire later than in the source, once by up to that time; "
+            "a full refresh of the copy restarts it again, and is refused without --restart-ttl"
         )
     if outputs := function_outputs(source.schema):
         remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
     if source.aliases:
         remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     remarks.append("grants on the source do not carry over to the copy")
+
     vector = source.vector_fields[field]
-    nlist, advised = (
-        int(vector.index_params.get("nlist", 0)),
-        advised_cells(source.rows, vector.dim),
-    )
+    nlist = int(vector.index_params.get("nlist", 0))
+    advised = advised_cells(source.rows, vector.dim)
     if 0 < 2 * nlist <= advised:
         remarks.append(
-            f"{vector.index_type} has nlist {nlist}, Milvus advises {advised} for these rows: corrected searches visit "
-            f"more cells, and smaller cells compensate for that (--index-param nlist={advised})"
+            f"{vector.index_type} has nlist {nlist}, Milvus advises {advised} for these rows: "
+            "corrected searches visit more cells, and smaller cells compensate for that "
+            f"(--index-param nlist={advised})"
         )
     return remarks
 
 
 def advised_cells(rows: int, dim: int) -> int:
-    """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of 512 MB."""
+    """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of
+    512 MB.
+    """
     return round(4 * math.sqrt(min(rows, 512 * 2**20 / (4 * dim))))
 
 
 def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
-    """Whether the bias fields exist, of the right types and never null: function chains read a null as score 0."""
+    """Whether the bias fields exist, of the right types and never null: function chains read a null
+    as score 0.
+    """
     fields = fields_by_name(schema)
-    return all(
-        name in fields
-        and fields[name]["type"] == kind
-        and (not fields[name].get("nullable") or fields[name].get("default_value") is not None)
-        for name, kind in ((name + suffix, kind) for name, kind in BIAS_FIELDS.items())
-    )
+    for name, field_type in BIAS_FIELDS.items():
+        field = fields.get(name + suffix)
+        if field is None or field["type"] != field_type:
+            return False
+        if field.get("nullable") and field.get("default_value") is None:
+            return False
+    return True
 
 
 def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
-    """Return which of these fields an insert must set: they exist, are not nullable and have no default value."""
+    """Return which of these fields an insert must set: they exist, are not nullable and have no
+    default value.
+    """
     fields = fields_by_name(source.schema)
     present = [fields[name] for name in names if name in fields]
     return [
@@ -335,13 +375,16 @@ def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
     if not required:
         return []
     return [
-        f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient fail unless they "
-        "set these fields. Create the collection with 0 as their default, or let a side collection hold biases"
+        f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient "
+        "fail unless they set these fields. Create the collection with 0 as their default, or let "
+        "a side collection hold biases"
     ]
 
 
 def side_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return the schema of a side collection: the keys of the source, and the slots as a vector field."""
+    """Return the schema of a side collection: the keys of the source, and the slots as a vector
+    field.
+    """
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(
         description=f"biases of {source.name}", enable_dynamic_field=False
@@ -359,7 +402,7 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
     """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
-    facts = (
+    compared = (
         "name",
         "type",
         "params",
@@ -369,15 +412,15 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
         "nullable",
         "default_value",
     )
+    functions = [str(function["name"]) for function in source.schema.get("functions", [])]
     fields = [
-        {name: str(field[name]) for name in facts if field.get(name)}
+        {name: str(field[name]) for name in compared if field.get(name)}
         for field in source.schema["fields"]
     ]
+
     return {
         "fields": sorted(fields, key=lambda field: field["name"]),
-        "functions": sorted(
-            str(function["name"]) for function in source.schema.get("functions", [])
-        ),
+        "functions": sorted(functions),
         "dynamic": bool(source.schema.get("enable_dynamic_field")),
         "partitions": [name for name in source.partitions if name],
         "indexes": {
@@ -388,10 +431,12 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """Return the source's schema with its vector field in the width of the state, and with hidden fields."""
+    """Return the source's schema with its vector field in the width of the state, and with hidden
+    fields.
+    """
     schema = CollectionSchema.construct_from_dict(source.schema)
-    before = source.states.get(state.field)
-    if before is None or before.codec.leaves_vectors:
+    present = source.states.get(state.field)
+    if present is None or present.codec.leaves_vectors:
         widen(schema, state)
     else:
         _set_width(schema, state)
@@ -405,6 +450,7 @@ def _set_width(schema: CollectionSchema, state: CollectionState) -> None:
 
 
 def widen(schema: CollectionSchema, state: CollectionState) -> None:
+    """Give a vector field the width of augmented vectors, and add the hidden fields, in place."""
     _set_width(schema, state)
     schema.add_field(state.codec.bias_field, DataType.FLOAT)
     schema.add_field(state.codec.epoch_field, DataType.INT64)
@@ -415,7 +461,10 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 def copy_properties(
     source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks
 ) -> dict[str, str]:
-    """Return the properties of a copy. online_banks: with collections of samples of the copy's own."""
+    """Return the properties of a copy.
+
+    online_banks: with collections of samples of the copy's own.
+    """
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
     for name in (
         DUAL_WRITE_PROPERTY,
@@ -434,7 +483,9 @@ def flat_index(field: str, metric: str) -> IndexParams:
 
 
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
-    """Return the source's indexes, with that of the corrected field from `corrected` and the metric IP."""
+    """Return the source's indexes, with that of the corrected field from `corrected` and the metric
+    IP.
+    """
     params = MilvusClient.prepare_index_params()
     for index in indexes:
         is_corrected = index["field_name"] == corrected.name

@@ -1,7 +1,7 @@
 """A Milvus server: connections, errors, filters, request sizes and index types.
 
-Source: milvus.io/docs, "Floating Vector Indexes" and "GPU-enabled Indexes"; where these pages differ from
-Knowhere's own checks (nbits), the checks count.
+Source: milvus.io/docs, "Floating Vector Indexes" and "GPU-enabled Indexes"; where these pages
+differ from Knowhere's own checks (nbits), the checks count.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ T = TypeVar("T")
 
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
-KEYS_PER_PAGE = 16_384
+"""Milvus's codes of errors."""
+
 FEW_KEYS = 4_096
+"""Keys that are read at once, without pages."""
+
 DUPLICATES_PER_KEY = 4
 """Milvus 2.3 counts duplicates of a key towards the limit, and returns fewer rows."""
+
 ROWS_PER_REQUEST = 2_000
+
 _TOO_LARGE = (
     "larger than max",
     "resource_exhausted",
@@ -59,6 +64,8 @@ _TOO_LARGE = (
     "too large",
     "maxoutputsize",
 )
+"""What servers and gRPC write of a message that is too large."""
+
 _TOO_MANY_QUERIES = re.compile(r"\bnq\b.* should be in range", re.DOTALL)
 
 
@@ -91,36 +98,45 @@ def connect(
         if not create:
             _expect_database(uri)
     options = with_keepalive(uri, options)
-    # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
+    # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without
+    # retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
         time.sleep(pause)
         try:
             return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
         except MilvusException as error:
             message = f"{_unreachable(uri)}: {error.message}"
-    # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
+    # This is outside `except`: pymilvus's error would be its context and may contain the whole
+    # address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
 
 
 def plain_client_of(client: Any) -> MilvusClient:
-    """Return a client that shows collections as they are stored: a HubnessClient has one. Raises InvalidInput."""
+    """Return a client that shows collections as they are stored: a HubnessClient has one.
+
+    Raises InvalidInput.
+    """
     if isinstance(client, str | os.PathLike):
         address = redacted(repr(str(client)))
         raise InvalidInput(
-            f"MilvusStore needs a client, not the address {address}: pass MilvusStore(connect({address}))"
+            f"MilvusStore needs a client, not the address {address}: pass "
+            f"MilvusStore(connect({address}))"
         )
     if hasattr(type(client), "plain_client"):
         return cast(MilvusClient, client.plain_client())
     get_version = getattr(client, "get_server_version", None)
     if get_version is None or iscoroutinefunction(get_version):
         raise InvalidInput(
-            f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass MilvusStore(connect(uri))"
+            f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass "
+            "MilvusStore(connect(uri))"
         )
     return cast(MilvusClient, client)
 
 
 def expect_lite(uri: str) -> None:
-    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too old."""
+    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too
+    old.
+    """
     if uri.endswith(".db") and (fault := unsupported_lite()):
         raise UnsupportedVersion(fault)
 
@@ -228,13 +244,16 @@ def translated(collection: str) -> Iterator[None]:
     except JSONDecodeError as error:
         # Milvus Lite returns the text of a JSON field without its quotes.
         raise StoreError(
-            f"a JSON field of {collection!r} has a text that Milvus Lite returns as invalid JSON, so that no client "
-            "can read the row: keep the text in an object, or move the collection to a Milvus server"
+            f"a JSON field of {collection!r} has a text that Milvus Lite returns as invalid JSON, "
+            "so that no client can read the row: keep the text in an object, or move the "
+            "collection to a Milvus server"
         ) from error
 
 
 def translating(store: type[S]) -> type[S]:
-    """Have the public methods of a store convert pymilvus's errors to errors about their first argument."""
+    """Have the public methods of a store convert pymilvus's errors to errors about their first
+    argument.
+    """
     for name in dir(store):
         if not name.startswith("_") and isfunction(method := getattr_static(store, name)):
             setattr(store, name, _translating(method))
@@ -260,7 +279,12 @@ Feature = Literal[
     "partial updates",
     "load fields",
 ]
-NEVER = NEWEST = (99,)  # Also for a version that is not a number.
+NEVER = (99,)
+"""A version that no server has."""
+
+NEWEST = NEVER
+"""The version of a server whose version is not a number."""
+
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "function chains": ((3, 0), (3, 2)),
     "new fields": ((2, 6), NEVER),
@@ -269,7 +293,10 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "partial updates": ((2, 6), (3, 2)),
     "load fields": ((2, 5), NEVER),
 }
-"""The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
+"""The first versions of Milvus and of Milvus Lite with a feature.
+
+Older servers ignore function chains.
+"""
 
 
 def is_lite(server_version: str) -> bool:
@@ -285,7 +312,9 @@ def version_numbers(server_version: str) -> tuple[int, ...]:
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
-    """Return the results of `call` on parts of `items` that fit the message limit (64 MB by default)."""
+    """Return the results of `call` on parts of `items` that fit the message limit (64 MB by
+    default).
+    """
     try:
         return [call(items)]
     except (MilvusException, grpc.RpcError) as error:
@@ -305,7 +334,8 @@ def is_too_large(error: Exception) -> bool:
 
 
 def exceeds_limit(error: Exception) -> bool:
-    """Whether a request failed as it, or its answer, has too many bytes or queries, and smaller ones may succeed.
+    """Whether a request failed as it, or its answer, has too many bytes or queries, and smaller
+    ones may succeed.
 
     Nothing of such a request is carried out: the server refuses it before it reads it.
     """
@@ -328,11 +358,16 @@ Rule = range | tuple[str, ...]
 
 @dataclass(frozen=True)
 class IndexType:
-    """An index type. parameters: by name. since: the first version of Milvus with it. on_lite: whether Lite has it."""
+    """An index type."""
 
     parameters: Mapping[str, Rule] = field(default_factory=dict)
+    """By name."""
+
     since: tuple[int, ...] = (2, 3)
+    """The first version of Milvus with it."""
+
     on_lite: bool = False
+    """Whether Milvus Lite has it."""
 
 
 BOOL = ("TRUE", "FALSE")
@@ -393,41 +428,55 @@ def _described(rule: Rule) -> str:
     return f"one of {', '.join(rule)}"
 
 
+def _validate_index_parameter(kind: str, name: str, value: Any) -> None:
+    """Raise InvalidParameter unless indexes of this type take this value."""
+    parameters = INDEX_TYPES[kind].parameters
+    # Every index can be memory-mapped.
+    rule = BOOL if name == "mmap.enabled" else parameters.get(name)
+    if rule is None:
+        names = ", ".join(parameters) or "none"
+        raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
+    if not _accepts(rule, value):
+        raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
+
+
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
-    """Raise InvalidParameter if a server of this version does not build the planned index. Settings of the source's
-    index are valid: its server has built it, and may be newer than this table."""
-    kind, version = planned.index_type, version_numbers(server_version) or NEWEST
-    lite, is_same_kind = is_lite(server_version), kind == source.index_type
+    """Raise InvalidParameter if a server of this version does not build the planned index.
+
+    Settings of the source's index are valid: its server has built it, and may be newer than this
+    table.
+    """
+    kind = planned.index_type
+    is_same_kind = kind == source.index_type
+    if is_same_kind and kind not in INDEX_TYPES:
+        return
+
+    version = version_numbers(server_version) or NEWEST
+    lite = is_lite(server_version)
     built = [
         name
         for name, index in INDEX_TYPES.items()
         if (index.on_lite if lite else index.since <= version)
     ]
-    if is_same_kind and kind not in INDEX_TYPES:
-        return
     if not is_same_kind and kind not in built:
         raise InvalidParameter(
             f"index type {kind!r} is unknown to this server ({server_version}): use one of "
             f"{', '.join(built)}, or build that index on the source"
         )
+
     parameters = INDEX_TYPES[kind].parameters
     for name, value in planned.index_params.items():
         if is_same_kind and str(source.index_params.get(name)) == str(value):
             continue
-        rule = (
-            BOOL if name == "mmap.enabled" else parameters.get(name)
-        )  # Every index can be memory-mapped.
-        if rule is None:
-            names = ", ".join(parameters) or "none"
-            raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
-        if not _accepts(rule, value):
-            raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
+        _validate_index_parameter(kind, name, value)
+
+    # Older Milvus servers lack some defaults; the source's index was built with what it needs.
     if is_same_kind or lite:
         return
     for name, rule in parameters.items():
         since = NEWEST if (kind, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
         if version < since and name not in planned.index_params:
             raise InvalidParameter(
-                f"index type {kind} needs {name} on this server ({server_version}): give {_described(rule)} "
-                f"with --index-param {name}=…"
+                f"index type {kind} needs {name} on this server ({server_version}): give "
+                f"{_described(rule)} with --index-param {name}=…"
             )

@@ -245,8 +245,8 @@ class MilvusWriteIntents(MilvusRequests):
     def _is_log_of(self, intent_log: WriteIntentLog, owner: CollectionId) -> bool:
         """Whether the collections of a log that exist belong to this collection.
 
-        The name alone decides nothing: long names have a beginning in common, and a log keeps its name when
-        its collection is renamed.
+        The name alone decides nothing: long names have a beginning in common, and a log keeps its
+        name when its collection is renamed.
         """
         for collection in (intent_log.collection, intent_log.rows):
             if not self.exists(collection):
