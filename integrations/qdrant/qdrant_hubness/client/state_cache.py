@@ -72,7 +72,7 @@ class StateCache:
         """The states by the names that calls used, each with the time at which it expires."""
 
         self._in_metadata: bool | None = True if local else None
-        """Whether properties are in the metadata of collections; None until the server was asked."""
+        """Whether properties are in metadata of collections; None until the server has answered."""
 
     def forget(self, collection: str) -> None:
         """Drop the cached state of a collection."""

@@ -257,8 +257,8 @@ class Writing(StateCache):
         if call.method == "upsert" and mode != models.UpdateMode.UPDATE_ONLY:
             selected = selected | (set(ids) - existing)
 
-        kept = [point for point, id in zip(points, ids, strict=True) if id in selected]
-        return call.having(points=kept)
+        selected_points = [point for point, id in zip(points, ids, strict=True) if id in selected]
+        return call.having(points=selected_points)
 
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
         cached = yield from self.cached_state(collection)
