@@ -22,8 +22,13 @@ Engine = Literal["local", "server", "ray"]
 Live = Literal["never", "on drift", "always"]
 """When sampled queries enter an online bank."""
 
-Where = Literal["fields", "side", "vectors"]
-"""Where `enable` stores biases: in fields of the collection, in a side collection, or in a second vector field."""
+BiasLocation = Literal["vector", "second_vector", "fields", "side_collection"]
+"""Where the bias of an item is kept: in columns of its vector, in those of a second vector, in fields
+of its row, or in a side collection. These four words are the same in the API, the CLI, the stored
+state and the documentation."""
+
+LocationWithoutCopy = Literal["second_vector", "fields", "side_collection"]
+"""The bias locations of `enable`, which leaves the vectors as they are."""
 
 MAX_MISS_RATE = 0.01
 """Share of the exact corrected top 10 that may be outside the candidates."""

@@ -340,9 +340,7 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
     if status.estimator and status.bank and status.age_seconds is not None:
         facts |= {
             "phase": status.phase,
-            "copied from": status.source
-            if status.where == "vectors" and not status.second_vector
-            else None,
+            "copied from": status.source if status.where == "vector" else None,
             "field": f"{status.field or console.UNNAMED}, {status.dim}-d {status.metric}, stored {status.width} wide",
             "biases": _bias_location(status),
             "quantizer": "needs biases in more columns: a refresh by the alias makes a copy that has them"
@@ -380,6 +378,8 @@ def _bias_location(status: Status) -> str:
     if status.missed is None:
         return f"in the vectors{columns}"
     location = (
-        f"in the side collection {status.side}" if status.side else "in fields of the collection"
+        f"in the side collection {status.side_collection}"
+        if status.side_collection
+        else "in fields of the collection"
     )
     return f"{location}; {status.candidates} candidates a search miss {status.missed:.1%} of the top 10"

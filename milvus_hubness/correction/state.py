@@ -207,12 +207,12 @@ class CandidateReranking(FrozenModel):
     """Candidate re-ranking of the bias locations `fields` and `side_collection`.
 
     Vectors are stored as the user gave them; searches read `candidates` rows and subtract the biases from
-    their scores. side: the collection that holds the biases under the same keys; None if fields of the
+    their scores. side_collection: the collection that holds the biases under the same keys; None if fields of the
     collection hold them. missed: the share of the exact corrected top 10 outside that many candidates,
     averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
     """
 
-    side: CollectionName | None
+    side_collection: CollectionName | None
     candidates: int = Field(ge=1, le=MOST_CANDIDATES)
     missed: float = Field(ge=0, le=1)
     allowed: float = Field(gt=0, lt=1)
@@ -341,10 +341,10 @@ class CollectionState(FrozenModel):
             return SecondVectorCodec(*common, second=self.second_vector)
         if self.reranking is None:
             return VectorCodec(*common)
-        side, candidates = self.reranking.side, self.reranking.candidates
-        if side is None:
+        side_collection, candidates = self.reranking.side_collection, self.reranking.candidates
+        if side_collection is None:
             return FieldsCodec(*common, candidates=candidates)
-        return SideCollectionCodec(*common, side_collection=side, candidates=candidates)
+        return SideCollectionCodec(*common, side_collection=side_collection, candidates=candidates)
 
     @property
     def searched_field(self) -> str:

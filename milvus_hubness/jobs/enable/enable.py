@@ -51,15 +51,15 @@ KEYS_NAMED = 5
 
 @dataclass(frozen=True)
 class Enabled:
-    """The result of `enable`; None where the bias location has no such value. rows: those that now have a bias. side,
-    candidates, missed: of candidate re-ranking. searched: the rows whose own vectors were searched for. in_field,
-    in_second: those among the ten best in the field and in the second one."""
+    """The result of `enable`; None where the bias location has no such value. rows: those that now have a bias.
+    side_collection, candidates, missed: of candidate re-ranking. searched: the rows whose own vectors were
+    searched for. in_field, in_second: those among the ten best in the field and in the second one."""
 
     collection: str
     bank: str
     rows: int
     seconds: float
-    side: str | None = None
+    side_collection: str | None = None
     candidates: int | None = None
     missed: float | None = None
     second_vector: str | None = None
@@ -85,7 +85,7 @@ def enable(
     expect_store(store)
     began, name = time.perf_counter(), plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    with Lease(store, name, *filter(None, [plan.side])) as lease:
+    with Lease(store, name, *filter(None, [plan.side_collection])) as lease:
         info = lease.store.info(name)
         suffix = (
             plan.suffix
@@ -97,7 +97,7 @@ def enable(
                 f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was "
                 "made: plan again"
             )
-        run = _fill_second_vector if plan.where == "vectors" else _enable_reranking
+        run = _fill_second_vector if plan.where == "second_vector" else _enable_reranking
         with lease.explained():
             facts = run(lease, replace(plan, source=info), ttl, progress)
     seconds = round(time.perf_counter() - began, 2)
@@ -122,26 +122,26 @@ def _enable_reranking(
     store, name = lease.store, plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
-        if plan.side:
+        if plan.side_collection:
             sides = capability(store, SideCollections)
-            if not sides.can_hold_side(plan.source, plan.side):
+            if not sides.can_hold_side(plan.source, plan.side_collection):
                 raise CollectionExists(
-                    f"collection {plan.side!r} was created since this plan was made: plan again"
+                    f"collection {plan.side_collection!r} was created since this plan was made: plan again"
                 )
-            if store.exists(plan.side):
-                lease.drop(plan.side)  # An unfinished `enable` left it.
-            sides.create_side(plan.source, plan.side)
-            undo.callback(lease.drop, plan.side)
-            lease.fence(plan.side)
+            if store.exists(plan.side_collection):
+                lease.drop(plan.side_collection)  # An unfinished `enable` left it.
+            sides.create_side(plan.source, plan.side_collection)
+            undo.callback(lease.drop, plan.side_collection)
+            lease.fence(plan.side_collection)
         elif plan.adds_fields:
             store.add_bias_fields(name, plan.suffix)
         with rewriting(
-            lease, plan.source, state, client_ttl=0.0 if plan.side else client_ttl
+            lease, plan.source, state, client_ttl=0.0 if plan.side_collection else client_ttl
         ) as writer:
             backend = BiasBackend(store, plan.source, state, writer)
             _fill(backend, plan.correction, "writing biases", progress)
-            if plan.side:
-                store.flush(plan.side)
+            if plan.side_collection:
+                store.flush(plan.side_collection)
             backend.wait_visible()
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
@@ -149,7 +149,10 @@ def _enable_reranking(
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
     assert plan.reranking is not None
-    return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
+    return {
+        "rows": rows,
+        **plan.reranking.model_dump(include={"side_collection", "candidates", "missed"}),
+    }
 
 
 def _fill_second_vector(
@@ -199,7 +202,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         suffix=plan.suffix,
         dtype=plan.source.vector_fields[plan.field].dtype,
         source=plan.source.name,
-        phase="copying" if plan.where == "vectors" else "ready",
+        phase="copying" if plan.where == "second_vector" else "ready",
         mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
@@ -294,7 +297,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         if state.second_vector:
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
             return state.second_vector if dropped else None
-        side = state.reranking.side if state.reranking else None
+        side = state.reranking.side_collection if state.reranking else None
         if side:
             lease.drop(side)
         return side

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, Where
+from milvus_hubness.basics.defaults import MAX_MISS_RATE, LocationWithoutCopy
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
@@ -63,7 +63,7 @@ class EnablePlan:
     bank_collection: str
     correction: Correction
     strength: float
-    where: Where
+    where: LocationWithoutCopy
     adds_fields: bool
     gate: int | None
     gate_targets: int | None
@@ -73,12 +73,12 @@ class EnablePlan:
     unfinished: CollectionState | None = None
 
     @property
-    def side(self) -> str | None:
-        return self.reranking.side if self.reranking else None
+    def side_collection(self) -> str | None:
+        return self.reranking.side_collection if self.reranking else None
 
     @property
     def second_vector(self) -> str | None:
-        return SECOND_VECTOR_FIELD + self.suffix if self.where == "vectors" else None
+        return SECOND_VECTOR_FIELD + self.suffix if self.where == "second_vector" else None
 
     @property
     def width(self) -> int:
@@ -93,7 +93,7 @@ class EnablePlan:
         }
         if reranking:
             location = {
-                "side": reranking.side,
+                "side_collection": reranking.side_collection,
                 "candidates": reranking.candidates,
                 "missed": {
                     str(candidates): share for candidates, share in (self.missed or {}).items()
@@ -126,7 +126,7 @@ def plan_enable(
     target_bank: BankLike | None = None,
     queries: BankLike | None = None,
     field: str | None = None,
-    where: Where | None = None,
+    where: LocationWithoutCopy | None = None,
     bank_collection: str | None = None,
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
@@ -137,8 +137,8 @@ def plan_enable(
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
 
     estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
-    "fields" if the collection has them or the server can add them and its rows do not expire, else "side"; searches of
-    "vectors", a second vector field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that
+    "fields" if the collection has them or the server can add them and its rows do not expire, else "side_collection";
+    searches of "second_vector" need no candidates. max_miss_rate: the share of the exact corrected top 10 that
     may be outside them. gate, gate_targets: as in plan_migration.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected, CannotMigrate,
@@ -161,14 +161,14 @@ def plan_enable(
     field = field or only_field(info)
     info.require_correctable(field)
     unfinished = info.states.get(field)
-    if unfinished is not None and (where != "vectors" or unfinished.serves):
+    if unfinished is not None and (where != "second_vector" or unfinished.serves):
         raise AlreadyCorrected(
             f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
         )
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
     dtype, presence = info.vector_fields[field].dtype, "none"
     layout: Layout | None = None
-    if where == "vectors":
+    if where == "second_vector":
         vector = info.vector_fields[field]
         if not vector.metric:
             raise CannotMigrate(
@@ -192,10 +192,12 @@ def plan_enable(
         if where == "fields" and presence == "none":
             raise CannotMigrate(
                 f"{info.name!r} has no fields for biases and this server cannot add any: "
-                "use a side collection (--where side)"
+                "use a side collection (--where side_collection)"
             )
         # Fields would restart the time to live of every row.
-        where = where or ("side" if presence == "none" or info.time_to_live else "fields")
+        where = where or (
+            "side_collection" if presence == "none" or info.time_to_live else "fields"
+        )
         remarks = store.bias_remarks(info, suffix) if where == "fields" else []
     remarks = [*remarks, *_remarks_on_expiry(info, where)]
     reranking = missed = None
@@ -218,7 +220,7 @@ def plan_enable(
             correction = fit_measured(store, info, field, layout, gallery.vectors, *banks, strength)
         else:
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
-            side = _free_side(store, info, suffix) if where == "side" else None
+            side = _free_side(store, info, suffix) if where == "side_collection" else None
             most = store.most_candidates(info)
             reranking, missed = measure(
                 gallery, correction, queries or bank, strength, max_miss_rate, side, most
@@ -239,7 +241,7 @@ def plan_enable(
         correction=correction,
         strength=strength,
         where=where,
-        adds_fields=where != "side" and presence == "can be added",
+        adds_fields=where != "side_collection" and presence == "can be added",
         gate=gate,
         gate_targets=gate_targets,
         remarks=tuple(remarks),
@@ -249,11 +251,11 @@ def plan_enable(
     )
 
 
-def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
+def _remarks_on_expiry(info: CollectionInfo, where: LocationWithoutCopy) -> list[str]:
     """Return remarks about the time to live of rows, if the collection has one."""
     if not info.time_to_live:
         return []
-    if where == "side":
+    if where == "side_collection":
         return [
             f"rows expire after {info.time_to_live:,} s as before, since none is written; the next refresh removes "
             "the biases of expired rows"
@@ -261,7 +263,7 @@ def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
     return [
         f"rows live for {info.time_to_live:,} s after their last write, and all are written now: they expire later, "
         "once by up to that time; a full refresh restarts it again, and is refused without --restart-ttl "
-        "(--where side writes no row)"
+        "(--where side_collection writes no row)"
     ]
 
 
@@ -301,7 +303,7 @@ def measure(
     missed = {candidates: missed_share(places, candidates) for candidates in allowed}
     candidates = enough_candidates(places, max_miss_rate, allowed)
     reranking = CandidateReranking(
-        side=side,
+        side_collection=side,
         candidates=candidates,
         missed=missed[candidates],
         allowed=max_miss_rate,

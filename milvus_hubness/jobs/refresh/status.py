@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
@@ -20,7 +21,7 @@ class Status:
     """The status of a collection, and of the active one of a field's bias profiles.
 
     phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias. where:
-    "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
+    the bias location. second_vector, side_collection: the names of the field or collection that holds the biases.
     candidates, missed: see state.CandidateReranking. fields: all corrected fields. age_seconds: since the last refresh.
     write_intents: number of rows in the write-intent log. open_batches: number of batch records of a job that is
     running or was killed. If nothing is corrected, only the first four fields and these last ones are set.
@@ -39,7 +40,7 @@ class Status:
     estimator: dict[str, Any] | None = None
     strength: float | None = None
     bank: dict[str, Any] | None = None
-    where: str | None = None
+    where: BiasLocation | None = None
     spread: int | None = None
     """In how many columns of the vectors a bias is; None if the vectors have none."""
     bias_scale: float | None = None
@@ -47,7 +48,7 @@ class Status:
     needs_other_columns: bool = False
     """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy that has them."""
     second_vector: str | None = None
-    side: str | None = None
+    side_collection: str | None = None
     candidates: int | None = None
     missed: float | None = None
     pending: int | None = None
@@ -104,7 +105,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
         needs_other_columns=needs_other_columns(store, info, state),
         second_vector=codec.searched_field if codec.searched_field != codec.field else None,
-        side=codec.side_collection,
+        side_collection=codec.side_collection,
         candidates=codec.candidates or None,
         missed=state.miss_rate,
         pending=backend.count_pending(),
