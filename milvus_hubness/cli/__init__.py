@@ -83,8 +83,8 @@ def _options(
 
 def main() -> None:
     """Run the command line. SIGTERM cleans up as an error does, and exits with 143."""
-    # Imports make some 250,000 objects that stay: collections among them take a tenth of the time of
-    # a short command.
+    # Imports make some 250,000 objects that stay: collections among them take a tenth of the time
+    # of a short command.
     gc.set_threshold(300_000)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     run(app)

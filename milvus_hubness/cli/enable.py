@@ -72,9 +72,11 @@ def enable(
         data: dict[str, Any] = {"plan": planned.to_dict()}
         if not as_json:
             show_enable_plan(data["plan"])
+
         if not plan:
             done = enable(store, planned, client_ttl=client_ttl, progress=progress)
             data["enable"] = done.to_dict()
+
     if as_json:
         console.show_json(data)
     elif plan:
@@ -132,6 +134,7 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         )
         queries = f"mean over {plan['measured_queries']:,} queries"
         facts["missed"] = f"of the exact corrected top 10: {missed} candidates ({queries})"
+
     facts |= {**console.bank_words(plan), "note": "\n".join(plan["remarks"])}
     console.show_facts(f"Correction of {plan['source']} in place", facts)
 
@@ -147,6 +150,7 @@ def show_enabled(result: dict[str, Any]) -> None:
     else:
         facts["biases"] = result["side_collection"] or "fields of the collection"
         facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
+
     console.show_facts(
         "\nDone", {**facts, "bank": result["bank"], "took": f"{result['seconds']} s"}
     )

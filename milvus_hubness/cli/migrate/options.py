@@ -75,7 +75,8 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     ] = None
     index_param: Annotated[
         list[str] | None,
-        "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the source's]",
+        "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the "
+        "source's]",
     ] = None
     restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
         False
@@ -116,13 +117,12 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
 
-        former, switch = migration.arguments, migration.switch
+        former = migration.arguments
+        switch = migration.switch
         index = former.get("index") or {}
-        estimator, bank, targets = (
-            self.estimator(),
-            self.read(store),
-            options.read_vectors(store, self.target_bank),
-        )
+        estimator = self.estimator()
+        bank = self.read(store)
+        targets = options.read_vectors(store, self.target_bank)
         pairs = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
@@ -145,10 +145,13 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         params = index.get("index_params", {})
         for name, value in options.pairs_of(self.index_param, "--index-param").items():
             pairs[f"--index-param {name}"] = (str(value), str(params.get(name)))
+
         if odd := [name for name, (now, then) in pairs.items() if now is not None and now != then]:
             raise InvalidParameter(
-                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
-                f"{migration.phase!r} and was started with other options: repeat them, or name another --target"
+                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} "
+                "is "
+                f"{migration.phase!r} and was started with other options: repeat them, or name "
+                "another --target"
             )
 
 
