@@ -95,7 +95,8 @@ class InvalidConfig(InvalidParameter):
 
 
 class EncoderMismatch(InvalidInput):
-    """A network was trained for vectors of another encoder, or its file does not name the encoder."""
+    """A network was trained for vectors of another encoder, or its file does not name the
+    encoder."""
 
 
 class UnreadableFile(InvalidInput):
@@ -179,7 +180,8 @@ class LeaseHeld(StateError):
 
 
 class LeaseLost(StateError):
-    """This process was silent for so long that another one has taken over; it changes nothing more."""
+    """This process was silent for so long that another one has taken over; it changes nothing
+    more."""
 
 
 class Cancelled(StateError):

@@ -1,4 +1,4 @@
-"""Defaults and choices of options, without an import that costs time: `--help` shows them at once."""
+"""Defaults and choices of options, without imports that cost time: `--help` shows them at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The versions of libraries and servers that this package works with, and what to do about others."""
+"""The versions of libraries and servers that this package works with, and a remedy for others."""
 
 from __future__ import annotations
 

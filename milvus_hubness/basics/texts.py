@@ -128,7 +128,8 @@ def number(value: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
+    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1
+    d."""
     name, size = next((unit for unit in TIME_UNITS if seconds >= unit[1]), TIME_UNITS[-1])
     count = seconds / size
     return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"

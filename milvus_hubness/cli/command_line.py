@@ -14,8 +14,8 @@ A command is a function whose parameters are its options:
 1. A parameter whose type is a dataclass, such as `connection`, becomes one option for each field.
    The function still gets the dataclass. So commands share groups of options.
 2. A parameter that is annotated with a text becomes an option of its own name with that text as
-   its help. A dictionary after the text has further arguments of `typer.Option`. Parameters that are
-   annotated with `typer.Option` or `typer.Argument` stay as they are.
+   its help. A dictionary after the text has further arguments of `typer.Option`. Parameters that
+   are annotated with `typer.Option` or `typer.Argument` stay as they are.
 3. PANELS says in which panel of the help each option is. Typer itself shows panels only with rich,
    whose import takes longer than most commands; `Command` and `Group` show them without it.
 """

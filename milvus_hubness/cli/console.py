@@ -317,7 +317,8 @@ def _uri() -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Check that there is room for a page in this file, whose content stays. Raises UnreadableFile."""
+    """Check that there is room for a page in this file, whose content stays. Raises
+    UnreadableFile."""
     existed = path.exists()
     try:
         with open(path, "ab", buffering=0, opener=_open_without_waiting) as file:
@@ -348,7 +349,8 @@ def write_page(path: Path, page: str) -> None:
 def report_error(
     error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
 ) -> None:
-    """Print a line or, if unexpected, the traceback on standard error; with --json also an object."""
+    """Print a line or, if unexpected, the traceback on standard error; with --json also an
+    object."""
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 def print_event(event: Event) -> None:
-    """Print an event with its facts on standard output; nothing for a run in which nothing was due."""
+    """Print an event with its facts on standard output; nothing for a run in which nothing was
+    due."""
     if event.facts.get("result") == "ok" and event.facts["action"] == "none":
         return
 

@@ -123,7 +123,8 @@ def _replace_ended(workers: list[Worker], options: ProxyOptions) -> None:
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:
-    """Return a socket that keeps the port from others but the workers, and does not listen itself."""
+    """Return a socket that keeps the port from others but the workers, and does not listen
+    itself."""
     try:
         host = options.host.strip("[]")
         family, kind, _, _, address = socket.getaddrinfo(

@@ -301,7 +301,8 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
 ) -> tuple[npt.NDArray[np.int64], dict[str, float]]:
-    """Search all queries; return the keys (n, 10) of the results, best first, and their measures."""
+    """Search all queries; return the keys (n, 10) of the results, best first, and their
+    measures."""
     keys: list[list[int]] = []
     seconds = 0.0
     for part in chunks(list(retriever.queries), BATCH, doing, progress):
@@ -319,7 +320,8 @@ def _measure(
 
 
 def _examples(retriever: Retriever, before: Positions, after: Positions) -> list[dict[str, str]]:
-    """Return questions that the correction fixes; those that the worst hubs had taken come first."""
+    """Return questions that the correction fixes; those that the worst hubs had taken come
+    first."""
     counts = np.bincount(before, minlength=len(retriever.names))
     repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))
     examples: dict[str, dict[str, str]] = {}

@@ -160,7 +160,8 @@ class _Table(BaseModel):
 
 
 class ServerTable(_Table):
-    """The database. A missing key takes its value from the environment, as in the other commands."""
+    """The database. A missing key takes its value from the environment, as in the other
+    commands."""
 
     uri: Annotated[FilePath, AfterValidator(_without_password)] | None = None
     db: str | None = None

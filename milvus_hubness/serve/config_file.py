@@ -210,7 +210,8 @@ def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
-    """Return the configuration without the faulty keys; a collection without a name gets UNNAMED."""
+    """Return the configuration without the faulty keys; a collection without a name gets
+    UNNAMED."""
     rest = deepcopy(data)
     for error in errors:
         *path, key = error["loc"]

@@ -171,7 +171,8 @@ class Reconciler:
         )
 
     def release(self) -> None:
-        """Release the lease of the service on this profile, so that another service can take over."""
+        """Release the lease of the service on this profile, so that another service can take
+        over."""
         self._held.close()
         self._lease = None
 

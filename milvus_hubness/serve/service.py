@@ -47,7 +47,8 @@ class Service:
         self._metrics = ServiceMetrics()
         self._started_at = now()
         self._no_database = "the database"
-        self._is_keeping = self._was_ready = False
+        self._is_keeping = False
+        self._was_ready = False
         shared = self._events, self._metrics, stop, policy, ZoneInfo(file.config.timezone)
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [

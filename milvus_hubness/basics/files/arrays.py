@@ -84,7 +84,8 @@ def open_archive(path: str | os.PathLike[str]) -> Iterator[Archive]:
 
 
 def _header(path: object, what: str, stream: IO[bytes], size: int) -> Header:
-    """Return the header at the begin of a stream of this size. Raises UnreadableFile, ValueError."""
+    """Return the header at the begin of a stream of this size. Raises UnreadableFile,
+    ValueError."""
     version = np.lib.format.read_magic(stream)
     read = (
         np.lib.format.read_array_header_1_0

@@ -37,7 +37,8 @@ class Table:
         self._size = size
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column. Raises UnreadableFile for values that no honest file of this size has."""
+        """Return a column. Raises UnreadableFile for values that no honest file of this size
+        has."""
         import pyarrow as pa
 
         if self.schema.names.count(name) > 1:
@@ -200,7 +201,8 @@ def _table(metadata: memoryview, table: int, number: int) -> int:
 
 @contextmanager
 def open_table(path: str | os.PathLike[str]) -> Iterator[Table]:
-    """Open a .parquet, .arrow, .feather or .ipc file. Raises UnreadableFile, also while it is open."""
+    """Open a .parquet, .arrow, .feather or .ipc file. Raises UnreadableFile, also while it is
+    open."""
     import pyarrow as pa
 
     suffix = os.path.splitext(path)[1].lower()

@@ -103,8 +103,16 @@ class Planning(options.EstimatorOptions, options.BankOptions):
             estimator=self.estimator(),
             target_bank=options.read_vectors(store, self.target_bank),
             bank_collection=self.bank_name,
-            **vars(switching),
-            **{name: getattr(self, name) for name in PLANNED},
+            alias=switching.alias,
+            rename=switching.rename,
+            field=self.field,
+            target=self.target,
+            gate=self.gate,
+            gate_targets=self.gate_targets,
+            profiles=self.profiles,
+            index_type=self.index_type,
+            restart=self.restart,
+            force=self.force,
             index_params=options.pairs_of(self.index_param, "--index-param"),
             measure=measure,
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
@@ -113,7 +121,8 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     def validate_resumed(
         self, store: MilvusStore, migration: Migration, switching: Switching
     ) -> None:
-        """Check that no option differs from those of a resumed migration. Raises InvalidParameter."""
+        """Check that no option differs from those of a resumed migration. Raises
+        InvalidParameter."""
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
 
@@ -153,10 +162,6 @@ class Planning(options.EstimatorOptions, options.BankOptions):
                 f"{migration.phase!r} and was started with other options: repeat them, or name "
                 "another --target"
             )
-
-
-PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", "restart", "force")
-"""The options of Planning with the names of parameters of `plan_migration`."""
 
 
 @dataclass(frozen=True)

@@ -140,14 +140,15 @@ def rehearse(
     target = migration.target
     aliases = store.info(source).aliases
     alias = aliases[0] if aliases else "ALIAS"
-    peak = resource.getrusage(
-        resource.RUSAGE_SELF
-    ).ru_maxrss  # Linux counts in KiB, macOS in bytes.
+
+    # Linux counts in KiB, macOS in bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    units_per_mib = 2**20 if sys.platform == "darwin" else 2**10
     report = {
         "source": source,
         "target": target,
         **session.timeline.to_dict(),
-        "peak_memory_mib": round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
+        "peak_memory_mib": round(peak / units_per_mib, 1),
         "passes_in_all": migration.passes,
         "verification": migration.verified,
         "invalid": migration.invalid,
@@ -155,8 +156,7 @@ def rehearse(
         "cutover": [
             f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
             f"milvus-hubness migrate cutover {source} --rename: {source} becomes "
-            f"{RENAMED.format(source)}, "
-            f"and {source} an alias of {target}",
+            f"{RENAMED.format(source)}, and {source} an alias of {target}",
         ],
         "clean": f"milvus-hubness migrate clean {source} --drop {target}",
     }

@@ -118,7 +118,8 @@ class Quari(nn.Module):
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
 
     def static(self) -> Static:
-        """Return the map of the items; in evaluation mode `truncated` to `config.directions`, once."""
+        """Return the map of the items; in evaluation mode `truncated` to `config.directions`,
+        once."""
         S = self.item_map
         if self.training:
             return Static(S, S, S.new_ones(len(S)), 0.0)
