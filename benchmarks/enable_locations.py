@@ -1,4 +1,5 @@
-"""Compare biases in fields of the rows with biases in a side collection: `enable --where fields` and `side`.
+"""Compare biases in fields of the rows with biases in a side collection: `enable --where fields` and
+`side_collection`.
 
     python -m benchmarks.enable_locations [rows] [dim]
 
@@ -26,7 +27,7 @@ from tests.support.servers import MilvusServer
 
 ROWS, DIM, BANK = 20_000, 256, 2_000
 SEARCHES, UPSERTS, ROWS_PER_UPSERT = 400, 15, 1_000
-LOCATIONS = ("fields", "side")
+LOCATIONS = ("fields", "side_collection")
 
 
 def fill(client: MilvusClient, name: str, rows: np.ndarray) -> None:

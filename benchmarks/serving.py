@@ -227,7 +227,10 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     """All ways at once; the number of candidates that `enable` takes, and how long each took."""
     bank, estimator, seconds = QueryBank(load_task(SERVED_TASK).bank), ESTIMATORS[SERVED], {}
     taken = 0
-    for name, collection, where in ((SIDE, PLAIN, "side"), (FIELDS, WITH_FIELDS, "fields")):
+    for name, collection, where in (
+        (SIDE, PLAIN, "side_collection"),
+        (FIELDS, WITH_FIELDS, "fields"),
+    ):
         started = time.monotonic()
         taken = enable(
             store, plan_enable(store, collection, bank, estimator=estimator, where=where)
@@ -237,7 +240,11 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     target = migrate(store, plan_migration(store, PLAIN, bank, estimator=estimator)).target
     seconds[IN_VECTORS] = time.monotonic() - started
     state = store.info(PLAIN).state
-    sides = [state.reranking.side] if state and state.reranking and state.reranking.side else []
+    sides = (
+        [state.reranking.side_collection]
+        if state and state.reranking and state.reranking.side_collection
+        else []
+    )
     for collection in (PLAIN, WITH_FIELDS, target, *sides):
         settle(store, collection)
     return {"target": target, "candidates": taken, "seconds_to_correct": seconds}

@@ -101,7 +101,10 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     )
     bank = QueryBank(rng.standard_normal((BANK, DIM), np.float32))
     store = MilvusStore(client)
-    enable(store, plan_enable(store, "items", bank, estimator=NNN(8), where="side", force=True))
+    enable(
+        store,
+        plan_enable(store, "items", bank, estimator=NNN(8), where="side_collection", force=True),
+    )
     return uri, "items"
 
 

@@ -90,7 +90,8 @@ def error_reference() -> str:
         if isinstance(kind, type) and issubclass(kind, errors.HubnessError)
     ]
     rows = (
-        f"| `{kind.__name__}` | `{kind.__bases__[0].__name__}` | {kind.__doc__} |" for kind in kinds
+        f"| `{kind.__name__}` | `{kind.__bases__[0].__name__}` | {' '.join(kind.__doc__.split())} |"
+        for kind in kinds
     )
     return "\n".join(["| error | is a | meaning |", "|---|---|---|", *rows])
 

@@ -12,15 +12,17 @@ from urllib.parse import unquote
 SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
 MASK = "***"
 
-# The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages are redacted.
+# The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages
+# are redacted.
 _AFTER_SCHEME = re.compile(r"""://([^\s"'<>]*)""")
 _WITHOUT_SCHEME = re.compile(r"""(?<![^\s"'<>/])[^\s"'<>/:@]+:[^\s"'<>/@]*@(?=[\w\[])""")
 _remembered: set[str] = set()
 
 
 def redacted(text: str, secrets: Collection[str] = ()) -> str:
-    """Return `text` with *** in place of secrets, also inside JSON: the user and the password of each URI, each of
-    `secrets`, and the secrets that this process remembers or has in its environment."""
+    """Return `text` with *** in place of secrets, also inside JSON: the user and the password of
+    each URI, each of `secrets`, and the secrets that this process remembers or has in its
+    environment."""
     for secret in sorted(filter(None, all_secrets().union(secrets)), key=len, reverse=True):
         in_json = json.dumps(secret, ensure_ascii=False)[1:-1]
         text = text.replace(secret, MASK).replace(in_json, MASK)
@@ -38,15 +40,16 @@ def all_secrets() -> set[str]:
 
 
 def secrets_in(uri: str) -> set[str]:
-    """Return the user:password part of a URI, verbatim and with its percent-encoding undone. A user alone, such as
-    root, is too common a word to be replaced in texts other than URIs."""
+    """Return the user:password part of a URI, verbatim and with its percent-encoding undone. A user
+    alone, such as root, is too common a word to be replaced in texts other than URIs."""
     _, scheme, rest = uri.partition("://")
     userinfo = rest.rpartition("@")[0] if scheme else ""
     return {form for form in (userinfo, unquote(userinfo)) if ":" in form}
 
 
 def _without_userinfo(uri: re.Match[str]) -> str:
-    # An invalid URI may have "/" and "@" in its password, so everything up to the last "@" may be secret.
+    # An invalid URI may have "/" and "@" in its password, so everything up to the last "@" may be
+    # secret.
     _, at, address = uri[1].rpartition("@")
     return f"://{MASK}@{address}" if at else uri[0]
 
@@ -92,7 +95,8 @@ class InvalidConfig(InvalidParameter):
 
 
 class EncoderMismatch(InvalidInput):
-    """A network was trained for vectors of another encoder, or its file does not name the encoder."""
+    """A network was trained for vectors of another encoder, or its file does not name the
+    encoder."""
 
 
 class UnreadableFile(InvalidInput):
@@ -108,7 +112,8 @@ class ServerUnavailable(StoreError):
 
 
 class WaitedTooLong(StoreError):
-    """A server did not finish its work in time, such as an index; the job carries on when it is run again."""
+    """A server did not finish its work in time, such as an index; the job carries on when it is run
+    again."""
 
 
 class CollectionNotFound(StoreError):
@@ -137,7 +142,8 @@ class DualWriteFailed(StoreError):
 
 
 class WriteIntentFailed(StoreError):
-    """A write could not be noted in the write-intent log of a collection whose rows a refresh rewrites."""
+    """A write could not be noted in the write-intent log of a collection whose rows a refresh
+    rewrites."""
 
 
 class StateError(HubnessError):
@@ -157,7 +163,8 @@ class UnfinishedMigration(StateError):
 
 
 class ResumeRefused(StateError):
-    """An unfinished migration was started with other arguments, or its source has changed its schema since."""
+    """An unfinished migration was started with other arguments, or its source has changed its
+    schema since."""
 
 
 class NoMigration(StateError):
@@ -173,7 +180,8 @@ class LeaseHeld(StateError):
 
 
 class LeaseLost(StateError):
-    """This process was silent for so long that another one has taken over; it changes nothing more."""
+    """This process was silent for so long that another one has taken over; it changes nothing
+    more."""
 
 
 class Cancelled(StateError):
@@ -181,7 +189,8 @@ class Cancelled(StateError):
 
 
 class NotCaughtUp(StateError):
-    """The copy cannot catch up: rows keep changing that no client of this package writes to both collections."""
+    """The copy cannot catch up: rows keep changing that no client of this package writes to both
+    collections."""
 
 
 class CorrectionNotRecommended(StateError):

@@ -10,7 +10,7 @@ import typer
 
 from milvus_hubness import connect
 from milvus_hubness.basics.requirements import EXTRAS, naming_extras
-from milvus_hubness.cli import MODULES, main
+from milvus_hubness.cli import COMMANDS, main
 from milvus_hubness.cli.console import run
 from milvus_hubness.cli.extras import OF_COMMANDS, with_all_extras
 from milvus_hubness.errors import MissingExtra
@@ -114,7 +114,7 @@ def test_the_command_itself_names_all_of_them(monkeypatch, capsys):
 
 def test_each_command_has_its_extras():
     """A command without an entry runs on a base install."""
-    assert {*MODULES} - {*OF_COMMANDS} == {"adopt", "proxy", "status"}
+    assert {*COMMANDS} - {*OF_COMMANDS} == {"adopt", "proxy", "status"}
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ STATE = {
     "profiles": {"default": PROFILE},
 }
 OTHER = {**PROFILE, "slot": 2, "standby": 3}
-RERANKING = {"side": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "queries": 9}
+RERANKING = {"side_collection": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "queries": 9}
 
 
 def read(state):
@@ -398,7 +398,12 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, vectors(rng, 30, 8), "COSINE")
     plan = plan_enable(
-        store, name, QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), where="side", force=True
+        store,
+        name,
+        QueryBank(vectors(rng, 20, 8)),
+        estimator=NNN(3),
+        where="side_collection",
+        force=True,
     )
     enable(store, plan, client_ttl=0.0)
     key = f"{group}/{name}"

@@ -1,7 +1,9 @@
-"""Bounds of the records that are read from a database: the size of their JSON, and the values of their fields.
+"""Bounds of the records that are read from a database: the size of their JSON, and the values of
+their fields.
 
-A user who may alter a collection can write anything into its properties, and one who may write to the ledger anything
-into its records. So a record is validated whole when it is read, and nothing after that has to doubt its numbers.
+A user who may alter a collection can write anything into its properties, and one who may write to
+the ledger anything into its records. So a record is validated whole when it is read, and nothing
+after that has to doubt its numbers.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from pydantic_core import from_json
 from milvus_hubness.errors import StateError
 
 MOST_CHARACTERS = 1 << 20
-"""Largest number of characters of a record. The parser itself refuses JSON that is nested too deeply."""
+"""Largest number of characters of a record. The parser itself refuses JSON that is nested too
+deeply."""
 SHOWN_CHARACTERS = 200
-"""Number of characters after which a part of a message is cut: it may contain what a stranger wrote."""
+"""Number of characters after which a part of a message is cut: it may contain what a stranger
+wrote."""
 
 LARGEST = 3.4028234e38
 """Largest number of float32, in which biases are stored."""
@@ -55,8 +59,8 @@ T = TypeVar("T")
 
 
 def read_record(validate: Callable[[str], T], text: str, what: str, remedy: str) -> T:
-    """Return `validate(text)`. what, remedy: for messages, what the record is and how it can be repaired. Raises
-    StateError, in one line that names the place in the record."""
+    """Return `validate(text)`. what, remedy: for messages, what the record is and how it can be
+    repaired. Raises StateError, in one line that names the place in the record."""
     _expect_bounded(text, what, remedy)
     try:
         return validate(text)
@@ -83,7 +87,8 @@ def shown(value: object) -> str:
 def _expect_bounded(text: str, what: str, remedy: str) -> None:
     if len(text) > MOST_CHARACTERS:
         raise StateError(
-            f"{what} is broken: it has {len(text):,} characters, at most {MOST_CHARACTERS:,} are read: {remedy}"
+            f"{what} is broken: it has {len(text):,} characters, at most {MOST_CHARACTERS:,} are "
+            f"read: {remedy}"
         )
 
 

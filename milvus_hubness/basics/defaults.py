@@ -1,4 +1,4 @@
-"""Defaults and choices of options, without an import that costs time: `--help` shows them at once."""
+"""Defaults and choices of options, without imports that cost time: `--help` shows them at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ STATE_TTL = 5.0
 """Time for which a client uses a collection state that it has read, in seconds."""
 
 URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
-CLIENT_TTL_VARIABLE, LEASE_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL", "MILVUS_HUBNESS_LEASE_SECONDS"
+"""Environment variables with the address of the database, the first that is set."""
 
-WAIT_VARIABLE, WAIT_SECONDS = "MILVUS_HUBNESS_WAIT_SECONDS", 3_600.0
+CLIENT_TTL_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL"
+"""Environment variable with the longest state_ttl of any client that writes."""
+
+LEASE_VARIABLE = "MILVUS_HUBNESS_LEASE_SECONDS"
+"""Environment variable with the duration of a lease."""
+
+WAIT_VARIABLE = "MILVUS_HUBNESS_WAIT_SECONDS"
+"""Environment variable that replaces WAIT_SECONDS."""
+
+WAIT_SECONDS = 3_600.0
 """How long a job waits for a server that does not get any further, in seconds."""
 
 SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
@@ -22,37 +31,57 @@ Engine = Literal["local", "ray"]
 Live = Literal["never", "on drift", "always"]
 """When sampled queries enter an online bank."""
 
-Where = Literal["fields", "side", "vectors"]
-"""Where `enable` stores biases: in fields of the collection, in a side collection, or in a second vector field."""
+BiasLocation = Literal["vector", "second_vector", "fields", "side_collection"]
+"""Where the bias of an item is kept: in columns of its vector, in those of a second vector, in
+fields of its row, or in a side collection. These four words are the same in the API, the CLI, the
+stored state and the documentation."""
+
+LocationWithoutCopy = Literal["second_vector", "fields", "side_collection"]
+"""The bias locations of `enable`, which leaves the vectors as they are."""
 
 MAX_MISS_RATE = 0.01
 """Share of the exact corrected top 10 that may be outside the candidates."""
 
 DEFAULT_TOLERANCE = 1e-5
-"""Difference between two biases, in units of the score, up to which a refresh does not write the row."""
+"""Difference between two biases, in units of the score, up to which a refresh does not write the
+row."""
 
-REBUILD_SHARE, REBUILD_ROWS = 0.5, 50_000
-"""Share of rows that need a write, and number of rows in all, from which on a refresh makes a copy: fewer rows are
-upserted in less time than a copy takes to load."""
+REBUILD_SHARE = 0.5
+"""Share of rows that need a write from which on a refresh makes a copy, of REBUILD_ROWS or more:
+fewer rows are upserted in less time than a copy takes to load."""
 
-PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = (
-    "127.0.0.1",
-    19540,
-    512,
-    64 << 20,
-    10.0,
-)
-"""Of a proxy; see `proxy.ProxyOptions`. Milvus too takes requests of 64 MiB (proxy.grpc.serverMaxRecvSize)."""
+REBUILD_ROWS = 50_000
+"""Number of rows in all from which on a refresh may make a copy."""
+
+# Of a proxy; `proxy.ProxyOptions` explains them.
+PROXY_HOST = "127.0.0.1"
+PROXY_PORT = 19540
+MAX_CALLS = 512
+DRAIN_SECONDS = 10.0
+
+MAX_MESSAGE = 64 << 20
+"""Maximum size of a request to a proxy, in bytes: that of Milvus (proxy.grpc.serverMaxRecvSize)."""
 
 MESSAGES_IN_FLIGHT = 4
 """Requests of the maximum size that a proxy has in memory by default."""
 
 FORM: Literal["linear"] = "linear"
-MEMORY, EPOCHS, MAP_EPOCHS = 10_000, 100, 16
-"""Of linear maps and networks for QuARI; see `quari.settings`."""
+"""What QuARI trains: linear maps, not the authors' network; see `quari.settings`."""
 
-QUERY_COLUMN, KEY_COLUMN = "query", "key"
-"""Columns of a file of labelled pairs."""
+MEMORY = 10_000
+"""Maximum number of training pairs that linear maps remember."""
+
+EPOCHS = 100
+"""Maximum number of epochs of a network."""
+
+MAP_EPOCHS = 16
+"""Maximum number of epochs of linear maps."""
+
+QUERY_COLUMN = "query"
+"""Column with the queries, in a file of labelled pairs."""
+
+KEY_COLUMN = "key"
+"""Column with the keys of the right answers, in a file of labelled pairs."""
 
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 """Where a message about a missing bank sends its reader."""

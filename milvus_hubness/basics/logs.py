@@ -1,4 +1,5 @@
-"""The logger of this package, whose records are one line each, whatever stands in a key or in an error."""
+"""The logger of this package, whose records are one line each, whatever stands in a key or in an
+error."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from milvus_hubness.basics.texts import visible, visible_line
 
 
 class VisibleRecords(logging.Filter):
-    """A filter that lets all records through, with escapes in place of line feeds and of characters that a terminal
-    obeys. A traceback keeps its lines."""
+    """A filter that lets all records through, with escapes in place of line feeds and of characters
+    that a terminal obeys. A traceback keeps its lines."""
 
     _formatter = logging.Formatter()
 
@@ -17,10 +18,13 @@ class VisibleRecords(logging.Filter):
         message = record.getMessage()
         shown = visible_line(message)
         if shown != message:
-            record.msg, record.args = shown, None
+            record.msg = shown
+            record.args = None
+
         if record.exc_info and not record.exc_text:
             # Formatters print this text instead of their own.
             record.exc_text = visible(self._formatter.formatException(record.exc_info))
+
         return True
 
 

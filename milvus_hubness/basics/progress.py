@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""A callback that gets the current step, the number of finished rows, and the total number of rows."""
+"""A callback that gets the current step, the number of finished rows, and the total number of rows.
+"""
 
 
 def silent(doing: str, done: int, total: int) -> None:

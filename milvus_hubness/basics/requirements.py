@@ -1,4 +1,4 @@
-"""The versions of libraries and servers that this package works with, and what to do about others."""
+"""The versions of libraries and servers that this package works with, and a remedy for others."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ _SERVER = re.compile(r"v?(\d+)\.(\d+)")
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs the module, and
-    UnsupportedVersion in place of any other ImportError where a library is of an unsupported version."""
+    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs
+    the module, and UnsupportedVersion in place of any other ImportError where a library is of an
+    unsupported version."""
     try:
         yield
     except ImportError as error:
@@ -42,15 +43,18 @@ def naming_extras() -> Iterator[None]:
             raise MissingExtra(
                 f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra
             ) from error
+
         if fault := unsupported_libraries():
             raise UnsupportedVersion(fault) from error
         raise
 
 
 def unsupported_libraries() -> str:
-    """Return, in one line, which installed libraries are of an unsupported version; empty if none is.
+    """Return, in one line, which installed libraries are of an unsupported version; empty if none
+    is.
 
-    This reads the metadata of all requirements, so it is for errors that such a library may explain.
+    This reads the metadata of all requirements, so it is for errors that such a library may
+    explain.
     """
     faults = []
     required = []
@@ -64,8 +68,10 @@ def unsupported_libraries() -> str:
             ):
                 faults.append(f"{name} {installed} is installed, {package} needs {name}{bounds}")
                 required.append(f"{name}{bounds}")
+
     if not faults:
         return ""
+
     return f"{'; '.join(faults)}: pip install {' '.join(repr(name) for name in required)}"
 
 
@@ -98,6 +104,7 @@ def _requirements(package: str) -> list[tuple[str, str]]:
         lines = requires(package) or []
     except PackageNotFoundError:
         return []
+
     named = []
     for line in lines:
         requirement = _REQUIREMENT.match(line)
@@ -106,6 +113,7 @@ def _requirements(package: str) -> list[tuple[str, str]]:
         bounds = requirement["range"].replace(" ", "")
         if bounds:
             named.append((requirement["name"], bounds))
+
     return named
 
 
@@ -126,6 +134,7 @@ def _is_within(installed: str, bounds: str) -> bool:
             return False
         if operator == "==" and numbers[: len(limit)] != limit:
             return False
+
     return True
 
 

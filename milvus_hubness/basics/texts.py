@@ -1,5 +1,5 @@
-"""Numbers, times, gains and estimators as texts, and characters that cannot be seen as escapes, for the command line,
-pages, logs and reports."""
+"""Numbers, times, gains and estimators as texts, and characters that cannot be seen as escapes, for
+the command line, pages, logs and reports."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ _INVISIBLE = (
     "\\U00013430-\\U0001345f\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e007f"
     "\\ud800-\\udfff"  # Halves of pairs, which no encoding of a terminal or a page has.
 )
-"""The characters that change how a text is shown and are not seen themselves, as the inside of a regular expression."""
+"""The characters that change how a text is shown and are not seen themselves, as the inside of a
+regular expression."""
 _JOINERS = r"(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
-"""Zero-width joiners that join nothing; scripts and emoji need those between two letters beyond ASCII."""
+"""Zero-width joiners that join nothing; scripts and emoji need those between two letters beyond
+ASCII."""
 _HIDDEN = re.compile(rf"[{_INVISIBLE}]|{_JOINERS}")
 _HIDDEN_IN_LINE = re.compile(rf"[{_INVISIBLE}\n\t]|{_JOINERS}")
 
 
 def visible(text: str) -> str:
-    """Return `text` with escapes, such as \\x1b and \\u202e, in place of the characters that would steer a terminal or
-    change the order of what is shown. Line feeds and tabs stay."""
+    """Return `text` with escapes, such as \\x1b and \\u202e, in place of the characters that would
+    steer a terminal or change the order of what is shown. Line feeds and tabs stay."""
     return _HIDDEN.sub(_escape, text)
 
 
@@ -46,7 +48,8 @@ def visible_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """Return a JSON text, on one line, with JSON's own escapes in place of the same characters: its values stay."""
+    """Return a JSON text, on one line, with JSON's own escapes in place of the same characters: its
+    values stay."""
     return _HIDDEN_IN_LINE.sub(lambda hidden: json.dumps(hidden[0])[1:-1], text)
 
 
@@ -55,12 +58,13 @@ def _escape(hidden: re.Match[str]) -> str:
 
 
 def describe(estimator: dict[str, Any]) -> str:
-    """Return an estimator's dictionary in readable form, 0.83 (0.5 NNN(k=8, alpha=1) + …), without constant parameters:
-    first the factor on the biases, unless it is 1."""
+    """Return an estimator's dictionary in readable form, 0.83 (0.5 NNN(k=8, alpha=1) + …), without
+    constant parameters: first the factor on the biases, unless it is 1."""
     text = _at_full_strength(estimator)
     strength = _strength(estimator)
     if strength == "agreement":
         strength = estimator.get("agreement", strength)
+
     if strength == 1:
         return text
     factor = f"{strength:.2g}" if isinstance(strength, float) else strength
@@ -68,7 +72,8 @@ def describe(estimator: dict[str, Any]) -> str:
 
 
 def agreement_sentence(estimator: dict[str, Any]) -> str | None:
-    """Return what the agreement of an estimator's dictionary means; None if its strength is a number."""
+    """Return what the agreement of an estimator's dictionary means; None if its strength is a
+    number."""
     if _strength(estimator) != "agreement":
         return None
     if (agreement := estimator.get("agreement")) is None:
@@ -92,6 +97,7 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
         return " + ".join(
             f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True)
         )
+
     parameters = ", ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in estimator.items()
@@ -122,7 +128,8 @@ def number(value: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
+    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1
+    d."""
     name, size = next((unit for unit in TIME_UNITS if seconds >= unit[1]), TIME_UNITS[-1])
     count = seconds / size
     return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"

@@ -1,4 +1,5 @@
-"""Waits for the server: each says after some seconds what it waits for and how far that is, and has an end."""
+"""Waits for the server: each says after some seconds what it waits for and how far that is, and has
+an end."""
 
 from __future__ import annotations
 
@@ -31,16 +32,19 @@ class WaitPolicy:
 
     @classmethod
     def default(cls) -> WaitPolicy:
-        """Return the default policy; $MILVUS_HUBNESS_WAIT_SECONDS sets `limit`. Raises InvalidParameter."""
+        """Return the default policy; $MILVUS_HUBNESS_WAIT_SECONDS sets `limit`. Raises
+        InvalidParameter."""
         text = os.environ.get(WAIT_VARIABLE) or str(cls.limit)
         try:
             limit = float(text)
         except ValueError:
             limit = math.nan
+
         if not 0 < limit < math.inf:
             raise InvalidParameter(
                 f"${WAIT_VARIABLE} must be a number of seconds above 0, not {text!r}"
             )
+
         return cls(limit=limit)
 
 
@@ -52,8 +56,8 @@ class Standing:
     """For messages: "3,000 rows are left to index"."""
 
     left: float
-    """How much is left, in any unit. Only less than ever before is progress: writes of others make it go up
-    and down for ever."""
+    """How much is left, in any unit. Only less than ever before is progress: writes of others make
+    it go up and down for ever."""
 
 
 def wait_until(
@@ -81,6 +85,7 @@ def wait_until(
         now = clock()
         if now - moved >= policy.limit:
             raise _too_long(awaited, standing.text, policy)
+
         if now >= next_report:
             _report(awaited, standing.text, now - began)
             next_report = now + policy.next_reports
@@ -100,8 +105,8 @@ def reported(
 ) -> Iterator[float]:
     """Report the wait of a block that only waits, and yield the seconds after which it must end.
 
-    awaited, how_far: as in `wait_until`; `how_far` is called in another thread. An error of the block
-    after this time is raised as WaitedTooLong.
+    awaited, how_far: as in `wait_until`; `how_far` is called in another thread. An error of the
+    block after this time is raised as WaitedTooLong.
     """
     policy = policy or WaitPolicy.default()
     over = threading.Event()
@@ -149,6 +154,7 @@ def _report(awaited: str, standing: str, seconds: float) -> None:
 def _too_long(awaited: str, standing: str, policy: WaitPolicy) -> WaitedTooLong:
     where = f" ({standing})" if standing else ""
     return WaitedTooLong(
-        f"waited {policy.limit:,.0f} s for {awaited}{where}, and it got no further: see what keeps the server busy, "
+        f"waited {policy.limit:,.0f} s for {awaited}{where}, and it got no further: see what keeps "
+        "the server busy, "
         f"and run the command again, which carries on; ${WAIT_VARIABLE} sets how long it waits"
     )

@@ -6,54 +6,56 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
-from typer.main import get_command
 
 from milvus_hubness import __version__
-from milvus_hubness.cli.command_line import Group, command_line
+from milvus_hubness.cli.command_line import Group, as_command, command_line
 from milvus_hubness.cli.console import TERMINATED, run, say
 
-MODULES = {
-    "demo": "demo",
-    "tune": "reports",
-    "diagnose": "reports",
-    "explain": "explain",
-    "hubs": "explain",
-    "match": "match",
-    "enable": "enable",
-    "disable": "enable",
-    "adopt": "adopt",
-    "refresh": "refresh",
-    "bank": "refresh",
-    "serve": "servers",
-    "proxy": "servers",
-    "status": "reports",
-    "migrate": "migrate",
-    "quari": "quari",
+COMMANDS = {
+    "demo": "milvus_hubness.cli.demo:demo",
+    "tune": "milvus_hubness.cli.reports:tune",
+    "diagnose": "milvus_hubness.cli.reports:diagnose",
+    "explain": "milvus_hubness.cli.explain:explain",
+    "hubs": "milvus_hubness.cli.explain:hubs",
+    "match": "milvus_hubness.cli.match:match",
+    "enable": "milvus_hubness.cli.enable:enable",
+    "disable": "milvus_hubness.cli.enable:disable",
+    "adopt": "milvus_hubness.cli.adopt:adopt",
+    "refresh": "milvus_hubness.cli.refresh:refresh",
+    "bank": "milvus_hubness.cli.refresh:bank",
+    "serve": "milvus_hubness.cli.servers:serve",
+    "proxy": "milvus_hubness.cli.servers:proxy",
+    "status": "milvus_hubness.cli.reports:status",
+    "migrate": "milvus_hubness.cli.migrate:app",
+    "quari": "milvus_hubness.cli.quari:app",
 }
-"""The module of each command; a module of several has a command line `app` of its own."""
+"""The function or the command line of each command, as module:name, in the order of the help."""
 
 
-class _Commands(Mapping[str, Any]):
-    """The commands by name, each of which is imported when it is looked up."""
+class _LazyCommands(Mapping[str, Any]):
+    """COMMANDS as click's commands. Each is imported when it is looked up, so that a command does
+    not wait for the imports of the others."""
 
     def __getitem__(self, name: str) -> Any:
-        module = import_module(f"{__name__}.{MODULES[name]}")
-        return get_command(getattr(module, "app", None) or command_line("", getattr(module, name)))
+        return as_command(resolve_name(COMMANDS[name]))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        return iter(COMMANDS)
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len(COMMANDS)
 
 
-class _Group(Group):
+class _LazyGroup(Group):
+    """The group of COMMANDS. Typer gives it none, since none is registered with `app`."""
+
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "commands": _Commands()})
+        settings["commands"] = _LazyCommands()
+        super().__init__(**settings)
 
 
 app = command_line(
@@ -68,7 +70,7 @@ def _show_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(cls=_Group)
+@app.callback(cls=_LazyGroup)
 def _options(
     version: Annotated[
         bool,
@@ -81,7 +83,8 @@ def _options(
 
 def main() -> None:
     """Run the command line. SIGTERM cleans up as an error does, and exits with 143."""
-    # Imports make some 250,000 objects that stay: collections among them take a tenth of the time of a short command.
+    # Imports make some 250,000 objects that stay: collections among them take a tenth of the time
+    # of a short command.
     gc.set_threshold(300_000)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     run(app)

@@ -21,8 +21,8 @@ def adopt(
 ) -> None:
     """Keep the helper collections of a collection that was renamed without HubnessClient.
 
-    These are its side collection, its bank and its query samples. Clients and jobs do not use them until then: anybody
-    who may change the collection's properties could have named them.
+    These are its side collection, its bank and its query samples. Clients and jobs do not use them
+    until then: anybody who may change the collection's properties could have named them.
 
     Example: milvus-hubness adopt products_2026 --renamed-from products
     """

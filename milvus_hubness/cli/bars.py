@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class Bar:
     """A bar for the current step of a job, while this context is open.
 
-    Call it as a `Progress` of jobs, from any thread. A step that is over leaves nothing behind. What is printed on
-    standard output meanwhile stands above the bar; if standard output is no terminal, it passes unchanged.
+    Call it as a `Progress` of jobs, from any thread. A step that is over leaves nothing behind.
+    What is printed on standard output meanwhile stands above the bar; if standard output is no
+    terminal, it passes unchanged.
 
     console: a terminal, on standard error.
     """
@@ -44,13 +45,16 @@ class Bar:
             if doing != self._doing:
                 self._remove()
                 self._doing = doing
+
             if done == total:
                 self._remove()
                 return
+
             # Clients may write meanwhile, so that a job finds more rows than it has counted before.
             total = max(done, total)
             if self._task is None:
                 self._task = self._bars.add_task(visible_line(doing), total=total or None)
+
             self._bars.update(self._task, completed=done, total=total or None)
 
     def __enter__(self) -> Bar:
@@ -93,7 +97,8 @@ class _Above:
     """A standard output that prints whole lines above a bar."""
 
     def __init__(self, stream: Any, bar: Bar) -> None:
-        self._stream, self._bar = stream, bar
+        self._stream = stream
+        self._bar = bar
         self._unfinished = ""
 
     def write(self, text: str) -> int:

@@ -1,4 +1,24 @@
-"""Command lines: functions as commands of typer, the panels of their options, and the layout of their help."""
+"""Typer command lines from plain functions: shared options, panels of the help, and its layout.
+
+A command is a function whose parameters are its options:
+
+    def refresh(
+        collection: Annotated[str, typer.Argument(help="Corrected collection.")],
+        connection: Connection,
+        force: Annotated[bool, "Write all biases again."] = False,
+        client_ttl: Annotated[float, "Longest state_ttl.", {"min": 0}] = 5.0,
+    ) -> None: ...
+
+`command_line` registers it with typer, after three changes that typer has no setting for:
+
+1. A parameter whose type is a dataclass, such as `connection`, becomes one option for each field.
+   The function still gets the dataclass. So commands share groups of options.
+2. A parameter that is annotated with a text becomes an option of its own name with that text as
+   its help. A dictionary after the text has further arguments of `typer.Option`. Parameters that
+   are annotated with `typer.Option` or `typer.Argument` stay as they are.
+3. PANELS says in which panel of the help each option is. Typer itself shows panels only with rich,
+   whose import takes longer than most commands; `Command` and `Group` show them without it.
+"""
 
 from __future__ import annotations
 
@@ -8,128 +28,52 @@ from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from textwrap import indent
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 from typer.models import OptionInfo
 
 PANELS = {
-    "Source": "uri db token_file field filter vector pairs queries query query_number query_text collection encoder "
-    "config upstream upstream_tls upstream_ca renamed_from",
-    "Bank": "bank bank_column bank_name target_bank rate size seed_share half_life duplicate_cosine off live",
-    "Method": "method param k alpha gate gate_targets strength profile where max_miss_rate refit tolerance form memory "
-    "epochs candidates limit with_bank one_to_one correction",
-    "Copy": "target alias rename profiles index_type index_param rebuild_share rebuild_rows restart drop keep",
-    "Load": "rows_per_second bytes_per_second chunk_seconds max_load critical_load load_every engine "
-    "max_calls workers max_message_mib max_in_flight_mib drain",
-    "Control": "plan yes force revert repair resume once check restart_ttl postpone_cutover control http on "
-    "host port tls_cert tls_key no_writers client_ttl state_ttl max_skewness min_gain",
-    "Output": "output out metrics_file measure top slice_by group_by image_field image_folder as_csv as_json",
-}
-"""The parameters of commands, by the panel of the help that shows their options; the order of the panels."""
-_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+    "Source": (
+        "uri", "db", "token_file", "field", "filter", "vector", "pairs", "queries", "query",
+        "query_number", "query_text", "collection", "encoder", "config", "upstream",
+        "upstream_tls", "upstream_ca", "renamed_from",
+    ),
+    "Bank": (
+        "bank", "bank_column", "bank_name", "target_bank", "rate", "size", "seed_share",
+        "half_life", "duplicate_cosine", "off", "live",
+    ),
+    "Method": (
+        "method", "param", "k", "alpha", "gate", "gate_targets", "strength", "profile", "where",
+        "max_miss_rate", "refit", "tolerance", "form", "memory", "epochs", "candidates", "limit",
+        "with_bank", "one_to_one", "correction",
+    ),
+    "Copy": (
+        "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",
+        "rebuild_rows", "restart", "drop", "keep",
+    ),
+    "Load": (
+        "rows_per_second", "bytes_per_second", "chunk_seconds", "max_load", "critical_load",
+        "load_every", "engine", "max_calls", "workers", "max_message_mib", "max_in_flight_mib",
+        "drain",
+    ),
+    "Control": (
+        "plan", "yes", "force", "revert", "repair", "resume", "once", "check", "restart_ttl",
+        "postpone_cutover", "control", "http", "on", "host", "port", "tls_cert", "tls_key",
+        "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
+    ),
+    "Output": (
+        "output", "out", "metrics_file", "measure", "top", "slice_by", "group_by", "image_field",
+        "image_folder", "as_csv", "as_json",
+    ),
+}  # fmt: skip
+"""The panels of the help in their order, each with the parameters whose options it shows."""
 
+_PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` for typer: with the fields of a dataclass in place of each parameter of its type, and with an
-    option for each parameter that is annotated with its help."""
-    # On Python 3.10, get_type_hints makes annotations of the default None Optional, which hides Annotated.
-    parameters = inspect.signature(command, eval_str=True).parameters
-    annotations = {name: parameter.annotation for name, parameter in parameters.items()}
-    groups: dict[str, Any] = {
-        name: group for name, group in annotations.items() if is_dataclass(group)
-    }
-
-    @wraps(command)
-    def with_groups(**arguments: Any) -> None:
-        for name, group in groups.items():
-            arguments[name] = group(
-                **{field.name: arguments.pop(field.name) for field in fields(group)}
-            )
-        command(**arguments)
-
-    options: list[inspect.Parameter] = []
-    for parameter in parameters.values():
-        if group := groups.get(parameter.name):
-            hints = get_type_hints(group, include_extras=True)
-            options += (
-                parameter.replace(
-                    name=field.name, default=field.default, annotation=hints[field.name]
-                )
-                for field in fields(group)
-            )
-        else:
-            options.append(parameter)
-    with_groups.__dict__["__signature__"] = inspect.Signature(
-        [_with_help(option) for option in options]
-    )
-    with_groups.__annotations__ = {}
-    return with_groups
-
-
-def _with_help(option: inspect.Parameter) -> inspect.Parameter:
-    """Return a keyword with an option of typer for its help, panel and further settings. A flag has no negative
-    form. Raises KeyError for an option without a panel."""
-    kind, [text, *settings] = option.annotation, getattr(option.annotation, "__metadata__", (None,))
-    if isinstance(text, str):
-        is_shown = option.default not in (None, "", option.empty)
-        name = f"--{option.name.replace('_', '-')}"
-        further = settings[0] if settings else {}
-        text = typer.Option(name, help=text, show_default=is_shown, **further)
-    if isinstance(text, OptionInfo):
-        text = copy(text)
-        text.rich_help_panel = _PANEL_OF[option.name]
-        kind = Annotated[kind.__origin__, text]
-    return option.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-
-
-def _write_panels(command: Any, context: Any, formatter: Any) -> None:
-    """Write the arguments, the options by panel, and those without a panel under Help."""
-    panels: dict[str, list[tuple[str, str]]] = {
-        "Arguments": [],
-        **{name: [] for name in PANELS},
-        "Help": [],
-    }
-    for parameter in command.get_params(context):
-        if record := parameter.get_help_record(context):
-            is_argument = parameter.param_type_name == "argument"
-            panels[
-                "Arguments"
-                if is_argument
-                else getattr(parameter, "rich_help_panel", None) or "Help"
-            ].append(record)
-    for name, records in panels.items():
-        if records:
-            with formatter.section(name):
-                formatter.write_dl(records)
-
-
-class _Help:
-    """Help with options by panel, and with the epilog as an example."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _write_panels(self, ctx, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        if epilog := getattr(self, "epilog", None):
-            with formatter.section("Example"):
-                formatter.write(indent(epilog, " " * formatter.current_indent) + "\n")
-
-
-class Command(_Help, TyperCommand):
-    """A command."""
-
-
-class Group(_Help, TyperGroup):
-    """A group of commands, whose help shows the whole summary of each."""
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, str(one.help).split("\n\n")[0]) for name, one in self.commands.items()]
-            )
-        super().format_options(ctx, formatter)
+# -- command lines ------------------------------------------------------------------------------
 
 
 def command_line(
@@ -138,23 +82,176 @@ def command_line(
     completion: bool = False,
     **named: Callable[..., None],
 ) -> typer.Typer:
-    """Return a command line of commands under the names of their functions, or under other names. text: its help. After
-    "Example: ", this and the docstrings of commands have an example. completion: whether it has options that install
-    and show the completion for shells."""
+    """Return a command line of these functions.
+
+    text: its help; the docstring of a function is the help of its command. After an empty line and
+    "Example: ", each ends in an example.
+    commands: functions whose commands have their names.
+    completion: whether the options that install and show the completion of shells are added.
+    named: functions whose commands have other names.
+    """
     app = typer.Typer(
         cls=Group,
-        **_help_of(text),
+        **_help_and_epilog(text),
         no_args_is_help=True,
         add_completion=completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    for name, command in {**{command.__name__: command for command in commands}, **named}.items():
-        settings = _help_of(inspect.getdoc(command) or "")
-        app.command(name.replace("_", "-"), cls=Command, **settings)(spread(command))
+
+    functions = {function.__name__: function for function in commands}
+    functions.update(named)
+    for name, function in functions.items():
+        settings = _help_and_epilog(inspect.getdoc(function) or "")
+        app.command(name.replace("_", "-"), cls=Command, **settings)(_for_typer(function))
+
     return app
 
 
-def _help_of(text: str) -> dict[str, Any]:
-    text, _, example = text.partition("\n\nExample: ")
-    return {"help": text, "epilog": example or None}
+def as_command(target: typer.Typer | Callable[..., None]) -> Any:
+    """Return the click command of a command line or of a single function."""
+    if isinstance(target, typer.Typer):
+        return get_command(target)
+    # Typer makes no group of an app with one command, but this command.
+    return get_command(command_line("", target))
+
+
+def _help_and_epilog(text: str) -> dict[str, Any]:
+    """Split a text into the arguments `help` and `epilog` of typer; the epilog is the example."""
+    summary, _, example = text.partition("\n\nExample: ")
+    return {"help": summary, "epilog": example or None}
+
+
+# -- parameters ---------------------------------------------------------------------------------
+
+
+def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
+    """Return `function` with a signature that typer can read. Raises KeyError without a panel."""
+    # Not get_type_hints: on Python 3.10 it makes a type with the default None Optional, which hides
+    # Annotated.
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {
+        parameter.name: parameter.annotation
+        for parameter in parameters
+        if is_dataclass(parameter.annotation)
+    }
+
+    @wraps(function)
+    def call_with_groups(**arguments: Any) -> None:
+        for name, group in groups.items():
+            values = {field.name: arguments.pop(field.name) for field in fields(group)}
+            arguments[name] = group(**values)
+        function(**arguments)
+
+    options: list[inspect.Parameter] = []
+    for parameter in parameters:
+        if parameter.name in groups:
+            options += _parameters_of(groups[parameter.name])
+        else:
+            options.append(parameter)
+    signature = inspect.Signature([_with_option(option) for option in options])
+
+    # Typer reads inspect.signature, which prefers this attribute to the parameters of the function.
+    call_with_groups.__signature__ = signature  # type: ignore[attr-defined]
+    # And it takes annotations from here first, where `wraps` has put those of `function`.
+    call_with_groups.__annotations__ = {}
+    return call_with_groups
+
+
+def _parameters_of(group: Any) -> list[inspect.Parameter]:
+    """Return a parameter for each field of a dataclass."""
+    annotations = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=annotations[field.name],
+        )
+        for field in fields(group)
+    ]
+
+
+def _with_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a keyword parameter with its `typer.Option`, which has its panel."""
+    parameter = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    value_type, first, *rest = get_args(parameter.annotation) or (parameter.annotation, None)
+    if isinstance(first, str):
+        option = _option(parameter, first, *rest)
+    elif isinstance(first, OptionInfo):
+        # Commands share annotations: theirs stays without a panel.
+        option = copy(first)
+    else:
+        return parameter
+
+    option.rich_help_panel = _PANEL_OF[parameter.name]
+    return parameter.replace(annotation=Annotated[value_type, option])
+
+
+def _option(
+    parameter: inspect.Parameter, help_text: str, settings: dict[str, Any] | None = None
+) -> OptionInfo:
+    """Return the option of a parameter that is annotated with its help."""
+    # Without an explicit name, typer would add a negative form to each flag.
+    name = f"--{parameter.name.replace('_', '-')}"
+    has_shown_default = parameter.default not in (None, "", parameter.empty)
+    option: OptionInfo = typer.Option(
+        name, help=help_text, show_default=has_shown_default, **(settings or {})
+    )
+    return option
+
+
+# -- layout of the help -------------------------------------------------------------------------
+
+
+class _HelpWithPanels:
+    """The layout of the help of commands and groups: options by panel, and an example at the end.
+
+    click calls these two methods to write the help of a command.
+    """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the options by panel, and those without a panel under Help."""
+        rows: dict[str, list[tuple[str, str]]] = {
+            heading: [] for heading in ("Arguments", *PANELS, "Help")
+        }
+        command: Any = self
+        for parameter in command.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                rows[_heading_of(parameter)].append(row)
+
+        for heading, its_rows in rows.items():
+            if its_rows:
+                with formatter.section(heading):
+                    formatter.write_dl(its_rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the example on one line, to be copied."""
+        example = getattr(self, "epilog", None)
+        if example:
+            with formatter.section("Example"):
+                formatter.write(indent(example, " " * formatter.current_indent) + "\n")
+
+
+def _heading_of(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    # Options that typer adds itself, such as --help, have no panel.
+    return getattr(parameter, "rich_help_panel", None) or "Help"
+
+
+class Command(_HelpWithPanels, TyperCommand):
+    """A command with panels in its help."""
+
+
+class Group(_HelpWithPanels, TyperGroup):
+    """A group of commands, whose help shows the whole summary of each."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        summaries = [
+            (name, str(command.help).split("\n\n")[0]) for name, command in self.commands.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(summaries)
+        super().format_options(ctx, formatter)

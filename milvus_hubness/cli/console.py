@@ -47,9 +47,17 @@ if TYPE_CHECKING:
 AS_JSON = "--json"
 UNNAMED = "without a name"
 """What output calls a vector without a name, of which a Qdrant collection may have one."""
-FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
-"""Exit codes: an error; wrong usage; refused by measurement, be it new biases that are worse or a diagnosis beyond its
-thresholds; SIGTERM."""
+
+FAILURE = 1
+"""Exit code after an error."""
+USAGE = 2
+"""Exit code after wrong usage."""
+REFUSED = 3
+"""Exit code after a refusal by measurement, be it new biases that are worse or a diagnosis beyond
+its thresholds."""
+TERMINATED = 143
+"""Exit code after SIGTERM."""
+
 PAGE_BYTES = 64 * 1024
 """Minimum free space for a page, in bytes."""
 
@@ -58,14 +66,15 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[2]
 
 
 class _Terminal(Console):
-    """A console for texts that others wrote: it shows their control characters as escapes, and takes neither markup
-    nor the names of emoji in them for its own."""
+    """A console for texts that others wrote: it shows their control characters as escapes, and
+    takes neither markup nor the names of emoji in them for its own."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as rich prints it. All strings that are printed or stand in tables come here."""
+        """Return a string as rich prints it. All strings that are printed or stand in tables come
+        here."""
         return super().render_str(visible(text), **options)
 
 
@@ -75,7 +84,8 @@ err = _Terminal(stderr=True)
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """Show a progress bar for the current step on standard error, if that is a terminal, below all that is printed."""
+    """Show a progress bar for the current step on standard error, if that is a terminal, below all
+    that is printed."""
     if not err.is_terminal:
         yield lambda doing, done, total: None
         return
@@ -87,7 +97,8 @@ def progress_bars() -> Iterator[Report]:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a text of the program, with what others wrote in it shown as escapes where it would not be seen."""
+    """Print a text of the program, with what others wrote in it shown as escapes where it would not
+    be seen."""
     stream = sys.stderr if to_stderr else sys.stdout
     stream.write(f"{visible(text)}\n")
     stream.flush()
@@ -102,14 +113,16 @@ def show_styled(*parts: str | tuple[str, str]) -> None:
 
 
 def show_json(data: Mapping[str, Any]) -> None:
-    """Print one line of JSON. Its values are exact: what a terminal would obey is escaped as JSON escapes."""
+    """Print one line of JSON. Its values are exact: what a terminal would obey is escaped as JSON
+    escapes."""
     sys.stdout.write(
         visible_json(redacted(json.dumps(data, ensure_ascii=False, default=str))) + "\n"
     )
 
 
 def show_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print comma-separated values: exact for a file or another program, and visible on a terminal, as `ls` does."""
+    """Print comma-separated values: exact for a file or another program, and visible on a terminal,
+    as `ls` does."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(headings)
@@ -117,6 +130,7 @@ def show_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     text = lines.getvalue()
     if sys.stdout.isatty():
         text = visible(text)
+
     # Halves of surrogate pairs, which JSON may hold, have no bytes in UTF-8.
     sys.stdout.write(text.encode("utf-8", "backslashreplace").decode())
 
@@ -130,7 +144,8 @@ def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], obj
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Print one fact per line, without the empty ones. A fact may have several lines; a title may begin with one."""
+    """Print one fact per line, without the empty ones. A fact may have several lines; a title may
+    begin with one."""
     texts = {
         visible_line(name): redacted(str(value))
         for name, value in facts.items()
@@ -143,6 +158,7 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
     table.add_column(overflow="fold")
     for row in texts.items():
         table.add_row(*row)
+
     out.print(table)
 
 
@@ -155,9 +171,11 @@ def show_table(
         table.add_column(
             visible_line(heading), justify="left" if number < texts else "right", overflow="fold"
         )
+
     for row in rows:
         # A cell is one line, so that no key can look like a row.
         table.add_row(*map(visible_line, row))
+
     out.print(table)
 
 
@@ -169,7 +187,8 @@ def _title(title: str) -> str:
 
 def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
     """Return the bank, the estimator and the gate of a plan in words."""
-    bank, estimator = plan["bank"], describe(plan["estimator"])
+    bank = plan["bank"]
+    estimator = describe(plan["estimator"])
     return {
         "bank": f"{bank['queries']:,} queries of {bank['source']}, stored as {bank['collection']}",
         "estimator": f"{estimator}, strength {plan['strength']:g}",
@@ -195,7 +214,8 @@ def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
-    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted."""
+    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130
+    interrupted."""
     try:
         with _logging(program):
             code = _exit_code(app, program)
@@ -212,6 +232,7 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
             say(
                 f"{program}: cannot write the output: {problem.strerror or problem}", to_stderr=True
             )
+
     sys.exit(code)
 
 
@@ -230,7 +251,8 @@ class _Lines(logging.Handler):
 @contextmanager
 def _logging(program: str) -> Iterator[None]:
     """Print what the package logs, such as what a job waits for, within the block."""
-    logger, handler = log, _Lines(program)
+    logger = log
+    handler = _Lines(program)
     logger.addHandler(handler)
     try:
         yield
@@ -246,6 +268,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except _UsageError as error:
         if as_json:
             show_json({"error": {"type": type(error).__name__, "message": error.format_message()}})
+
         usage = io.StringIO()
         error.show(file=usage)
         say(redacted(usage.getvalue().rstrip("\n")), to_stderr=True)
@@ -264,6 +287,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         if fault := unsupported_libraries():
             report_error(UnsupportedVersion(fault), as_json=as_json, program=program)
             return FAILURE
+
         from pymilvus.exceptions import MilvusException
 
         report_error(
@@ -293,7 +317,8 @@ def _uri() -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Check that there is room for a page in this file, whose content stays. Raises UnreadableFile."""
+    """Check that there is room for a page in this file, whose content stays. Raises
+    UnreadableFile."""
     existed = path.exists()
     try:
         with open(path, "ab", buffering=0, opener=_open_without_waiting) as file:
@@ -324,7 +349,8 @@ def write_page(path: Path, page: str) -> None:
 def report_error(
     error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
 ) -> None:
-    """Print a line or, if unexpected, the traceback on standard error; with --json also an object."""
+    """Print a line or, if unexpected, the traceback on standard error; with --json also an
+    object."""
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})

@@ -22,7 +22,8 @@ def demo(
 ) -> None:
     """Correct a real retriever, built from Python's standard library, and measure before and after.
 
-    Queries are docstrings, items are function bodies. Everything is searched in Milvus; nothing is downloaded.
+    Queries are docstrings, items are function bodies. Everything is searched in Milvus; nothing is
+    downloaded.
 
     Example: milvus-hubness demo
     """
@@ -31,12 +32,14 @@ def demo(
 
     if keep and not uri:
         raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
+
     token = options.read_token(token_file)
     with (
         tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder,
         console.progress_bars() as progress,
     ):
         result = run(uri or str(Path(folder, "demo.db")), token, db, keep=keep, progress=progress)
+
     console.show_result(as_json, result, lambda: _show(result))
 
 
@@ -52,12 +55,16 @@ def _show(result: dict[str, Any]) -> None:
     console.show_table(None, ("", "R@1", "R@5", "R@10", "skewness of N_10"), rows)
     if result["examples"]:
         console.show_styled(("\nAnswered wrongly before, rightly now", "bold"))
+
     for example in result["examples"]:
         console.say(f"\n  {example['question']}")
-        before, after = example["before"], example["after"]
+        before = example["before"]
+        after = example["after"]
         console.show_styled(
             "    ", ("was", "red"), f" {before}\n    ", ("now", "green"), f" {after}"
         )
+
     if result["kept"]:
         console.say("\nKept: {collection}, {corrected_collection}".format(**result))
+
     console.say(f"\n{result['seconds']} s in all")

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL
+from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL, LocationWithoutCopy
 from milvus_hubness.cli import console, options
 
-Where = Literal["auto", "fields", "side", "vectors"]
+Where = Literal["auto", LocationWithoutCopy]
 
 
 def enable(
@@ -29,8 +29,8 @@ def enable(
     gate_targets: options.GateTargets = None,
     where: Annotated[
         Where,
-        "Bias location. fields: fields of the collection. side: a side collection with the same "
-        "keys. vectors: a second vector field, whose searches need no candidates.",
+        "Bias location. second_vector: a second vector field, whose searches need no candidates. "
+        "fields: fields of the collection. side_collection: a collection with the same keys.",
     ] = "auto",
     max_miss_rate: Annotated[
         float, "Share of the exact corrected top 10 that candidates may miss."
@@ -72,9 +72,11 @@ def enable(
         data: dict[str, Any] = {"plan": planned.to_dict()}
         if not as_json:
             show_enable_plan(data["plan"])
+
         if not plan:
             done = enable(store, planned, client_ttl=client_ttl, progress=progress)
             data["enable"] = done.to_dict()
+
     if as_json:
         console.show_json(data)
     elif plan:
@@ -114,12 +116,14 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         "vector field": f"{plan['field'] or console.UNNAMED}, {plan['metric']}, not changed",
         "rows": f"{plan['rows']:,}",
     }
-    if plan["where"] == "vectors":
+    if plan["where"] == "second_vector":
         facts["second field"] = f"{plan['second_vector']}, {plan['width']} wide{added}"
         facts["continues"] = "an interrupted run" if plan["carries_on"] else None
     else:
-        side = f"collection {plan['side']}, with the same keys"
-        facts["biases"] = side if plan["where"] == "side" else f"fields of the collection{added}"
+        side = f"collection {plan['side_collection']}, with the same keys"
+        facts["biases"] = (
+            side if plan["where"] == "side_collection" else f"fields of the collection{added}"
+        )
         facts["candidates"] = f"{plan['candidates']} a search"
         shares = list(plan["missed"].values())
         until = (
@@ -130,6 +134,7 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         )
         queries = f"mean over {plan['measured_queries']:,} queries"
         facts["missed"] = f"of the exact corrected top 10: {missed} candidates ({queries})"
+
     facts |= {**console.bank_words(plan), "note": "\n".join(plan["remarks"])}
     console.show_facts(f"Correction of {plan['source']} in place", facts)
 
@@ -143,8 +148,9 @@ def show_enabled(result: dict[str, Any]) -> None:
             )
         )
     else:
-        facts["biases"] = result["side"] or "fields of the collection"
+        facts["biases"] = result["side_collection"] or "fields of the collection"
         facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
+
     console.show_facts(
         "\nDone", {**facts, "bank": result["bank"], "took": f"{result['seconds']} s"}
     )

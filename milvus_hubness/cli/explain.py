@@ -39,9 +39,9 @@ def explain(
 ) -> None:
     """Show why a row is found or not, or why the answers to a query stand where they stand.
 
-    With KEY: its bias, and the bank queries that it answers, with its ranks before and after correction. With --query
-    or --query-number: the scores, biases and ranks of the answers, and of KEY if it is given. A collection that is not
-    corrected needs --bank.
+    With KEY: its bias, and the bank queries that it answers, with its ranks before and after
+    correction. With --query or --query-number: the scores, biases and ranks of the answers, and of
+    KEY if it is given. A collection that is not corrected needs --bank.
 
     Example: milvus-hubness explain products 4711 --bank queries.parquet --query-text text
     """
@@ -53,12 +53,15 @@ def explain(
         raise typer.BadParameter(
             "nothing to explain: give the KEY of a row, --query FILE or --query-number"
         )
+
     texts_from = query or bank.bank
     if query_text and not texts_from:
         raise InvalidInput(
             "the stored bank has no texts: pass --bank FILE, the file that it was read from"
         )
-    estimator, store = estimating.estimator(), connection.open()
+
+    estimator = estimating.estimator()
+    store = connection.open()
     queries = options.read_vectors(store, query)
     biased = _read(store, collection, bank, estimator, field)
     texts = (
@@ -66,11 +69,13 @@ def explain(
         if query_text
         else None
     )
+
     if query is None and query_number is None:
         row = explain.explain_row(biased, str(key), texts)
         result = {"explain": {"collection": biased.info.name, "row": as_plain(row)}}
         console.show_result(as_json, result, lambda: _show_row(row, top))
         return
+
     answers = explain.explain_query(
         biased, queries, query_number or 0, top=top, key=key, texts=texts
     )
@@ -103,6 +108,7 @@ def _show_row(row: RowExplanation, top: int) -> None:
     if not row.queries:
         console.say("\nIt is in the results of no bank query, before or after correction.")
         return
+
     lines = [
         (
             f"{number}: {text}" if text else str(number),
@@ -157,8 +163,8 @@ def hubs(
 ) -> None:
     """List the hubs and anti-hubs of a collection, before and after correction.
 
-    N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have none; the share is
-    that of all answers. A collection that is not corrected needs --bank.
+    N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have
+    none; the share is that of all answers. A collection that is not corrected needs --bank.
 
     Example: milvus-hubness hubs products --top 50 --csv
     """
@@ -167,10 +173,13 @@ def hubs(
 
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
-    estimator, store = estimating.estimator(), connection.open()
+
+    estimator = estimating.estimator()
+    store = connection.open()
     counted = options.read_vectors(store, queries)
     biased = _read(store, collection, bank, estimator, field)
     listed = explain.list_hubs(biased, counted, top=top)
+
     if as_csv:
         console.show_csv(explain.Occurrence._fields, listed.rows)
     else:

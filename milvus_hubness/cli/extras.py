@@ -33,6 +33,7 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
     extras = {error.extra, *OF_COMMANDS.get(command, ())}
     if "--http" in arguments:
         extras.add("serve")
+
     if uri.endswith(".db"):
         extras.add("lite")
 
@@ -42,6 +43,7 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
     modules = sorted({module for group in missing.values() for module in group})
     if len(modules) < 2:
         return error
+
     return MissingExtra(
         f'{", ".join(modules)} are not installed: pip install "milvus-hubness[{",".join(named)}]"',
         named[0],

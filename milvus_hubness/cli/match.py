@@ -39,7 +39,8 @@ def match(
 ) -> None:
     """Match many queries at once with the rows of a collection, and write the matches to a file.
 
-    The queries are balanced against all rows (query-aware Sinkhorn). An interrupted run continues where it stopped.
+    The queries are balanced against all rows (query-aware Sinkhorn). An interrupted run continues
+    where it stopped.
 
     Example: milvus-hubness match products --queries titles.parquet --out matches.parquet
     """
@@ -48,6 +49,7 @@ def match(
 
     if out.suffix not in SUFFIXES:
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, not {out.name!r}")
+
     console.check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
     bank = read_bank(connection.open(), queries)
@@ -59,6 +61,7 @@ def match(
         "with_bank": with_bank,
         "one_to_one": one_to_one,
     }
+
     with console.progress_bars() as progress:
         matches = client.match(
             collection,
@@ -70,6 +73,7 @@ def match(
             progress=progress,
             **choice,
         )
+
     client.close()
     _write(matches, folder / f"unfinished{out.suffix}", out)
     shutil.rmtree(folder)

@@ -52,7 +52,8 @@ Gate = Annotated[
 ]
 GateTargets = Annotated[
     int | None,
-    "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a --target-bank item.",
+    "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
+    "--target-bank item.",
 ]
 Pairs = Annotated[
     str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."
@@ -90,15 +91,18 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
     from milvus_hubness.milvus.store.server import connect
 
-    # pymilvus sets its level when it is imported, and would log the traceback of each error that a command reports.
+    # pymilvus sets its level when it is imported, and would log the traceback of each error that a
+    # command reports.
     for library in ("pymilvus", "milvus_lite", "grpc"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
+
     remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, read_token(token_file), database))
 
 
 def read_token(token_file: Path | None) -> str:
-    """Return the token from a file or the environment. An argument would be readable in the process list."""
+    """Return the token from a file or the environment. An argument would be readable in the process
+    list."""
     token = read_token_file(token_file) if token_file else os.environ.get(TOKEN_VARIABLE, "")
     remember_secrets(token)
     return token
@@ -152,8 +156,8 @@ class EstimatorOptions:
     def estimator(self, current: dict[str, Any] | None = None) -> Estimator | None:
         """Return the estimator of the options; None if they name none.
 
-        current: the estimator in use, as its dictionary; its parameters apply unless the options name them.
-        --k and --alpha without --method mean NNN. Raises InvalidParameter.
+        current: the estimator in use, as its dictionary; its parameters apply unless the options
+        name them. --k and --alpha without --method mean NNN. Raises InvalidParameter.
         """
         from milvus_hubness.correction.estimators import from_dict
         from milvus_hubness.correction.estimators.base import class_name, with_parameters
@@ -167,6 +171,7 @@ class EstimatorOptions:
             )
         if self.method is None and not parameters:
             return None
+
         if self.method is None and current is not None:
             methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
             for name in (name for name in parameters if name in methods and name not in current):
@@ -174,6 +179,7 @@ class EstimatorOptions:
                     f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}"
                 )
             return from_dict(with_parameters(current, parameters))
+
         name = class_name(self.method or "nnn")
         return from_dict(with_parameters({"name": name}, parameters))
 
@@ -183,7 +189,8 @@ class EstimatorOptions:
 
 
 def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the option."""
+    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the
+    option."""
     result: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
@@ -193,4 +200,5 @@ def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
             result[name] = json.loads(value)
         except ValueError:
             result[name] = value
+
     return result

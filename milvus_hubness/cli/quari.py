@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 PairsFile = Annotated[
     str,
-    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its right "
+    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its "
+    "right "
     "answer, or, with --collection, 'key' of its row.",
 ]
 Collection = Annotated[
@@ -64,8 +65,8 @@ def train(
 ) -> None:
     """Train linear maps or a network on labelled pairs of vectors.
 
-    A tenth of the answered items is held out to choose the epoch. The network is written after every epoch;
-    --resume continues an interrupted training.
+    A tenth of the answered items is held out to choose the epoch. The network is written after
+    every epoch; --resume continues an interrupted training.
 
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
@@ -82,11 +83,13 @@ def train(
         "memory": MEMORY if form == "linear" and memory is None else memory or 0,
     }
     options |= pairs_of(param, "--param") | ({} if epochs is None else {"epochs": epochs})
+
     if unknown := options.keys() - of_network - of_training:
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(
             f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}"
         )
+
     sizes = {name: value for name, value in options.items() if name in of_network}
     settings_of: Any = TrainingSettings.linear if form == "linear" else TrainingSettings
     settings = settings_of(
@@ -95,6 +98,7 @@ def train(
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
     check_writable(curves)
+
     with progress_bars() as progress:
         rows = read_labelled(pairs, collection, connection.open, field, progress)
         labelled = Pairs(rows.queries, rows.gallery, rows.answers)
@@ -107,6 +111,7 @@ def train(
             encoder=encoder,
             progress=progress,
         )
+
     write_page(curves, learning_curves(network.history, network.best_epoch))
     facts = {
         **_facts(network),
@@ -128,19 +133,23 @@ def _facts(network: Checkpoint) -> dict[str, Any]:
 
 
 def _in_words(facts: dict[str, Any]) -> dict[str, object]:
-    sizes, judged = facts["config"], {}
+    sizes = facts["config"]
+    judged = {}
     form = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}".format(
         **sizes
     )
     if sizes["form"] == "linear":
         form = "d {dim}, two linear maps".format(**sizes)
+
     if facts["history"]:
-        before, best = facts["before"], facts["best"]
+        before = facts["before"]
+        best = facts["best"]
         judged = {
             "epochs": f"{facts['history'][-1]['epoch']} of {facts['settings']['epochs']}, best {best['epoch']}",
             "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
             "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
         }
+
     return {
         "network": facts["network"],
         "curves": facts.get("curves"),
@@ -196,7 +205,8 @@ def evaluate(
 ) -> None:
     """Evaluate a network on labelled pairs that it was not trained on.
 
-    Compares the raw search, the corrected search if the collection has biases, and the re-ranked search.
+    Compares the raw search, the corrected search if the collection has biases, and the re-ranked
+    search.
 
     Example: milvus-hubness quari eval network.safetensors --pairs new_pairs.npz --collection products
     """
@@ -208,6 +218,7 @@ def evaluate(
     with progress_bars() as progress:
         labelled = read_labelled(pairs, collection, connection.open, field, progress)
         result = labelled.evaluate(reranker)
+
     show_result(as_json, {"quari": result}, lambda: _show_evaluation(result))
 
 
@@ -226,6 +237,7 @@ def _show_evaluation(result: dict[str, Any]) -> None:
     show_table(f"{result['queries']} queries", ("", *result["raw"]), rows)
     for name, gain in result["gain"].items():
         say(f"R@1 against {name}: {points(tuple(gain.values()))}")
+
     say("{milliseconds:.1f} ms a query for {candidates} candidates".format(**result))
 
 

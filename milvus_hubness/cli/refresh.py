@@ -69,7 +69,8 @@ def refresh(
 ) -> None:
     """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
 
-    Exits with 3 if the new biases were not adopted: they are evaluated as worse, or rows that expire would live longer.
+    Exits with 3 if the new biases were not adopted: they are evaluated as worse, or rows that
+    expire would live longer.
 
     Example: milvus-hubness refresh products --bank new_queries.npy --plan
     """
@@ -80,12 +81,14 @@ def refresh(
 
     if (refreshing.revert or refreshing.refit) and refreshing.live != "never":
         raise typer.BadParameter("--live takes neither --revert nor --refit")
+
     store = connection.open()
     estimator = None
     if estimating.is_named:
         state = require_state(store.info(collection).state_of(refreshing.field), collection)
         current = state.profiles.get(refreshing.profile or state.active)
         estimator = estimating.estimator(current.estimator if current else None)
+
     refresh_options = RefreshOptions(
         **vars(refreshing),
         bank=bank.read(store),
@@ -106,13 +109,15 @@ def refresh(
             as_json, data, lambda: console.show_facts(f"Nothing done to {collection}", text)
         )
         return
+
     console.show_result(as_json, {"refresh": result.to_dict()}, lambda: show_refresh(result))
     if result.action == "refused":
         raise typer.Exit(console.REFUSED)
 
 
 def show_refresh(result: RefreshResult) -> None:
-    planned, evaluation = result.planned, result.judged
+    planned = result.planned
+    evaluation = result.judged
     facts = {
         "to do" if planned else "done": f"{result.action} ({result.reason})",
         "rows scanned": f"{result.scanned:,}",
@@ -125,12 +130,14 @@ def show_refresh(result: RefreshResult) -> None:
         facts["skewness of N_10"] = f"{skews} (over {evaluation.queries:,} held-out queries)"
         facts["old top tens kept"] = f"{evaluation.overlap:.1%}"
         facts["R@1"] = ", ".join(f"{name} {r1:.1%}" for name, r1 in evaluation.r1.items())
+
     facts["former copy"] = result.former_copy
     facts["drift of the queries"] = result.drift.reason if result.drift else None
     facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in result.online_banks.items())
     title = "Would refresh" if planned else "Refreshed"
     if result.action == "refused":
         title = "Would not refresh" if planned else "Did not refresh"
+
     console.show_facts(f"{title} {result.collection}", facts)
 
 
@@ -171,6 +178,7 @@ def bank(
     terms = {name: value for name, value in options_of_bank.items() if value is not None}
     if off and terms:
         raise typer.BadParameter("--off takes no terms: give one or the other")
+
     store = connection.open()
     if off:
         stopped = online_bank.stop_online_bank(store, collection, field=field, profile=profile)
@@ -181,8 +189,10 @@ def bank(
         text = "Turned off." if stopped else f"{collection!r} has no online bank."
         console.show_result(as_json, result, lambda: console.say(text))
         return
+
     if terms:
         online_bank.start_online_bank(store, collection, field=field, profile=profile, **terms)
+
     statuses = online_bank.list_online_banks(store, collection)
     result = {"online_banks": [status.to_dict() for status in statuses]}
     console.show_result(as_json, result, lambda: _show_online_banks(collection, statuses))
@@ -201,5 +211,6 @@ def _show_online_banks(collection: str, statuses: Sequence[OnlineBankStatus]) ->
             "duplicates": f"cosine above {terms.duplicate_cosine:g}",
         }
         console.show_facts(collection, facts)
+
     if not statuses:
         console.say(f"{collection!r} has no online bank: turn one on with --rate.")

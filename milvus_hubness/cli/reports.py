@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
 GATED = (
-    "only queries whose raw best item is the nearest of some bank query{} are corrected, as with --gate 1{}; migrate, "
+    "only queries whose raw best item is the nearest of some bank query{} are corrected, as with "
+    "--gate 1{}; migrate, "
     "enable and refresh follow, and --gate 0 corrects all"
 )
 BANK_ALONE = (
-    "Measured on the bank alone: this does not notice a bank of items instead of queries, or of one topic. "
+    "Measured on the bank alone: this does not notice a bank of items instead of queries, or of "
+    "one topic. "
     "Pass --queries or --pairs to be sure."
 )
 
@@ -48,8 +50,8 @@ def tune(
 ) -> None:
     """Try every method on a collection and recommend one, or none; migrate and refresh follow it.
 
-    Compares R@1 with --pairs, and otherwise how evenly answers fall on the items. Without --bank, uses the
-    bank of a corrected collection.
+    Compares R@1 with --pairs, and otherwise how evenly answers fall on the items. Without --bank,
+    uses the bank of a corrected collection.
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
@@ -58,6 +60,7 @@ def tune(
 
     if queries and pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
+
     store = connection.open()
     query_vectors, answers = (
         read_pairs(pairs) if pairs else (options.read_vectors(store, queries), None)
@@ -73,16 +76,22 @@ def tune(
             target_bank=options.read_vectors(store, target_bank),
             progress=progress,
         ).to_dict()
+
     note = BANK_ALONE if query_vectors is None else ""
     console.show_result(as_json, {"tune": tuning}, lambda: _show_tuning(collection, tuning, note))
 
 
 def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
-    choice, parts, weights = tuning["choice"], [], []
+    choice = tuning["choice"]
+    parts = []
+    weights = []
     if choice:
-        parts, weights = [choice], [1]
+        parts = [choice]
+        weights = [1]
         if tuning["labelled"]:  # Then a Blend is a mix of trials.
-            parts, weights = choice.get("estimators", parts), choice.get("weights", weights)
+            parts = choice.get("estimators", parts)
+            weights = choice.get("weights", weights)
+
     shares = dict(zip(map(describe, parts), rounded_shares(weights), strict=True))
     rows = []
     for number, trial in enumerate(tuning["rows"]):
@@ -92,7 +101,8 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
             tuning["gate_targets"],
         )
         if number <= MAX_TRIALS or (is_alike and method in shares):
-            r1, gain = trial["r1"], trial["gain"]
+            r1 = trial["r1"]
+            gain = trial["gain"]
             gain_text = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else ""
             share = f"{shares.pop(method)}%" if is_alike and method in shares else ""
             gate = f", gate {trial['gate']}" if trial["gate"] else ""
@@ -100,15 +110,18 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
             recall = "" if r1 is None else f"{100 * r1:.1f}"
             excess = f"{trial['excess_answers']:.1%}"
             rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, excess, share))
+
     headings = ("method", "strength", "R@1", "gain, 95%", "excess answers", "share")
     console.show_table(f"The best of {len(tuning['rows']) - 1} trials", headings, rows)
     console.show_styled((f"\n{visible_line(collection)}: {tuning['verdict']}", "bold"))
     if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         console.say(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
+
     if tuning["gate"]:
         over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
         console.say(GATED.format(*over))
+
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
     console.say(
@@ -144,7 +157,8 @@ def diagnose(
     ] = None,
     group_by: Annotated[
         str | None,
-        "Scalar field; each of its frequent values gets its share of the answers, and the share due to it.",
+        "Scalar field; each of its frequent values gets its share of the answers, and the share "
+        "due to it.",
     ] = None,
     max_skewness: Annotated[
         float | None, "Exit with 3 if the skewness after correction is above this."
@@ -157,8 +171,8 @@ def diagnose(
 ) -> None:
     """Write a page that shows the hubs of a collection, and what correction does or would do about them.
 
-    Takes --queries or --pairs; a collection that is not corrected needs --bank. Exits with 3 if a measured value is
-    beyond --max-skewness or --min-gain; the page is written first.
+    Takes --queries or --pairs; a collection that is not corrected needs --bank. Exits with 3 if a
+    measured value is beyond --max-skewness or --min-gain; the page is written first.
 
     Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
     """
@@ -173,10 +187,12 @@ def diagnose(
             )
         if not image_folder.is_dir():
             raise typer.BadParameter(f"--image-folder {str(image_folder)!r} is no folder: name one")
+
     if min_gain is not None and not pairs:
         raise typer.BadParameter("--min-gain needs right answers: pass --pairs")
     if bool(queries) == bool(pairs):
         raise typer.BadParameter("give either --queries or --pairs")
+
     console.check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
@@ -186,6 +202,7 @@ def diagnose(
         if query_text
         else None
     )
+
     with console.progress_bars() as progress:
         diagnosis = collections.diagnose(
             store,
@@ -200,6 +217,7 @@ def diagnose(
             group_by=group_by,
             progress=progress,
         )
+
     images = Images(image_folder)
     console.write_page(output, collections.render(diagnosis, image_field, images))
     crossed = _crossed(diagnosis, max_skewness, min_gain)
@@ -212,32 +230,41 @@ def diagnose(
     console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
     if images.remark:
         console.say(f"milvus-hubness: warning: {images.remark}", to_stderr=True)
+
     for message in crossed:
         console.say(f"milvus-hubness: {message}", to_stderr=True)
+
     if crossed:
         raise typer.Exit(console.REFUSED)
 
 
 def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float | None) -> list[str]:
     """Return a message about each threshold that a measured value is beyond."""
-    skewness, gain = diagnosis.after.skewness, diagnosis.gain
+    skewness = diagnosis.after.skewness
+    gain = diagnosis.gain
     messages = []
     if max_skewness is not None and skewness > max_skewness:
         messages.append(
-            f"the skewness after correction, {skewness:.2f}, is above --max-skewness {max_skewness:g}"
+            f"the skewness after correction, {skewness:.2f}, is above --max-skewness "
+            f"{max_skewness:g}"
         )
+
     if min_gain is not None and gain is not None and 100 * gain.estimate < min_gain:
         messages.append(
             f"the gain of R@1, {100 * gain.estimate:+.2f} points, is below --min-gain {min_gain:g}"
         )
+
     return messages
 
 
 def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
-    before, after, recall = diagnosis.before, diagnosis.after, None
+    before = diagnosis.before
+    after = diagnosis.after
+    recall = None
     if diagnosis.gain is not None and diagnosis.retrieval_before and diagnosis.retrieval_after:
         r1s = f"{diagnosis.retrieval_before['R@1']:.1%} -> {diagnosis.retrieval_after['R@1']:.1%}"
         recall = f"{r1s}: {points(diagnosis.gain)}"
+
     facts = {
         "queries": f"{diagnosis.n_queries:,} over {diagnosis.n_items:,} items",
         "strength": f"{diagnosis.strength:g}",
@@ -273,6 +300,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
             "worst hubs",
         )
         console.show_table("\nBy value", headings, rows)
+
     if diagnosis.groups:
         table = []
         for group in diagnosis.groups:
@@ -284,6 +312,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
             first = f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}"
             top = f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}"
             table.append((group.name, f"{group.gallery:.1%}", right, first, top, *excess))
+
         answers = "first answers", f"first {diagnosis.k}", "excess, raw", "corrected"
         columns = (str(diagnosis.group_by), "items", "right answers", *answers)
         console.show_table(
@@ -326,7 +355,8 @@ def status(
 
 def status_words(status: Status, *, repair: str) -> dict[str, object]:
     """Return the status in words. repair: how to repair the rows of a killed job."""
-    intents, batches = status.write_intents, status.open_batches
+    intents = status.write_intents
+    batches = status.open_batches
     facts: dict[str, object] = {
         "corrected": "yes" if status.corrected else "no",
         "rows": f"{status.rows:,}",
@@ -340,9 +370,7 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
     if status.estimator and status.bank and status.age_seconds is not None:
         facts |= {
             "phase": status.phase,
-            "copied from": status.source
-            if status.where == "vectors" and not status.second_vector
-            else None,
+            "copied from": status.source if status.where == "vector" else None,
             "field": f"{status.field or console.UNNAMED}, {status.dim}-d {status.metric}, stored {status.width} wide",
             "biases": _bias_location(status),
             "quantizer": "needs biases in more columns: a refresh by the alias makes a copy that has them"
@@ -356,6 +384,7 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
             "rows without bias": f"{status.pending:,}",
             "last refresh": f"{span(status.age_seconds)} ago ({status.refreshed_at}), epoch {status.epoch}",
         }
+
     return facts
 
 
@@ -375,11 +404,15 @@ def _bias_location(status: Status) -> str:
     columns = ""
     if status.spread and status.spread > 1:
         columns = f", each in {status.spread} columns, times {status.bias_scale:g}, for a quantizer"
+
     if status.second_vector:
         return f"in {status.second_vector}, a second vector field{columns}"
     if status.missed is None:
         return f"in the vectors{columns}"
+
     location = (
-        f"in the side collection {status.side}" if status.side else "in fields of the collection"
+        f"in the side collection {status.side_collection}"
+        if status.side_collection
+        else "in fields of the collection"
     )
     return f"{location}; {status.candidates} candidates a search miss {status.missed:.1%} of the top 10"

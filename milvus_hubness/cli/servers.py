@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
 
 def print_event(event: Event) -> None:
-    """Print an event with its facts on standard output; nothing for a run in which nothing was due."""
+    """Print an event with its facts on standard output; nothing for a run in which nothing was
+    due."""
     if event.facts.get("result") == "ok" and event.facts["action"] == "none":
         return
+
     facts = {
         name: round(fact, 2) if isinstance(fact, float) else fact
         for name, fact in event.facts.items()
@@ -72,8 +74,10 @@ def serve(
         elif faults and all(fault.path[:1] != ("server",) for fault in file.faults):
             with suppress(ServerUnavailable):
                 faults += database_faults(file, connect())
+
         if faults:
             raise file.refusal(faults)
+
         if not check:
             _run(file, uri, connect, once, as_json)
             return
@@ -83,8 +87,10 @@ def serve(
             show_json(
                 {"error": {"type": type(error).__name__, "message": lines[0], "faults": lines}}
             )
+
         say("\n".join(lines), to_stderr=True)
         raise typer.Exit(USAGE) from None
+
     labels = [table.label for table in file.config.collection]
     result = {"check": {"config": str(file.path), "collections": labels}}
     show_result(as_json, result, lambda: say(f"{file.path}: valid, for {', '.join(labels)}"))
@@ -108,6 +114,7 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
             service.run()
             return
         outcomes = service.once()
+
     if caught:
         raise typer.Exit(128 + caught[0])
     if any(outcome.result == "failed" for outcome in outcomes):
@@ -115,7 +122,8 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 
 
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
-    """Return the address of the database and a function that opens it. Raises InvalidParameter for a password in it."""
+    """Return the address of the database and a function that opens it. Raises InvalidParameter for
+    a password in it."""
     table = file.config.server
     uri = table.uri or next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
     if "@" in urlsplit(uri).netloc:
@@ -123,6 +131,7 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
             f"the address in ${' or $'.join(URI_VARIABLES)} holds a user or a password: "
             "set $MILVUS_HUBNESS_TOKEN to user:password instead"
         )
+
     database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
     token_file = Path(table.token_file) if table.token_file else None
     return uri, lambda: open_store(uri, database, token_file)
@@ -170,7 +179,8 @@ def proxy(
     // MIB,
     max_in_flight_mib: Annotated[
         int | None,
-        "Large messages in memory, in MiB, half of them for one user. [default: 4 × --max-message-mib]",
+        "Large messages in memory, in MiB, half of them for one user. [default: 4 × "
+        "--max-message-mib]",
         {"min": 1},
     ] = None,
     as_json: AsJson = False,

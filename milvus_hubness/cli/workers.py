@@ -34,14 +34,17 @@ def run(options: ProxyOptions, listening: Callable[[int], object]) -> None:
     if options.workers == 1:
         asyncio.run(serve(options, listening))
         return
+
     workers: list[Worker] = []
     with suppress(KeyboardInterrupt), on_signals(_interrupt), _reserved(options) as reserved:
         options = replace(options, port=reserved.getsockname()[1])
         try:
             for _ in range(options.workers):
                 workers.append(Worker(options))
+
             for worker in workers:
                 worker.expect_listening()
+
             listening(options.port)
             _replace_ended(workers, options)
         finally:
@@ -58,13 +61,18 @@ def _interrupt(number: int) -> None:
 
 
 async def serve(options: ProxyOptions, listening: Callable[[int], object]) -> None:
-    """Run a proxy in this process until SIGTERM or SIGINT, a worker also until the process ends that started it."""
+    """Run a proxy in this process until SIGTERM or SIGINT, a worker also until the process ends
+    that started it."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    loop, stopped, parent = asyncio.get_running_loop(), asyncio.Event(), parent_process()
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    parent = parent_process()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+
     if parent:
         loop.add_reader(parent.sentinel, stopped.set)
+
     async with Proxy(options) as proxy:
         listening(proxy.port)
         await stopped.wait()
@@ -115,7 +123,8 @@ def _replace_ended(workers: list[Worker], options: ProxyOptions) -> None:
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:
-    """Return a socket that keeps the port from others but the workers, and does not listen itself."""
+    """Return a socket that keeps the port from others but the workers, and does not listen
+    itself."""
     try:
         host = options.host.strip("[]")
         family, kind, _, _, address = socket.getaddrinfo(
@@ -128,5 +137,6 @@ def _reserved(options: ProxyOptions) -> socket.socket:
         raise InvalidParameter(
             f"cannot listen on {options.host}:{options.port}: {error.strerror}"
         ) from None
+
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return reserved

@@ -219,7 +219,7 @@ class CandidateReranking(FrozenModel):
     biases from their scores.
     """
 
-    side: CollectionName | None
+    side_collection: CollectionName | None
     """The collection that holds the biases under the same keys; None if fields of the collection
     hold them.
     """
@@ -367,10 +367,10 @@ class CollectionState(FrozenModel):
             return SecondVectorCodec(*common, second=self.second_vector)
         if self.reranking is None:
             return VectorCodec(*common)
-        side, candidates = self.reranking.side, self.reranking.candidates
-        if side is None:
+        side_collection, candidates = self.reranking.side_collection, self.reranking.candidates
+        if side_collection is None:
             return FieldsCodec(*common, candidates=candidates)
-        return SideCollectionCodec(*common, side_collection=side, candidates=candidates)
+        return SideCollectionCodec(*common, side_collection=side_collection, candidates=candidates)
 
     @property
     def searched_field(self) -> str:

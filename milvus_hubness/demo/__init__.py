@@ -1,1 +1,1 @@
-"""The demo: correct a real retriever that is built from this machine's own Python standard library."""
+"""The demo: correct a real retriever, built from this machine's Python standard library."""

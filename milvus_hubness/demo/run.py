@@ -1,6 +1,8 @@
-"""The run of the demo: build a retriever from the standard library, load, search, migrate, search again.
+"""The run of the demo: build a retriever from the standard library, load, search, migrate, search
+again.
 
-Neither tower has seen the words of the other, so the gap between them, and with it the hubs, is real.
+Neither tower has seen the words of the other, so the gap between them, and with it the hubs, is
+real.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ MIN_BODY_CHARS = 60
 
 
 class Pair(NamedTuple):
-    """A question and its one right answer: a docstring and the source text after it, of "module.Class.function"."""
+    """A question and its one right answer: a docstring and the source text after it, of
+    "module.Class.function"."""
 
     name: str
     docstring: str
@@ -57,10 +60,12 @@ class Pair(NamedTuple):
 
 @cache
 def collect(root: Path | None = None) -> tuple[Pair, ...]:
-    """Return every documented function under `root` (default: the standard library), in a fixed order.
+    """Return every documented function under `root` (default: the standard library), in a fixed
+    order.
 
-    Of equal names, docstrings or bodies the first counts: each question has one right answer. Raises UnreadableFile
-    if no function is documented, as on a Python that ships without its sources.
+    Of equal names, docstrings or bodies the first counts: each question has one right answer.
+    Raises UnreadableFile if no function is documented, as on a Python that ships without its
+    sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: list[Pair] = []
@@ -71,13 +76,16 @@ def collect(root: Path | None = None) -> tuple[Pair, ...]:
             if seen.isdisjoint(pair):
                 seen.update(pair)
                 pairs.append(pair)
+
     if not pairs:
         raise UnreadableFile(f"no source files with documented functions under {root}")
+
     return tuple(pairs)
 
 
 def _source_files(root: Path) -> Iterator[Path]:
-    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests are left out."""
+    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests
+    are left out."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
@@ -98,9 +106,11 @@ def _walk(node: ast.AST, prefix: str, lines: list[str]) -> Iterator[Pair]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.expr):
             continue
+
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield from _walk(child, prefix, lines)
             continue
+
         name = f"{prefix}.{child.name}"
         if not isinstance(child, ast.ClassDef):
             docstring = ast.get_docstring(child) or ""
@@ -109,11 +119,13 @@ def _walk(node: ast.AST, prefix: str, lines: list[str]) -> Iterator[Pair]:
             ).strip()
             if len(docstring) >= MIN_DOCSTRING_CHARS and len(body) >= MIN_BODY_CHARS:
                 yield Pair(name, docstring, body)
+
         yield from _walk(child, name, lines)
 
 
 DIM = 256
-TRAIN, BANK = 0.4, 0.3
+TRAIN = 0.4
+BANK = 0.3
 RIDGE_ALPHA = 0.1
 MIN_PAIRS = 1000
 STAGES = 3
@@ -125,14 +137,18 @@ Positions = npt.NDArray[np.intp]
 
 
 class Retriever(NamedTuple):
-    """Unit vectors: gallery[i] (n, 256) is the one right answer to queries[i] (n, 256); bank (m, 256): docstrings of
-    functions that are neither in the gallery nor were trained on. names, docstrings: of the n test pairs."""
+    """The vectors of a retriever and of what it is tested with. All are unit vectors."""
 
     queries: Vectors
+    """(n, 256): the queries of the n test pairs."""
     gallery: Vectors
+    """(n, 256): `gallery[i]` is the one right answer to `queries[i]`."""
     bank: Vectors
+    """(m, 256): docstrings of functions that are neither in the gallery nor were trained on."""
     names: list[str]
+    """The functions of the n test pairs."""
     docstrings: list[str]
+    """The docstrings of the n test pairs."""
 
 
 def split_pairs(count: int, seed: int) -> list[Positions]:
@@ -144,12 +160,13 @@ def split_pairs(count: int, seed: int) -> list[Positions]:
 
 
 def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) -> Retriever:
-    """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors. Raises
-    InvalidInput for fewer than 1000 pairs."""
+    """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal
+    vectors. Raises InvalidInput for fewer than 1000 pairs."""
     if len(pairs) < MIN_PAIRS:
         raise InvalidInput(
             f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}"
         )
+
     _, texts, codes = zip(*pairs, strict=True)
     train, bank, test = parts = split_pairs(len(pairs), seed)
 
@@ -171,14 +188,16 @@ def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) 
 
 
 def words(text: str) -> list[str]:
-    """Return lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has three."""
+    """Return lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has
+    three."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the tower knows."""
+    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the
+    tower knows."""
     tfidf = TfidfVectorizer(
         tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True
     )
@@ -201,10 +220,12 @@ EXAMPLES = 5
 def run(
     uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Load the retriever's gallery into the Milvus at `uri`, measure before and after, and return plain data.
+    """Load the retriever's gallery into the Milvus at `uri`, measure before and after, and return
+    plain data.
 
-    raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and the seconds to search all queries. keep: leave the
-    collections in the database. Raises ServerUnavailable, StoreError, UnreadableFile.
+    raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and the seconds to search all
+    queries. keep: leave the collections in the database. Raises ServerUnavailable, StoreError,
+    UnreadableFile.
     """
     began = time.perf_counter()
     connect(uri, token, db_name, create=True).close()
@@ -213,6 +234,7 @@ def run(
     store = MilvusStore(plain)
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"
     had_ledger = store.exists(LEDGER)
+
     try:
         _load(plain, name, retriever, progress)
         before, raw = _measure(plain, name, retriever, "searching as it is", progress)
@@ -227,6 +249,7 @@ def run(
     finally:
         if not keep:
             _drop(store, name, had_ledger)
+
     return {
         "server": plain.get_server_version(),
         "queries": len(retriever.queries),
@@ -249,8 +272,10 @@ def _drop(store: MilvusStore, name: str, had_ledger: bool) -> None:
     copy = f"{name}_hubness"
     with suppress(NoMigration):
         clean(store, name, drop=copy)
+
     if store.exists(name):
         store.drop(name)
+
     if had_ledger:
         forget_leases(store, name, copy)
     elif store.exists(LEDGER):
@@ -276,7 +301,8 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
 ) -> tuple[npt.NDArray[np.int64], dict[str, float]]:
-    """Search all queries; return the keys (n, 10) of the results, best first, and their measures."""
+    """Search all queries; return the keys (n, 10) of the results, best first, and their
+    measures."""
     keys: list[list[int]] = []
     seconds = 0.0
     for part in chunks(list(retriever.queries), BATCH, doing, progress):
@@ -284,24 +310,26 @@ def _measure(
         results = client.search(collection, data=list(part), limit=TOP, output_fields=["id"])
         seconds += time.perf_counter() - began
         keys += [[hit["id"] for hit in hits] for hits in results]
+
     retrieved = np.array(keys)
     is_right = retrieved == np.arange(len(retrieved))[:, None]
     measures = {f"r{k}": round(100 * float(is_right[:, :k].any(1).mean()), 2) for k in (1, 5, 10)}
     skew = skewness(k_occurrence(retrieved, len(retriever.gallery), TOP))
+
     return retrieved, {**measures, "skewness": round(skew, 2), "seconds": round(seconds, 2)}
 
 
 def _examples(retriever: Retriever, before: Positions, after: Positions) -> list[dict[str, str]]:
-    """Return questions that the correction fixes; those that the worst hubs had taken come first."""
+    """Return questions that the correction fixes; those that the worst hubs had taken come
+    first."""
     counts = np.bincount(before, minlength=len(retriever.names))
     repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))
     examples: dict[str, dict[str, str]] = {}
     for i in repaired[np.argsort(-counts[before[repaired]], kind="stable")].tolist():
-        wrong, question = (
-            retriever.names[before[i]],
-            retriever.docstrings[i].strip().splitlines()[0],
-        )
+        wrong = retriever.names[before[i]]
+        question = retriever.docstrings[i].strip().splitlines()[0]
         examples.setdefault(
             wrong, {"question": question, "before": wrong, "after": retriever.names[i]}
         )
+
     return list(examples.values())[:EXAMPLES]

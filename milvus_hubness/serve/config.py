@@ -35,25 +35,30 @@ UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True)
 class Timing:
-    """A schedule. text: as in the file. every: the interval; None for cron."""
+    """A schedule."""
 
     text: str
+    """The schedule as it is in the file."""
     every: timedelta | None
+    """The interval; None for cron."""
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron. Raises InvalidParameter."""
+        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron. Raises
+        InvalidParameter."""
         text = text.strip()
         if interval := re.fullmatch(r"(\d+)\s*([smhd])", text):
             every = timedelta(**{UNITS[interval[2]]: min(int(interval[1]), 10**8)})
             if not timedelta(seconds=1) <= every < timedelta(days=366):
                 raise InvalidParameter(f"the interval {text!r} must be from a second to a year")
             return cls(text, every)
+
         if len(text.split()) != 5:
             raise InvalidParameter(
                 f'{text!r} is neither an interval, such as "60s", "5m", "2h" or "1d", nor the five fields of '
                 'cron, such as "30 4 * * *": minute, hour, day of the month, month, weekday'
             )
+
         try:
             next(CronSim(text, datetime(2024, 1, 1, tzinfo=timezone.utc)))
         except CronSimError as error:
@@ -62,11 +67,12 @@ class Timing:
             ) from None
         except StopIteration:
             raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
+
         return cls(text, None)
 
     def after(self, moment: datetime, zone: tzinfo) -> datetime:
-        """Return the next time after this one. zone: the time zone of cron, in which weekday 0 is Sunday, and of a day
-        of the month and a weekday one must hold."""
+        """Return the next time after this one. zone: the time zone of cron, in which weekday 0 is
+        Sunday, and of a day of the month and a weekday one must hold."""
         return (
             moment + self.every
             if self.every is not None
@@ -81,7 +87,8 @@ class Calendar:
     """The next times of tasks, by task, from `begin` on. zone: the time zone of cron."""
 
     def __init__(self, timings: Mapping[str, Timing], zone: tzinfo) -> None:
-        self._timings, self._zone = timings, zone
+        self._timings = timings
+        self._zone = zone
         self.next_times: dict[str, datetime] = {}
 
     def begin(self, moment: datetime) -> None:
@@ -90,7 +97,8 @@ class Calendar:
         }
 
     def passed(self, moment: datetime) -> dict[str, int]:
-        """Return how many times of each task have passed by this moment that no earlier call has counted."""
+        """Return how many times of each task have passed by this moment that no earlier call has
+        counted."""
         counts: dict[str, int] = {}
         for task in self.next_times:
             while self.next_times[task] <= moment:
@@ -100,7 +108,8 @@ class Calendar:
 
 
 def _from_folder(path: str, info: ValidationInfo) -> str:
-    """Return a path relative to the folder of the configuration; collections and addresses as they are."""
+    """Return a path relative to the folder of the configuration; collections and addresses as they
+    are."""
     if info.context is None or path.startswith(COLLECTION_PREFIX) or "://" in path:
         return path
     return str(info.context / path)
@@ -111,6 +120,7 @@ def _without_password(uri: str) -> str:
         raise ValueError(
             "holds a user or a password: keep them in token_file or $MILVUS_HUBNESS_TOKEN"
         )
+
     return uri
 
 
@@ -122,6 +132,7 @@ def _address(text: str) -> str:
         raise ValueError(
             f'{text!r} has no host: write "127.0.0.1{text}" for this machine only, or "0.0.0.0{text}" for any'
         )
+
     return text
 
 
@@ -149,7 +160,8 @@ class _Table(BaseModel):
 
 
 class ServerTable(_Table):
-    """The database. A missing key takes its value from the environment, as in the other commands."""
+    """The database. A missing key takes its value from the environment, as in the other
+    commands."""
 
     uri: Annotated[FilePath, AfterValidator(_without_password)] | None = None
     db: str | None = None
@@ -157,43 +169,52 @@ class ServerTable(_Table):
 
 
 class HttpTable(_Table):
-    """The HTTP endpoint. listen: HOST:PORT of the page, the metrics and the probes."""
+    """The HTTP endpoint."""
 
     listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9108"
+    """HOST:PORT of the page, the metrics and the probes."""
 
 
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    name: of the collection, or an alias. field, profile, tolerance, live, client_ttl, restart_ttl: as in
-    `RefreshOptions`. bank,
-    target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method, params: None for the current
-    estimator. rows_per_second: of written rows. pairs: a file of labelled queries for the evaluation. schedule: when
-    rows without a bias get one. full_schedule: when, as at the start, the bank is checked; if it or the method has
-    changed, all biases are computed. pending_share: of all rows; so many rows without a bias get one between these
-    times.
+    `field`, `profile`, `tolerance`, `live`, `client_ttl` and `restart_ttl` are those of
+    `RefreshOptions`.
     """
 
     name: Name
+    """The collection, or an alias."""
     field: Name | None = None
     profile: Name | None = None
     bank: FilePath | None = None
+    """A file, or collection:NAME."""
     bank_column: Name | None = None
+    """The array, column or vector field of `bank` that holds the queries, as in `read_bank`."""
     target_bank: FilePath | None = None
+    """A file, or collection:NAME."""
     method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = (
         None
     )
+    """The alias of the estimator; None for the current estimator."""
     params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of `method`."""
     override: bool = False
-    """Whether `method` and `params` may differ from the verdict of tune, which is refused otherwise."""
+    """Whether `method` and `params` may differ from the verdict of tune, which is refused
+    otherwise."""
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
     schedule: When = Timing.parse("60s")
+    """When rows without a bias get one."""
     full_schedule: When = Timing.parse("0 3 * * *")
+    """When, as at the start, the bank is checked; if it or the method has changed, all biases are
+    computed."""
     live: Live = "never"
     pairs: FilePath | None = None
+    """A file of labelled queries for the evaluation."""
     rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Maximum rows written per second."""
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of all rows; so many rows without a bias get one between these times."""
     restart_ttl: bool = False
 
     @field_validator("bank_column")
@@ -210,6 +231,7 @@ class CollectionTable(_Table):
             raise ValueError(
                 "adds sampled queries to the bank in use: remove the key bank, or this one"
             )
+
         return live
 
     @field_validator("params")
@@ -229,11 +251,13 @@ class CollectionTable(_Table):
         return override
 
     def estimator(self) -> Estimator | None:
-        """Return the estimator of method and params; None for the current one. Raises InvalidParameter."""
+        """Return the estimator of method and params; None for the current one. Raises
+        InvalidParameter."""
         return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
 
     def refresh_options(self, store: Store, *, full: bool) -> RefreshOptions:
-        """Return the options of a refresh: of rows without a bias, or full. Raises as `read_bank` does."""
+        """Return the options of a refresh: of rows without a bias, or full. Raises as `read_bank`
+        does."""
         options: dict[str, Any] = {} if self.client_ttl is None else {"client_ttl": self.client_ttl}
         if full:
             options |= {
@@ -243,6 +267,7 @@ class CollectionTable(_Table):
                 "live": self.live,
                 "labels": Labels.load(self.pairs) if self.pairs else None,
             }
+
         return RefreshOptions(
             field=self.field,
             profile=self.profile,
@@ -259,9 +284,10 @@ class CollectionTable(_Table):
 
 
 class ServeConfig(_Table):
-    """The whole configuration. timezone: the time zone of cron schedules."""
+    """The whole configuration."""
 
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    """The time zone of cron schedules."""
     server: ServerTable = ServerTable()
     http: HttpTable = HttpTable()
     collection: Annotated[list[CollectionTable], Field(min_length=1)]

@@ -63,8 +63,8 @@ class Fault(NamedTuple):
 
 
 class ConfigFile:
-    """A configuration file and its faults. config: without the faulty keys, so that the rest can be checked too. Raises
-    InvalidConfig if nothing remains to check."""
+    """A configuration file and its faults. config: without the faulty keys, so that the rest can be
+    checked too. Raises InvalidConfig if nothing remains to check."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,6 +84,7 @@ class ConfigFile:
             raise InvalidConfig(
                 f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}"
             ) from None
+
         folder = path.resolve().parent
         self.faults: list[Fault] = []
         try:
@@ -95,6 +96,7 @@ class ConfigFile:
                 self.config = ServeConfig.model_validate(_without(data, errors), context=folder)
             except ValidationError:
                 raise self.refusal(self.faults) from None
+
         self.faults += self._duplicates()
 
     def _duplicates(self) -> Iterator[Fault]:
@@ -130,6 +132,7 @@ def _expect_flat(data: dict[str, Any]) -> None:
         ]
         if not level:
             return
+
     raise RecursionError
 
 
@@ -144,8 +147,13 @@ _PARTS = re.compile(
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each statement and its text. A text that is no valid TOML has no statements."""
-    line, first, start, depth = 1, 1, 0, 0
+    """Yield the first line of each statement and its text. A text that is no valid TOML has no
+    statements."""
+    line = 1
+    first = 1
+    start = 0
+    depth = 0
+
     for part in _PARTS.finditer(text + "\n"):
         token = part[0]
         line += token.count("\n")
@@ -155,7 +163,8 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
             depth -= 1
         elif token == "\n" and depth == 0:
             yield first, text[start : part.end()]
-            first, start = line, part.end()
+            first = line
+            start = part.end()
 
 
 def _lines(text: str) -> dict[tuple[str | int, ...], int]:
@@ -176,7 +185,9 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
             for key, value in data.items():
                 note((*table, key), value, line)
             continue
-        table, value = (), data
+
+        table = ()
+        value = data
         while isinstance(value, dict) and value:
             [(key, value)] = value.items()
             table = (*table, key)
@@ -184,9 +195,11 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
             if isinstance(value, list):  # A header in double brackets begins the next element.
                 counts[table] = counts.get(table, 0) + 1
                 value = None
+
             if table in counts:  # A header in single brackets continues the last one.
                 table = (*table, counts[table] - 1)
                 lines.setdefault(table, line)
+
     return lines
 
 
@@ -197,17 +210,20 @@ def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
-    """Return the configuration without the faulty keys; a collection without a name gets UNNAMED."""
+    """Return the configuration without the faulty keys; a collection without a name gets
+    UNNAMED."""
     rest = deepcopy(data)
     for error in errors:
         *path, key = error["loc"]
         table: Any = rest
         for part in path:
             table = table.get(part, {}) if isinstance(table, dict) else table[part]
+
         if path[:1] == ["collection"] and key == "name":
             table["name"] = UNNAMED
         elif isinstance(table, dict):
             table.pop(key, None)
+
     return rest
 
 
@@ -218,20 +234,25 @@ def _named(path: KeyPath) -> str:
             ", ".join([f"{path[0]} {path[1] + 1}", ".".join(map(str, path[2:]))]).rstrip(", ")
             + ": "
         )
+
     return ".".join(map(str, path)) + ": " if path else ""
 
 
 def _message(error: ErrorDetails) -> str:
-    path, kind, value = error["loc"], error["type"], error["input"]
+    path = error["loc"]
+    kind = error["type"]
+    value = error["input"]
     if kind == "extra_forbidden":
         return _unknown(path)
     if kind == "missing":
         return "is missing" if path != ("collection",) else "is missing: add a [[collection]]"
     if path == ("collection",):
         return "must be written [[collection]], in double brackets, with a name in it"
+
     context = error.get("ctx", {})
     if "error" in context:
         return str(context["error"])
+
     message = error["msg"].replace("Input should be", "must be")
     return message if isinstance(value, Mapping) else f"{message}, not {reprlib.repr(value)}"
 
@@ -242,15 +263,18 @@ def _unknown(path: KeyPath) -> str:
         return "secrets are not allowed here: name a token_file, or set $MILVUS_HUBNESS_TOKEN"
     if len(path) > 1 and path[0] == "collection" and key in TUNED:
         return "is chosen by tune, and refreshes keep it: remove this key"
+
     table = ServeConfig if len(path) == 1 else _TABLES[str(path[0])]
     keys = list(table.model_fields)
     if near := get_close_matches(key, keys, n=1):
         return f"unknown key, did you mean {near[0]!r}?"
+
     return f"unknown key; allowed keys: {', '.join(keys)}"
 
 
 def file_faults(file: ConfigFile) -> list[Fault]:
-    """Return faults for files that do not exist or cannot be read: the token, banks and labelled pairs."""
+    """Return faults for files that do not exist or cannot be read: the token, banks and labelled
+    pairs."""
     faults = []
     token = file.config.server.token_file
     if token is not None:
@@ -258,6 +282,7 @@ def file_faults(file: ConfigFile) -> list[Fault]:
             read_token(token)
         except UnreadableFile as error:
             faults.append(Fault(("server", "token_file"), str(error)))
+
     problems: dict[tuple[str, ...], str | None] = {}
     for number, table in enumerate(file.config.collection):
         readers: dict[str, partial[Any]] = {
@@ -274,6 +299,7 @@ def file_faults(file: ConfigFile) -> list[Fault]:
                 problems[place] = _problem(read)
             if problem := problems[place]:
                 faults.append(Fault(("collection", number, key), problem))
+
     return faults
 
 
@@ -295,10 +321,11 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
 
 
 def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -> list[Fault]:
-    """Return faults for names that the database lacks, and for banks that do not fit it. Raises ServerUnavailable.
+    """Return faults for names that the database lacks, and for banks that do not fit it. Raises
+    ServerUnavailable.
 
-    of_states: also for collections and banks that cannot be read, which are no faults of the file: a service goes on
-    with the other collections.
+    of_states: also for collections and banks that cannot be read, which are no faults of the file:
+    a service goes on with the other collections.
     """
     faults = []
     for number, table in enumerate(file.config.collection):
@@ -310,6 +337,7 @@ def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -
         except StateError as error:
             if of_states:
                 faults.append(Fault(("collection", number, "name"), str(error)))
+
     return faults
 
 
@@ -324,23 +352,29 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
     except InvalidInput as error:
         yield "field", str(error)
         return
+
     if state is None:
         field = f"field {table.field!r} of {info.name!r}" if table.field else f"{info.name!r}"
         yield "name", f"{field} is not corrected: migrate or enable it first"
         return
+
     if state.phase != "ready":
         yield "name", f"{info.name!r} is unfinished: continue its migration first"
+
     if table.profile is not None and table.profile not in state.profiles and table.bank is None:
         profiles = ", ".join(state.profiles)
         yield (
             "profile",
             f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank",
         )
+
     if table.profile in (None, state.active):
-        # A verdict is about one bank: the one that the next refresh uses, unless the file names another.
+        # A verdict is about one bank: the one that the next refresh uses, unless the file names
+        # another.
         verdict = info.verdicts.of(state.field, state.profile.bank.fingerprint)
         if message := _differs_from_verdict(table, verdict):
             yield "method", message
+
     for key, bank, column in _banks(table):
         try:
             read_bank(store, bank, column).expect_dim(
@@ -354,13 +388,16 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
 
 
 def _differs_from_verdict(table: CollectionTable, tuning: TuningRecord | None) -> str | None:
-    """Return a message if the method of the file differs from the one that tune chose for the collection."""
+    """Return a message if the method of the file differs from the one that tune chose for the
+    collection."""
     estimator = table.estimator()
     if estimator is None or table.override or tuning is None or tuning.choice is None:
         return None
     if is_same(estimator, tuning.choice):
         return None
+
     return (
-        f"{describe(to_dict(estimator))} differs from {describe(tuning.choice)}, which tune chose on "
+        f"{describe(to_dict(estimator))} differs from {describe(tuning.choice)}, which tune chose "
+        "on "
         f"{tuning.tuned_at:%Y-%m-%d}: remove method and params, or add override = true"
     )

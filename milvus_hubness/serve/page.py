@@ -39,19 +39,22 @@ SHOWN_RUNS = 8
 LONGEST = 300
 MOST_TEETH = 100
 COUNTS = (("Scanned", "scanned"), ("Changed", "written"), ("Skipped", "skipped"))
-"""The columns of the table of runs that count rows, and the fields of a reconciliation with the counts."""
+"""The columns of the table of runs that count rows, and the fields of a reconciliation with the
+counts."""
 
 
 MOMENT = "{:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _policy() -> str:
-    """Return a policy that allows only the page's own style, and forbids other sites to frame the page."""
+    """Return a policy that allows only the page's own style, and forbids other sites to frame the
+    page."""
     page = files(__package__).joinpath("page.html").read_text("utf-8")
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(
         hashlib.sha256((style[1] if style else "").encode()).digest()
     ).decode()
+
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
@@ -66,8 +69,8 @@ HEADERS = {
 
 
 def render(view: ServiceView, *, renews: bool = True) -> str:
-    """Return the page, in UTF-8. renews: whether browsers load it again every 30 seconds, which takes the focus of
-    keyboards and screen readers away."""
+    """Return the page, in UTF-8. renews: whether browsers load it again every 30 seconds, which
+    takes the focus of keyboards and screen readers away."""
     return _template().render(
         view=view,
         renews=renews,
@@ -88,7 +91,8 @@ def _template() -> Template:
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
-    """Return the latest reconciliations that changed something or failed, last one first, equal neighbours as one."""
+    """Return the latest reconciliations that changed something or failed, last one first, equal
+    neighbours as one."""
     shown = [
         outcome
         for outcome in reversed(outcomes)
@@ -117,7 +121,8 @@ def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
 
 
 def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the measured skewness, raw and with the biases in use. Refused new biases are rings."""
+    """Return a chart of the measured skewness, raw and with the biases in use. Refused new biases
+    are rings."""
     measured = [outcome for outcome in outcomes if outcome.skewness]
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
@@ -128,6 +133,7 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
     ]
     if not lines:
         return None
+
     marks = [
         Mark(
             outcome.at, outcome.skewness["new"], "refused", f"refused {outcome.skewness['new']:.2f}"
@@ -141,7 +147,8 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the age of the biases, if known, before and after each of not very many reconciliations."""
+    """Return a chart of the age of the biases, if known, before and after each of not very many
+    reconciliations."""
     measured = [
         (outcome, outcome.bias_age_seconds)
         for outcome in outcomes
@@ -149,12 +156,14 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
     ]
     if not measured:
         return None
+
     points: list[tuple[datetime, float]] = []
     for outcome, age in measured:
         if outcome.oldest_seconds:
             points.append((outcome.at, outcome.oldest_seconds))
         if len(measured) <= MOST_TEETH or not points:
             points.append((outcome.at, age))
+
     last, last_age = measured[-1]
     current = last_age + (until - last.at).total_seconds()
     points.append((until, current))
@@ -164,14 +173,15 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
         f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False
     )
     title = "Age of the biases over time"
+
     return timeline(title, [line], outcomes[0].at, until, lambda value: f"{value:.4g} {unit}")
 
 
 def service_routes(
     view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
 ) -> list[Route]:
-    """Return the routes. /still is the page without renewal. /healthz gives 503 once a thread has ended; /readyz until
-    all collections were reconciled."""
+    """Return the routes. /still is the page without renewal. /healthz gives 503 once a thread has
+    ended; /readyz until all collections were reconciled."""
 
     def health() -> RedactedResponse:
         if is_alive():

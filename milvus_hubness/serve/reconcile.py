@@ -38,16 +38,18 @@ UNFINISHED = "unfinished"
 
 
 class Reconciliation(BaseModel):
-    """The result of one reconciliation, with fields of `RefreshResult`. at: when it ended. result: "busy" if another
-    process was working on the collection. action: "unfinished" unless the result is "ok". message: the reason or the
-    error. oldest_seconds: the greatest age of the biases since the previous stored result. drift: its statistic."""
+    """The result of one reconciliation, with fields of `RefreshResult`."""
 
     model_config = ConfigDict(frozen=True)
 
     at: datetime
+    """When it ended."""
     result: Result
+    """How it ended; "busy" if another process was working on the collection."""
     action: str = UNFINISHED
+    """That of the refresh; "unfinished" unless the result is "ok"."""
     message: str = ""
+    """The reason or the error."""
     seconds: float = 0.0
     rows: int = 0
     pending: int = 0
@@ -57,9 +59,11 @@ class Reconciliation(BaseModel):
     epoch: int = 0
     bias_age_seconds: float | None = None
     oldest_seconds: float = 0.0
+    """The greatest age of the biases since the previous stored result."""
     skewness: dict[str, float] = {}
     overlap: float | None = None
     drift: float | None = None
+    """The statistic of the drift of the queries."""
     online_banks: dict[str, int] = {}
     write_intents: int = 0
 
@@ -101,19 +105,22 @@ def now() -> datetime:
 OpenStore = Callable[[], Store]
 Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
 Task = Literal["share", "pending", "full"]
-"""share: fill rows without a bias if there are enough of them. pending: in any case. full: and check the bank."""
+"""share: fill rows without a bias if there are enough of them. pending: in any case. full: and
+check the bank."""
 SERVICE_LEASE_SECONDS = 90.0
 
 
 class Reconciler:
-    """Runs reconciliations. open_store: called at the first reconciliation, and again after the database
-    failed. stop: set it to end a reconciliation soon."""
+    """Runs reconciliations. open_store: called at the first reconciliation, and again after the
+    database failed. stop: set it to end a reconciliation soon."""
 
     def __init__(
         self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event
     ) -> None:
         self.table = table
-        self._open_store, self._refresh, self._stop = open_store, refresh, stop
+        self._open_store = open_store
+        self._refresh = refresh
+        self._stop = stop
         self._opened: Store | None = None
         self._lease: Lease | None = None
         self._held = ExitStack()
@@ -130,48 +137,54 @@ class Reconciler:
         return self._opened is not None
 
     def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
-        """Reconcile once; return None if the task is "share" and too few rows lack a bias. alone: hold the lease of the
-        service on this profile until `release`."""
+        """Reconcile once; return None if the task is "share" and too few rows lack a bias. alone:
+        hold the lease of the service on this profile until `release`."""
         began = time.perf_counter()
         result: Result
         try:
             if alone:
                 self._acquire()
+
             if task == "share" and not self._share_waits():
                 return None
             options = self.table.refresh_options(self.store, full=task == "full")
             options = replace(options, stop=self._stop, progress=progress)
             return Reconciliation.of(self._refresh(self.store, self.table.name, options))
         except Cancelled as error:
-            result, message = "stopped", str(error)
+            result = "stopped"
+            message = str(error)
         except (LeaseHeld, LeaseLost) as error:
-            result, message = "busy", str(error)
+            result = "busy"
+            message = str(error)
         except HubnessError as error:
-            result, message = "failed", str(error)
+            result = "failed"
+            message = str(error)
             if isinstance(error, StoreError):
                 self._opened = None
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            result, message = (
-                "failed",
-                f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})",
-            )
+            result = "failed"
+            message = f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
+
         return Reconciliation(
             at=now(), result=result, message=message, seconds=time.perf_counter() - began
         )
 
     def release(self) -> None:
-        """Release the lease of the service on this profile, so that another service can take over."""
+        """Release the lease of the service on this profile, so that another service can take
+        over."""
         self._held.close()
         self._lease = None
 
     def _acquire(self) -> None:
-        """Acquire the lease of the service on this profile. Raises LeaseHeld if another service holds it."""
+        """Acquire the lease of the service on this profile. Raises LeaseHeld if another service
+        holds it."""
         if self._lease is None:
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
             lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
             self._lease = self._held.enter_context(lease)
             return
+
         try:
             self._lease.check()
         except LeaseLost:
@@ -192,8 +205,9 @@ QUIET = timedelta(minutes=10)
 
 
 class History:
-    """The latest results of a collection, about `size`. Results without a change, and repeated failures, are stored at
-    most once in ten minutes. Results "busy" are not stored: the other process stores its own."""
+    """The latest results of a collection, about `size`. Results without a change, and repeated
+    failures, are stored at most once in ten minutes. Results "busy" are not stored: the other
+    process stores its own."""
 
     def __init__(self, label: str, size: int) -> None:
         self._size = size
@@ -216,6 +230,7 @@ class History:
         for record in store.records(LEDGER, self._group):
             with suppress(ValidationError):
                 outcomes.append(Reconciliation.model_validate_json(record.body))
+
         self.stored = tuple(sorted(outcomes, key=lambda outcome: outcome.at)[-self._size :])
         self._latest = None
         with_age = [outcome for outcome in self.stored if outcome.bias_age_seconds is not None]
@@ -224,17 +239,22 @@ class History:
     def add(self, outcome: Reconciliation) -> None:
         if outcome.result == "busy":
             return
+
         last = self._of_recorded_age
         if last is not None and last.bias_age_seconds is not None:
             grown = last.bias_age_seconds + (outcome.at - last.at).total_seconds()
             self._oldest = max(self._oldest, grown)
+
         if outcome.bias_age_seconds is not None:
             self._of_recorded_age = outcome
+
         outcome = outcome.model_copy(update={"oldest_seconds": self._oldest})
         if self._has_similar(outcome):
             self._latest = outcome
             return
-        self._oldest, self._latest = 0.0, None
+
+        self._oldest = 0.0
+        self._latest = None
         self.stored = (*self.stored, outcome)[-self._size :]
         self._unwritten = (*self._unwritten, outcome)[-self._size :]
 
@@ -242,10 +262,12 @@ class History:
         """Write the results that were added since the last write. Raises StoreError."""
         if not self._unwritten:
             return
+
         records = []
         for outcome in self._unwritten:
             key = f"{self._group}/{outcome.at.isoformat(timespec='microseconds')}"
             records.append(Record(key, self._group, outcome.model_dump_json(exclude_defaults=True)))
+
         store.put_records(LEDGER, records)
         self._unwritten = ()
         self._unchecked += len(records)
@@ -256,7 +278,8 @@ class History:
             self._unchecked = 0
 
     def _has_similar(self, outcome: Reconciliation) -> bool:
-        """Return whether a similar result is already stored, less than ten minutes ago and after the last change."""
+        """Return whether a similar result is already stored, less than ten minutes ago and after
+        the last change."""
         for stored in reversed(self.stored):
             if stored.is_eventful or outcome.at - stored.at >= QUIET:
                 return False

@@ -1,4 +1,5 @@
-"""The service: its workers and its HTTP endpoint. docs/how-to/monitor.md lists its events and their facts."""
+"""The service: its workers and its HTTP endpoint. docs/how-to/monitor.md lists its events and their
+facts."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from milvus_hubness.serve.worker import (
 
 
 class Service:
-    """Runs the workers of all configured collections. database: its address without secrets. open_store: called by each
-    worker. listeners: get the events."""
+    """Runs the workers of all configured collections. database: its address without secrets.
+    open_store: called by each worker. listeners: get the events."""
 
     def __init__(
         self,
@@ -38,13 +39,16 @@ class Service:
         policy: ServicePolicy | None = None,
     ) -> None:
         self._policy = policy = policy or ServicePolicy()
-        self._file, self._database, self._open_store = file, database, open_store
+        self._file = file
+        self._database = database
+        self._open_store = open_store
         self._stop = stop = threading.Event()
         self._events = Events([*listeners, self._heard])
         self._metrics = ServiceMetrics()
         self._started_at = now()
         self._no_database = "the database"
-        self._is_keeping = self._was_ready = False
+        self._is_keeping = False
+        self._was_ready = False
         shared = self._events, self._metrics, stop, policy, ZoneInfo(file.config.timezone)
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [
@@ -53,19 +57,22 @@ class Service:
         ]
 
     def stop(self) -> None:
-        """Have `run` or `once` return soon: reconciliations end after their current batch. Call it from any thread."""
+        """Have `run` or `once` return soon: reconciliations end after their current batch. Call it
+        from any thread."""
         if not self._stop.is_set():
             self._events.report("stopping")
             self._stop.set()
 
     def run(self) -> None:
-        """Run until `stop`. Raises InvalidConfig if the database does not fit, InvalidParameter for a port in use."""
+        """Run until `stop`. Raises InvalidConfig if the database does not fit, InvalidParameter for
+        a port in use."""
         # Only a running service loads Starlette and uvicorn.
         from milvus_hubness.jobs.common.http_server import HttpServer
         from milvus_hubness.serve.page import service_routes
 
         routes = service_routes(self.view, self.is_alive, self._metrics)
-        address, limits = self._file.config.http.listen, self._policy.http
+        address = self._file.config.http.listen
+        limits = self._policy.http
         with HttpServer(address, routes, name="milvus-hubness-http", limits=limits) as server:
             self._events.report("started", url=server.url)
             self._await_database()
@@ -73,13 +80,16 @@ class Service:
                 self._is_keeping = True
                 for worker in self._workers:
                     worker.start()
+
                 self._stop.wait()
                 for worker in self._workers:
                     worker.join()
+
         self._events.report("stopped")
 
     def once(self) -> list[Reconciliation]:
-        """Reconcile every collection once, in turn. Raises StoreError, InvalidConfig if the database does not fit."""
+        """Reconcile every collection once, in turn. Raises StoreError, InvalidConfig if the
+        database does not fit."""
         self._check(self._open_store())
         return [
             outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None

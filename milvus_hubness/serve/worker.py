@@ -34,8 +34,9 @@ LABELS = ("collection", "field", "profile")
 
 
 class ServiceMetrics:
-    """Prometheus metrics in a registry of their own. All except ready have the labels collection, field and profile, as
-    in the configuration. biases is "raw", "old" or "new", reason is "late" or "running"."""
+    """Prometheus metrics in a registry of their own. All except ready have the labels collection,
+    field and profile, as in the configuration. biases is "raw", "old" or "new", reason is "late" or
+    "running"."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -46,7 +47,8 @@ class ServiceMetrics:
             "Whether every collection was reconciled.",
             registry=self._registry,
         )
-        gauge, counter = partial(self._metric, Gauge), partial(self._metric, Counter)
+        gauge = partial(self._metric, Gauge)
+        counter = partial(self._metric, Counter)
         self._success = gauge("last_success_timestamp_seconds", "Time of the last success.")
         self._rows = gauge("rows", "Rows of the collection.")
         self._pending = gauge("pending_rows", "Rows without a bias at the last run.")
@@ -87,10 +89,13 @@ class ServiceMetrics:
         counters = (self._scanned, self._changed, self._skipped, self._busy)
         for metric in (*counters, self._refreshing, self._failures, self._seconds):
             metric.labels(*labels)
+
         for action in ACTIONS:
             self._refreshes.labels(*labels, action, "ok")
+
         for result in get_args(Result)[1:]:
             self._refreshes.labels(*labels, UNFINISHED, result)
+
         for reason in ("late", "running"):
             self._missed.labels(*labels, reason)
 
@@ -130,10 +135,13 @@ class ServiceMetrics:
     def _measure(self, labels: tuple[str, ...], outcome: Reconciliation) -> None:
         if outcome.result != "ok":
             return
+
         if outcome.bias_age_seconds is not None:
             self._ages[labels] = outcome.bias_age_seconds, outcome.at
+
         for biases, skewness in outcome.skewness.items():
             self._skewness.labels(*labels, biases).set(skewness)
+
         for gauge, value in (
             (self._success, outcome.at.timestamp()),
             (self._rows, outcome.rows),
@@ -152,32 +160,40 @@ def _labels(table: CollectionTable) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a worker. last: result of this process. last_success: of any. failing: the last failed result, until
-    its kind succeeds. failures: in a row. is_ready: whether one has succeeded, or was left to another process."""
+    """The state of a worker."""
 
     running: Course | None = None
     last: Reconciliation | None = None
+    """The last result of this process."""
     last_success: datetime | None = None
+    """The time of the last success of any process."""
     failing: Reconciliation | None = None
+    """The last failed result, until its kind succeeds."""
     failures: int = 0
+    """Number of consecutive failures."""
     is_ready: bool = False
+    """Whether a reconciliation has succeeded, or was left to another process."""
 
 
 @dataclass(frozen=True)
 class ServicePolicy:
-    """connect_seconds: time between two attempts to reach the database. share_seconds: time between two checks of the
-    share of pending rows. results: number that the database keeps of each collection. http: limits of its pages."""
+    """The times and limits of the service that its configuration does not have."""
 
     connect_seconds: float = 2.0
+    """Time between two attempts to reach the database."""
     share_seconds: int = 10
+    """Time between two checks of the share of pending rows."""
     results: int = 500
+    """Number of results of each collection that the database keeps."""
     http: HttpLimits = field(default_factory=HttpLimits)
+    """Limits of the HTTP endpoint."""
 
 
 class Worker:
-    """The worker thread of a bias profile: it runs tasks at their times, and counts, reports and stores each result. Of
-    several times that passed while it was busy or this process was delayed, it makes up for the last. one_at_a_time: a
-    lock that the workers of a collection share. stop: set it, then call `join`, to end the worker. zone: of cron."""
+    """The worker thread of a bias profile: it runs tasks at their times, and counts, reports and
+    stores each result. Of several times that passed while it was busy or this process was delayed,
+    it makes up for the last. one_at_a_time: a lock that the workers of a collection share. stop:
+    set it, then call `join`, to end the worker. zone: of cron."""
 
     def __init__(
         self,
@@ -194,9 +210,13 @@ class Worker:
         timings = {"pending": table.schedule, "full": table.full_schedule}
         if table.pending_share is not None:
             timings["share"] = Timing.parse(f"{policy.share_seconds}s")
+
         self._calendar = Calendar(timings, zone)
-        self._reconciler, self._events, self._metrics = reconciler, events, metrics
-        self._one_at_a_time, self._stop = one_at_a_time, stop
+        self._reconciler = reconciler
+        self._events = events
+        self._metrics = metrics
+        self._one_at_a_time = one_at_a_time
+        self._stop = stop
         self._lock = threading.Lock()
         self._requested: set[Task] = set()
         self._woken = threading.Event()
@@ -237,11 +257,13 @@ class Worker:
         return self._thread.is_alive()
 
     def reconcile(self, task: Task, *, alone: bool = False) -> Reconciliation | None:
-        """Reconcile now, in this thread; return None if nothing was checked. alone: hold the lease of the service."""
+        """Reconcile now, in this thread; return None if nothing was checked. alone: hold the lease
+        of the service."""
         with self._one_at_a_time:
             if self._stop.is_set():
                 self._stand(running=None)
                 return None
+
             course = Course(now())
             self._stand(running=course)
             self._metrics.refreshing(self.table, True)
@@ -252,8 +274,10 @@ class Worker:
             finally:
                 self._stand(running=None)
                 self._metrics.refreshing(self.table, False)
+
         if outcome is not None:
             self._record(task, outcome)
+
         return outcome
 
     def standing(self) -> Standing:
@@ -272,12 +296,15 @@ class Worker:
                 self._woken.wait(
                     max(0.0, (min(self._calendar.next_times.values()) - now()).total_seconds())
                 )
+
             reason = "late" if task is None else "running"
+
         self._reconciler.release()
 
     def _next_task(self, reason: str) -> Task | None:
-        """Return the largest task that is requested or due, and report the times that passed unused, for this reason:
-        the process was late, of which one is used now, or the last run was not over."""
+        """Return the largest task that is requested or due, and report the times that passed
+        unused, for this reason: the process was late, of which one is used now, or the last run was
+        not over."""
         with self._lock:
             passed = self._calendar.passed(now())
             due = [task for task in get_args(Task) if task in self._requested or task in passed]
@@ -286,6 +313,7 @@ class Worker:
                 self._standing = replace(
                     self._standing, running=Course(now(), "waiting for its turn")
                 )
+
         for task, times in passed.items():
             count = times - (reason == "late")
             if count and task != "share":
@@ -293,11 +321,13 @@ class Worker:
                 self._events.report(
                     "missed", collection=self.table.label, reason=reason, count=count
                 )
+
         return due[-1] if due else None
 
     def _fulfil(self, task: Task) -> None:
-        """Run a task. A full reconciliation that failed, or was left to another process, is tried again at
-        the next tick. Rows without a bias do not wait for that, for example if a bank cannot be read."""
+        """Run a task. A full reconciliation that failed, or was left to another process, is tried
+        again at the next tick. Rows without a bias do not wait for that, for example if a bank
+        cannot be read."""
         if self._owes_full and task == "pending":
             task = "full"
         outcome = self.reconcile(task, alone=True)
@@ -314,6 +344,7 @@ class Worker:
             self._events.report(
                 "warning", collection=self.table.label, message=f"no history: {error}"
             )
+
         self._metrics.remember(self.table, self.history.stored)
         succeeded = [outcome.at for outcome in self.history.stored if outcome.result == "ok"]
         self._stand(last_success=succeeded[-1] if succeeded else None)
@@ -326,11 +357,13 @@ class Worker:
             self._standing = replace(self._standing, **changes)
 
     def _record(self, task: Task, outcome: Reconciliation) -> None:
-        before, failed = self.standing(), outcome.result == "failed"
+        before = self.standing()
+        failed = outcome.result == "failed"
         if failed:
             self._stand(failing=outcome, failures=before.failures + 1)
         elif task == "full" or not self._owes_full:
             self._stand(failing=None, failures=0)
+
         self._stand(
             last=outcome,
             last_success=outcome.at if outcome.result == "ok" else before.last_success,
@@ -343,6 +376,7 @@ class Worker:
         self.history.add(outcome)
         if not self._reconciler.is_connected:
             return
+
         try:
             self.history.write(self._reconciler.store)
         except HubnessError as error:
@@ -352,21 +386,25 @@ class Worker:
 
 @dataclass(frozen=True)
 class CollectionView:
-    """The data of one collection for the page. next_run: by schedule. outcomes: as in `History`."""
+    """The data of one collection for the page."""
 
     table: CollectionTable
     standing: Standing
     next_run: datetime | None
+    """The next time by schedule."""
     outcomes: tuple[Reconciliation, ...]
+    """The results in `History`."""
 
     @property
     def state(self) -> tuple[str, str]:
         """The class and the words of the collection's state."""
-        last, course = self.standing.last, self.standing.running
+        last = self.standing.last
+        course = self.standing.running
         if course:
             doing = f": {course.doing}" if course.doing else ""
             done = f", {number(course.done)} of {number(course.total)}" if course.total else ""
             return "busy", f"at work{doing}{done}"
+
         if last is None:
             return "busy", "not reconciled yet"
         if self.standing.failures:
@@ -375,6 +413,7 @@ class CollectionView:
             return "busy", "another process holds the lease"
         if last.result == "stopped":
             return "busy", "stopped"
+
         return (
             ("weak", "the new biases were refused")
             if last.action == "refused"
@@ -409,13 +448,15 @@ class CollectionView:
 
 @dataclass(frozen=True)
 class ServiceView:
-    """The data of the service for the page. database: without secrets. waiting_for: empty if the service is ready."""
+    """The data of the service for the page."""
 
     version: str
     database: str
+    """The address without secrets."""
     started_at: datetime
     at: datetime
     waiting_for: str
+    """What the service waits for; empty if it is ready."""
     collections: tuple[CollectionView, ...]
 
     def to_dict(self) -> dict[str, Any]:

@@ -64,12 +64,12 @@ def assert_refreshed(
 
 
 def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> None:
-    metric, converted = corrected.shape.metric, corrected.bias_location == "vectors"
+    metric, converted = corrected.shape.metric, corrected.bias_location == "vector"
     found = database.shown(corrected.name)
     assert_same(found, corrected.wanted, database.sameness(metric, converted=converted))
     there = database.counted(corrected.name)
     assert there == len(corrected.wanted), f"{there} rows for {len(corrected.wanted)} keys"
-    if corrected.bias_location == "side" and not wrote_on:
+    if corrected.bias_location == "side_collection" and not wrote_on:
         there = database.counted(corrected.side)
         assert there == len(corrected.wanted), f"{there} biases for {len(corrected.wanted)} keys"
 
@@ -94,7 +94,7 @@ def _assert_biases(
         ]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
         got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))
-        if corrected.bias_location in ("vectors", "second"):
+        if corrected.bias_location in ("vector", "second_vector"):
             shown = np.array(
                 [row[state.codec.bias_field] for row in biased_rows.batch.rows]
             ).reshape(-1, 1)

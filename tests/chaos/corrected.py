@@ -86,7 +86,7 @@ class Corrected:
     ) -> None:
         self.place, self.shape, self.bias_location = place, shape, bias_location
         self._stem, self._seed = stem, seed
-        self.name = f"{stem}_copy" if bias_location == "vectors" else stem
+        self.name = f"{stem}_copy" if bias_location == "vector" else stem
         self.bank, self.side = f"{stem}__bank", f"{stem}__bias"
         self.kept: set[str] = set()
         self.wanted: Rows = {}
@@ -101,18 +101,16 @@ class Corrected:
             self._stem, self.shape, self._seed, count=COUNT, biases=self.bias_location
         )
         bank = QueryBank.load(str(first.bank))
-        if self.bias_location == "vectors":
+        if self.bias_location == "vector":
             plan = plan_migration(
                 store, self._stem, bank, estimator=first.estimator, target=self.name
             )
             migrate(store, plan, no_writers=True)
         else:
-            where = {"second": "vectors"}.get(self.bias_location, self.bias_location)
-            options = {"side": self.side} if self.bias_location == "side" else {}
             enable(
                 store,
                 plan_enable(
-                    store, self.name, bank, estimator=first.estimator, where=where, **options
+                    store, self.name, bank, estimator=first.estimator, where=self.bias_location
                 ),
                 client_ttl=0.0,
             )
@@ -161,7 +159,7 @@ class Corrected:
     def half_written(self, since: float) -> set[Any]:
         """Keys of rows that may have been seen, since this time.monotonic(), when of vector and bias one was
         written and the other not yet: only in a side collection, which is written by a request of its own."""
-        if self.bias_location != "side":
+        if self.bias_location != "side_collection":
             return set()
         return {key for key, until in self._written_until.copy().items() if until >= since}
 
@@ -170,7 +168,7 @@ class Corrected:
     @property
     def collections(self) -> set[str]:
         """Those that are to be there."""
-        beside = {self.side} if self.bias_location == "side" else set()
+        beside = {self.side} if self.bias_location == "side_collection" else set()
         return {self._stem, self.name, self.bank, *beside, *self.kept}
 
     def ours(self, database: Database) -> set[str]:

@@ -24,9 +24,9 @@ SURE_REQUESTS = 2
 HABITS = ((True, "between"), (True, ""), (False, "between"), (False, "throughout"))
 """Whether the application searches throughout, and when it writes. What a killed server took is uncertain."""
 PLACEMENTS = {
-    "lite": ["vectors", "vectors", "vectors", "fields", "side", "second"],
-    "server-2.3.5": ["vectors", "vectors", "vectors", "side"],
-    "qdrant-local": ["vectors", "vectors", "vectors", "fields"],
+    "lite": ["vector", "vector", "vector", "fields", "side_collection", "second_vector"],
+    "server-2.3.5": ["vector", "vector", "vector", "side_collection"],
+    "qdrant-local": ["vector", "vector", "vector", "fields"],
 }
 BANK_SIZES = (64, 300, 80)
 """Of the banks at first, then, and after that: a fifth of the second is enough to judge by."""

@@ -110,7 +110,7 @@ class _Attempt:
         trial = self._trial
         stem = f"rebuilt_{os.getpid()}_{next(_numbers)}"
         self._alias = f"{stem}_live"
-        self._corrected = Corrected(place, stem, trial.shape, "vectors", trial.number)
+        self._corrected = Corrected(place, stem, trial.shape, "vector", trial.number)
         self._former = self._corrected.name
         self._old, self._new, _ = drawn_biases(place.folder, trial.method, "bank")
 

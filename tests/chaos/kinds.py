@@ -20,8 +20,8 @@ Command = Callable[[Scene], Sequence[str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """group: of the kinds that are counted together. place: where biases are kept: copy, side, fields,
-    vectors. first, seconds: the commands that overlap. servers: it runs on a Milvus server too.
+    """group: of the kinds that are counted together. place: where biases are kept: copy, second_vector, fields or
+    side_collection. first, seconds: the commands that overlap. servers: it runs on a Milvus server too.
     renames: the application reads the source's own name."""
 
     group: str
@@ -34,8 +34,7 @@ class Kind:
 
     def make(self, scene: Scene) -> None:
         """The collection, as it is before the first command."""
-        extra = {"vectors": "second"}.get(self.place, self.place)
-        scene.make(FURTHER_FIELDS.get(extra), alias=not self.renames)
+        scene.make(FURTHER_FIELDS.get(self.place), alias=not self.renames)
         self.prepare(scene)
 
     def finish(self, scene: Scene) -> None:
@@ -164,26 +163,67 @@ ANY_ROWS = ("--rebuild-rows", "1")
 REBUILD = refresh(1, "--rebuild-share", "0", *ANY_ROWS)
 KINDS: dict[str, Kind] = {
     "refresh": Kind("refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)),
-    "refresh-side": Kind("refresh", "side", enabled("side"), refresh(1), (refresh(1), refresh(2), disable)),
-    "refresh-fields": Kind(
-        "refresh", "fields", enabled("fields"), refresh(1), (refresh(1), refresh(2), disable), servers=False
+    "refresh-side-collection": Kind(
+        "refresh",
+        "side_collection",
+        enabled("side_collection"),
+        refresh(1),
+        (refresh(1), refresh(2), disable),
     ),
-    "refresh-vectors": Kind(
-        "refresh", "vectors", enabled("vectors"), refresh(1), (refresh(1), refresh(2), disable), servers=False
+    "refresh-fields": Kind(
+        "refresh",
+        "fields",
+        enabled("fields"),
+        refresh(1),
+        (refresh(1), refresh(2), disable),
+        servers=False,
+    ),
+    "refresh-second-vector": Kind(
+        "refresh",
+        "second_vector",
+        enabled("second_vector"),
+        refresh(1),
+        (refresh(1), refresh(2), disable),
+        servers=False,
     ),
     "pending": Kind("refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))),
-    "enable-side": Kind("enable", "side", nothing, enable("side"), (enable("side"), disable)),
+    "enable-side-collection": Kind(
+        "enable",
+        "side_collection",
+        nothing,
+        enable("side_collection"),
+        (enable("side_collection"), disable),
+    ),
     "enable-fields": Kind(
-        "enable", "fields", nothing, enable("fields"), (enable("fields"), enable("side")), servers=False
+        "enable",
+        "fields",
+        nothing,
+        enable("fields"),
+        (enable("fields"), enable("side_collection")),
+        servers=False,
     ),
-    "enable-vectors": Kind(
-        "enable", "vectors", nothing, enable("vectors"), (enable("vectors"), disable), servers=False
+    "enable-second-vector": Kind(
+        "enable",
+        "second_vector",
+        nothing,
+        enable("second_vector"),
+        (enable("second_vector"), disable),
+        servers=False,
     ),
-    "disable-side": Kind(
-        "disable", "side", enabled("side"), disable, (disable, enable("side"), refresh(1))
+    "disable-side-collection": Kind(
+        "disable",
+        "side_collection",
+        enabled("side_collection"),
+        disable,
+        (disable, enable("side_collection"), refresh(1)),
     ),
-    "disable-vectors": Kind(
-        "disable", "vectors", enabled("vectors"), disable, (disable, enable("vectors")), servers=False
+    "disable-second-vector": Kind(
+        "disable",
+        "second_vector",
+        enabled("second_vector"),
+        disable,
+        (disable, enable("second_vector")),
+        servers=False,
     ),
     "migrate": Kind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
     "migrate-rename": Kind("migrate", "copy", nothing, run, (run, restart), renames=True),
@@ -192,9 +232,11 @@ KINDS: dict[str, Kind] = {
         "cutover", "copy", copied, cutover_renaming, (cutover_renaming, refresh_copy), renames=True
     ),
     "rollback": Kind("rollback", "copy", migrated, rollback, (rollback, refresh(1), cutover)),
-    "rebuild": Kind("rebuild", "copy", migrated, REBUILD, (REBUILD, refresh(2, *ANY_ROWS), rollback)),
+    "rebuild": Kind(
+        "rebuild", "copy", migrated, REBUILD, (REBUILD, refresh(2, *ANY_ROWS), rollback)
+    ),
     "clean": Kind("clean", "copy", copied, drop_copy, (run, cutover, drop_copy)),
-}  # fmt: skip
+}
 
 
 def claims(scene: Scene, job: Job) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _FLOAT, _EPOCH = (
 )
 FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
-    "second": {
+    "second_vector": {
         SECOND_VECTOR_FIELD: (
             {"datatype": DataType.FLOAT_VECTOR, "dim": _STORED_WIDTH},
             np.zeros(_STORED_WIDTH, np.float32),

@@ -48,7 +48,7 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
     It is paused before it reads. Between a look at the lease and the write that follows nothing can stop it.
     """
     corrected = Corrected(
-        place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99)
+        place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vector", rng.randrange(99)
     )
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
     options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.uri)

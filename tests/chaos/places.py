@@ -51,7 +51,7 @@ class Backend:
         """One of its own, that may be killed."""
         return contextlib.nullcontext() if self.is_embedded else MilvusServer()
 
-    def shape(self, rng: random.Random, key: str, *, biases: str = "vectors") -> Shape:
+    def shape(self, rng: random.Random, key: str, *, biases: str = "vector") -> Shape:
         """Drawn. biases: where they are to lie. Qdrant's score of L2 is a root, off which none is taken."""
         roots = self.database == "qdrant" and biases == "fields"
         return Shape(

@@ -526,7 +526,7 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     assert done["plan"]["missed"]["50"] == pytest.approx(done["enable"]["missed"])
     assert collections(files) == {*before, "products__bias", "products__bank", "hubness_ledger"}
     told = json.loads(run("status", "products", "--json").stdout)["status"]
-    assert (told["corrected"], told["where"], told["pending"]) == (True, "side", 0)
+    assert (told["corrected"], told["where"], told["pending"]) == (True, "side_collection", 0)
     assert "in the side collection products__bias" in run("status", "products").stdout
     assert "none (bank and parameters" in run("refresh", "products").stdout
     assert_fails(run(*asked[:-1]), 1, "products", "refresh it instead")

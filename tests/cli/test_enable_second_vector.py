@@ -1,4 +1,4 @@
-"""`enable --where vectors`, its status and its end, as people see them."""
+"""`enable --where second_vector`, its status and its end, as people see them."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.congruence.test_second_vector import with_second_field
 from tests.support.galleries import vectors
 
 DIM, WIDTH = 8, 16
-WHERE = ("--bank", "bank.npy", "--method", "nnn", "--k", "4", "--where", "vectors")
+WHERE = ("--bank", "bank.npy", "--method", "nnn", "--k", "4", "--where", "second_vector")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run
     assert "second vector field" in run("status", "photos").stdout
     told = json.loads(run("status", "photos", "--json").stdout)["status"]
     assert (told["where"], told["second_vector"], told["pending"]) == (
-        "vectors",
+        "second_vector",
         "hubness_vector",
         0,
     )

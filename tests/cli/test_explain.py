@@ -20,10 +20,10 @@ ROWS, K, DEPTH = 50, 4, 10
 NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", str(K))
 ENABLE = ("enable", "photos", *NNN, "--force")
 LOCATIONS = {
-    "vectors": ("COSINE", ("migrate", "run", "photos", *NNN, "--no-writers", "--force")),
-    "side collection": ("L2", (*ENABLE, "--where", "side", "--max-miss-rate", "0.5")),
+    "vector": ("COSINE", ("migrate", "run", "photos", *NNN, "--no-writers", "--force")),
+    "side_collection": ("L2", (*ENABLE, "--where", "side_collection", "--max-miss-rate", "0.5")),
     "fields": ("COSINE", (*ENABLE, "--where", "fields", "--max-miss-rate", "0.5")),
-    "second vector": ("IP", (*ENABLE, "--where", "vectors", "--client-ttl", "0")),
+    "second_vector": ("IP", (*ENABLE, "--where", "second_vector", "--client-ttl", "0")),
     "not corrected": ("COSINE", ()),
 }
 
@@ -44,13 +44,13 @@ def test_they_agree_with_a_plain_computation(files, run, location):
     metric, command = LOCATIONS[location]
     items, bank = vectors(np.random.default_rng(6), ROWS, DIM), np.load("bank.npy")
     # Milvus Lite cannot add fields later.
-    create = {"fields": with_bias_fields, "second vector": partial(with_second_field, width=16)}
+    create = {"fields": with_bias_fields, "second_vector": partial(with_second_field, width=16)}
     create.get(location, plain_collection)(connect("shop.db"), "photos", items, metric)
     if command:
         done = run(*command)
         assert done.returncode == 0, done.stderr
     name, needed = (
-        ("photos_hubness", ()) if location == "vectors" else ("photos", () if command else NNN)
+        ("photos_hubness", ()) if location == "vector" else ("photos", () if command else NNN)
     )
     raw = similarity(bank, items, metric)
     biases = 0.75 * np.sort(raw, axis=0)[-K:].mean(axis=0)

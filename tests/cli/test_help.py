@@ -99,7 +99,7 @@ def test_every_option_is_in_a_panel_of_the_help(words):
 @pytest.mark.parametrize(
     ("words", "choices"),
     [
-        ("enable", "auto|fields|side|vectors"),
+        ("enable", "auto|second_vector|fields|side_collection"),
         ("migrate run", "local|server|ray"),
         ("refresh", "never|on drift|always"),
     ],
@@ -128,7 +128,10 @@ def completed(program, text):
     [
         ("milvus-hubness di", ["diagnose", "disable"]),
         ("milvus-hubness migrate r", ["rehearse", "run", "rollback"]),
-        ("milvus-hubness enable products --where ", ["auto", "fields", "side", "vectors"]),
+        (
+            "milvus-hubness enable products --where ",
+            ["auto", "second_vector", "fields", "side_collection"],
+        ),
         ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn"]),
     ],
 )

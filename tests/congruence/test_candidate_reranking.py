@@ -43,10 +43,13 @@ from tests.support.galleries import (
     vectors,
 )
 
-ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}
+ON_SERVERS = {
+    "enabled": [("L2", "side_collection"), ("L2", "fields")],
+    "fresh": ["side_collection"],
+}
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
-PLACES = ["side", "fields", "fields, in the client"]
+PLACES = ["side_collection", "fields", "fields, in the client"]
 
 
 def with_bias_fields(client, name, items, metric, **further):
@@ -78,10 +81,10 @@ class Enabled:
         self.plain = backend.client()
         self.name = backend.name("beside")
         backend.made.append(f"{self.name}__bias")
-        make = plain_collection if place == "side" else with_bias_fields
+        make = plain_collection if place == "side_collection" else with_bias_fields
         make(self.plain, self.name, self.items, metric)
         self.store = backend.store()
-        where = "side" if place == "side" else "fields"
+        where = "side_collection" if place == "side_collection" else "fields"
         plan = plan_enable(
             self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where
         )
@@ -127,7 +130,7 @@ def enabled(shared_backend, request):
 
 
 def test_biases_of_an_l2_gallery_far_from_zero_are_exact(lite):
-    far = Enabled(lite, "L2", "side", away=1_000.0)
+    far = Enabled(lite, "L2", "side_collection", away=1_000.0)
     assert far.state.layout.mean
     far.assert_found(far.client.search(far.name, list(far.queries)))
 
@@ -145,11 +148,13 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
     )
     assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
     assert enabled.done.missed <= 0.01
-    assert (enabled.state.reranking.side is not None) == (enabled.place == "side")
+    assert (enabled.state.reranking.side_collection is not None) == (
+        enabled.place == "side_collection"
+    )
     found = status(enabled.store, enabled.name)
     assert (found.corrected, found.pending, found.rows) == (True, 0, ITEMS)
     assert found.candidates == enabled.done.candidates
-    assert found.where == ("side" if enabled.place == "side" else "fields")
+    assert found.where == ("side_collection" if enabled.place == "side_collection" else "fields")
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.5, -0.7])
@@ -258,7 +263,7 @@ def test_enabling_twice_is_refused(enabled):
         plan_enable(enabled.store, enabled.name, QueryBank(enabled.bank))
 
 
-@pytest.fixture(params=["side", "fields"])
+@pytest.fixture(params=["side_collection", "fields"])
 def fresh(backend, request):
     return Enabled(backend, "IP", request.param)
 
@@ -282,18 +287,18 @@ def test_rows_come_and_go_with_their_biases(fresh):
         assert [hit["id"] for hit in hits] == keys[order].tolist()
         np.testing.assert_allclose([hit["distance"] for hit in hits], own[order], atol=3e-5)
     assert status(fresh.store, fresh.name).pending == 0
-    if fresh.place == "side":
-        assert all_keys(fresh.store, fresh.done.side) == sorted(keys.tolist())
+    if fresh.place == "side_collection":
+        assert all_keys(fresh.store, fresh.done.side_collection) == sorted(keys.tolist())
 
 
 def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
     """The collection is disabled between the row and its bias, so that what the client knew is outdated."""
-    enabled = Enabled(lite, "IP", "side")
+    enabled = Enabled(lite, "IP", "side_collection")
 
     put = MilvusClient.upsert
 
     def upsert(client, collection, *args, **options):
-        if collection != enabled.done.side:
+        if collection != enabled.done.side_collection:
             return put(client, collection, *args, **options)
         disable(enabled.store, enabled.name)
         raise MilvusException(message=f"no {collection}")
@@ -315,7 +320,11 @@ def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
 
 
 def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_behind(fresh):
-    none = {} if fresh.place == "side" else {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
+    none = (
+        {}
+        if fresh.place == "side_collection"
+        else {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
+    )
     new = vectors(np.random.default_rng(4), 1, DIM)
     fresh.plain.insert(fresh.name, [{"id": 2_000, "vector": new[0], "group": 0, **none}])
     fresh.plain.delete(fresh.name, ids=[5])
@@ -327,8 +336,8 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
     [hits] = fresh.client.search(fresh.name, data=[new[0]], limit=400)
     [found] = [hit["distance"] for hit in hits if hit["id"] == 2_000]
     assert found == pytest.approx(float(new[0] @ new[0]) - bias, abs=3e-5)
-    if fresh.place == "side":
-        assert 5 not in all_keys(fresh.store, fresh.done.side)
+    if fresh.place == "side_collection":
+        assert 5 not in all_keys(fresh.store, fresh.done.side_collection)
 
 
 def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
@@ -362,7 +371,7 @@ def test_fields_are_added_where_the_server_can(backend):
     store = backend.store()
     plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(4))
     assert plan.adds_fields
-    assert plan.side is None
+    assert plan.side_collection is None
     enable(store, plan)
     mean_bias = store.info(name).state.profile.mean_bias
     scores = items @ items[:1].T - (nnn(bank, items, "IP", 4, ALPHA) - mean_bias)[:, None]
@@ -372,13 +381,13 @@ def test_fields_are_added_where_the_server_can(backend):
 
 
 def test_an_enabled_collection_can_still_be_migrated(lite):
-    enabled = Enabled(lite, "COSINE", "side")
+    enabled = Enabled(lite, "COSINE", "side_collection")
     done = migrate(
         enabled.store,
         plan_migration(enabled.store, enabled.name, QueryBank(enabled.bank), estimator=NNN(K)),
     )
-    assert status(enabled.store, done.target).where == "vectors"
-    assert status(enabled.store, enabled.name).where == "side"
+    assert status(enabled.store, done.target).where == "vector"
+    assert status(enabled.store, enabled.name).where == "side_collection"
     corrected, _ = enabled.wanted()
     results = enabled.client.search(done.target, data=list(enabled.queries))
     for hits, scores in zip(results, corrected, strict=True):
@@ -386,7 +395,7 @@ def test_an_enabled_collection_can_still_be_migrated(lite):
 
 
 def test_a_gate_opens_for_activated_items_only(lite):
-    gated = Enabled(lite, "IP", "side")
+    gated = Enabled(lite, "IP", "side_collection")
     disable(gated.store, gated.name)
     enable(
         gated.store,
@@ -421,7 +430,7 @@ def test_a_plan_warns_of_fields_that_other_clients_would_have_to_set(lite, defau
         [said] = told
         assert all(field in said for field in (*SLOT_FIELDS, EPOCH_FIELD, "default"))
     lite.made.append(f"{name}__bias")
-    assert not plan_enable(store, name, bank, estimator=NNN(4), where="side").remarks
+    assert not plan_enable(store, name, bank, estimator=NNN(4), where="side_collection").remarks
 
 
 class TestWhatIsRefused:
@@ -446,7 +455,7 @@ class TestWhatIsRefused:
 
     def test_a_side_name_that_was_taken_since_the_plan(self, plain, lite):
         store, name, bank = plain
-        plan = plan_enable(store, name, bank, estimator=NNN(4), where="side")
+        plan = plan_enable(store, name, bank, estimator=NNN(4), where="side_collection")
         plain_collection(
             lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP"
         )
@@ -458,7 +467,10 @@ class TestWhatIsRefused:
         assert store.count(f"{name}__bias") == 3
         # The next plan takes another name.
         assert (
-            plan_enable(store, name, bank, estimator=NNN(4), where="side").side == f"{name}__bias_2"
+            plan_enable(
+                store, name, bank, estimator=NNN(4), where="side_collection"
+            ).side_collection
+            == f"{name}__bias_2"
         )
 
     def test_what_tuning_advised_against(self, plain):

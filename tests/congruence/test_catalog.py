@@ -60,7 +60,7 @@ def enabled(backend):
     client, name, store = backend.hubness_client(), backend.name("beside"), backend.store()
     backend.made.append(f"{name}__bias")
     plain_collection(client, name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP")
-    enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where="side"))
+    enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where="side_collection"))
     return client, name
 
 
@@ -266,7 +266,7 @@ def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(
     store = shared_lite.store()
     with pytest.raises(CannotMigrate, match=reason):
         plan_migration(store, name, bank_of(1), estimator=NNN(K))
-    for where in ("side", "fields", "vectors"):
+    for where in ("side_collection", "fields", "second_vector"):
         with pytest.raises(CannotMigrate, match=reason):
             plan_enable(store, name, bank_of(1), estimator=NNN(K), where=where)
 
@@ -303,8 +303,7 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
             with_bias_fields(plain, name, old, metric)
         else:
             with_second_field(plain, name, old, metric, 16)
-        where = "vectors" if location == "second_vector" else "fields"
-        enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where=where))
+        enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where=location))
     new = [
         {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"}
         for i, v in enumerate(vectors(rng, 7, DIM))

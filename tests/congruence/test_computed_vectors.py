@@ -107,10 +107,10 @@ JOBS = {
         store, name, BANK, field="meaning", where="fields"
     ),
     "enable side": lambda store, name: plan_enable(
-        store, name, BANK, field="meaning", where="side"
+        store, name, BANK, field="meaning", where="side_collection"
     ),
     "enable vectors": lambda store, name: plan_enable(
-        store, name, BANK, field="meaning", where="vectors"
+        store, name, BANK, field="meaning", where="second_vector"
     ),
     "tune": lambda store, name: tune(store, name, BANK, field="meaning"),
 }
@@ -160,7 +160,7 @@ def found(results):
     return [[hit["id"] for hit in hits] for hits in results]
 
 
-@pytest.mark.parametrize("how", ["migrate", "side", "new"])
+@pytest.mark.parametrize("how", ["migrate", "side_collection", "new"])
 def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how):
     plain, name = filled(lite, model)
     store, client = lite.store(), lite.hubness_client()

@@ -264,7 +264,11 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
     enable(
         moving.store,
         plan_enable(
-            moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"
+            moving.store,
+            reranking,
+            QueryBank(moving.bank),
+            estimator=NNN(K),
+            where="side_collection",
         ),
     )
     let_write(moving.store, moving.source, reranking)

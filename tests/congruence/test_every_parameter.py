@@ -48,7 +48,6 @@ from tests.support.galleries import METRICS, as_distance, nnn, plain_collection,
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 60, 3, 30, 6, 0.75
 LOCATIONS = ["vector", "second_vector", "fields", "side_collection"]
-WHERE = {"second_vector": "vectors", "fields": "fields", "side_collection": "side"}
 """What `plan_enable` calls them."""
 STORED = LOCATIONS[:2]
 """Where the server ranks inner products of augmented form."""
@@ -90,7 +89,7 @@ class World:
         if location == "vector":
             plan = plan_migration(store, self.name, bank, estimator=estimator)
             return migrate(store, plan, no_writers=True).target
-        name, where = self.backend.name(location), WHERE[location]
+        name = self.backend.name(location)
         self.backend.made.append(f"{name}__bias")
         if location == "second_vector":
             with_second_field(
@@ -99,7 +98,7 @@ class World:
         else:
             make = with_bias_fields if location == "fields" else plain_collection
             make(self.backend.client(), name, self.items, self.metric)
-        enable(store, plan_enable(store, name, bank, estimator=estimator, where=where))
+        enable(store, plan_enable(store, name, bank, estimator=estimator, where=location))
         return name
 
     @property

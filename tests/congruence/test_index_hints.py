@@ -157,7 +157,9 @@ def test_a_second_vector_field_has_them(backend):
     made = with_second_field if backend.is_lite else plain_collection
     options = {"width": 48} if backend.is_lite else {}
     made(plain, name, items, "IP", **options, index_type="HNSW", params=GRAPH)
-    enable(store, plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K)))
+    enable(
+        store, plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))
+    )
     state = store.info(name).state
     assert state.layout.locality_hint_count == 13
     correction = load_correction(store, state, state.profile)
@@ -202,7 +204,7 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite):
             writer.upsert(name, [row], bias="pending")
             return super().scan_keys(*args, **options)
 
-    plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))
+    plan = plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
 

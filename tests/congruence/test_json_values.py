@@ -58,7 +58,9 @@ def documents(client, name, where="id >= 0"):
     }
 
 
-@pytest.mark.parametrize("how", ["migrate", pytest.param("side", marks=pytest.mark.lite_only)])
+@pytest.mark.parametrize(
+    "how", ["migrate", pytest.param("side_collection", marks=pytest.mark.lite_only)]
+)
 def test_jobs_keep_json_values_as_they_are(backend, how):
     client, name = filled(backend)
     store, corrected = backend.store(), backend.hubness_client()

@@ -138,7 +138,9 @@ def test_a_second_vector_field_has_them(backend):
     made = with_second_field if backend.is_lite else plain_collection
     options = {"width": 32} if backend.is_lite else {}
     made(plain, name, items, "IP", **options)
-    enable(store, plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K)))
+    enable(
+        store, plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))
+    )
     state = store.info(name).state
     assert state.layout.length_pull > 0
     new[0] *= 300

@@ -83,7 +83,7 @@ def corrected(backend, how, *, metric="IP", gate=None):
         return migrate(store, plan_migration(store, name, BANK, estimator=NNN(8), gate=gate)).target
     enable(
         store,
-        plan_enable(store, name, BANK, estimator=NNN(8), where="side", gate=gate),
+        plan_enable(store, name, BANK, estimator=NNN(8), where="side_collection", gate=gate),
         client_ttl=0,
     )
     return name
@@ -151,7 +151,7 @@ def rows_to_write(first=1_000):
     return [{"id": first + i, "vector": vector, "group": i} for i, vector in enumerate(NEW)]
 
 
-@pytest.mark.parametrize("how", ["migrate", "side"])
+@pytest.mark.parametrize("how", ["migrate", "side_collection"])
 @pytest.mark.parametrize("method", ["insert", "upsert"])
 def test_rows_that_a_plain_collection_takes_at_once_are_taken(lite, how, method):
     name, plain = corrected(lite, how), lite.name("plain")

@@ -158,7 +158,7 @@ def test_the_sample_is_random_and_covers_all_rows():
     assert len(sampled) > 80
 
 
-@pytest.mark.parametrize("where", ["side", "fields"])
+@pytest.mark.parametrize("where", ["side_collection", "fields"])
 def test_inserts_without_an_end_do_not_end_enable(lite, where, monkeypatch):
     """Each pass of the check meets rows that were inserted since the last one."""
     name, _, bank = products(lite)

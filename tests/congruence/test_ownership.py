@@ -83,7 +83,9 @@ class Enabled:
         )
         enable(
             self.store,
-            plan_enable(self.store, self.name, bank_of(seed), estimator=NNN(K), where="side"),
+            plan_enable(
+                self.store, self.name, bank_of(seed), estimator=NNN(K), where="side_collection"
+            ),
         )
         start_online_bank(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
@@ -175,7 +177,7 @@ def dual_write(name, **options):
 
 def side(world, name):
     reranking = json.loads(world.public.properties["hubness"])["reranking"]
-    return {"hubness": world.public.described(reranking={**reranking, "side": name})}
+    return {"hubness": world.public.described(reranking={**reranking, "side_collection": name})}
 
 
 def samples(world, name):
@@ -371,9 +373,9 @@ def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
     enabled, client, former, now, queries, before = renamed
     store, plain = enabled.store, enabled.plain
     plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
-    plan = plan_enable(store, former, bank_of(15), estimator=NNN(K), where="side")
-    enabled.backend.made.append(plan.side)
-    assert plan.side not in (enabled.side, enabled.samples)
+    plan = plan_enable(store, former, bank_of(15), estimator=NNN(K), where="side_collection")
+    enabled.backend.made.append(plan.side_collection)
+    assert plan.side_collection not in (enabled.side, enabled.samples)
     enable(store, plan)
     of_the_new = first_ten(client, former, queries)
     assert first_ten(client, now, queries) == before

@@ -109,7 +109,9 @@ def test_a_second_vector_has_the_spread_too(backend, spread):
     items, bank, _, query = drawn()
     name, store = backend.name(), backend.store()
     with_second_field(backend.client(), name, items, "IP", 32)
-    enable(store, plan_enable(store, name, QueryBank(bank), estimator=NNN(K), where="vectors"))
+    enable(
+        store, plan_enable(store, name, QueryBank(bank), estimator=NNN(K), where="second_vector")
+    )
     assert store.info(name).state.layout.spread == SPREAD
     assert_scores(backend.hubness_client(), name, items, query, bank, "IP")
     spread.append(2 * SPREAD)

@@ -57,7 +57,7 @@ class World:
         store = backend.store()
         if reranking:
             plan = plan_enable(
-                store, self.name, QueryBank(self.bank), estimator=NNN(8), where="side"
+                store, self.name, QueryBank(self.bank), estimator=NNN(8), where="side_collection"
             )
             backend.made.append(f"{self.name}__bias")
             enable(store, plan)

@@ -84,7 +84,9 @@ class InPlace:
 
     def plan(self, **options):
         further = {"estimator": NNN(K, ALPHA), **options}
-        return plan_enable(self.store, self.name, QueryBank(self.bank), where="vectors", **further)
+        return plan_enable(
+            self.store, self.name, QueryBank(self.bank), where="second_vector", **further
+        )
 
     def corrected(self, strength=1.0, biases=None):
         """(queries, items) by the definition, in float64."""
@@ -157,7 +159,7 @@ def test_one_vector_field_is_refused_with_the_versions(backend):
     plain_collection(backend.client(), name, vectors(np.random.default_rng(1), 40, DIM), "IP")
     store = backend.store()
     with pytest.raises(CannotMigrate, match=r"from 2\.6\.18 on, this is") as refused:
-        plan_enable(store, name, bank, estimator=NNN(4), where="vectors")
+        plan_enable(store, name, bank, estimator=NNN(4), where="second_vector")
     assert store.server_version() in str(refused.value)
     assert SECOND_VECTOR_FIELD in str(refused.value)
 
@@ -276,7 +278,7 @@ def test_what_is_read_shows_nothing_of_the_second_field(placed):
 def test_jobs_see_the_rows_and_their_biases(placed):
     found = status(placed.store, placed.name)
     assert (found.where, found.second_vector, found.phase) == (
-        "vectors",
+        "second_vector",
         SECOND_VECTOR_FIELD,
         "ready",
     )
@@ -530,7 +532,10 @@ def test_a_second_profile_has_columns_of_its_own(backend):
         with_second_field(backend.client(), name, items, "COSINE", 16)
     else:
         plain_collection(backend.client(), name, items, "COSINE")
-    enable(store, plan_enable(store, name, QueryBank(banks[0]), estimator=NNN(K), where="vectors"))
+    enable(
+        store,
+        plan_enable(store, name, QueryBank(banks[0]), estimator=NNN(K), where="second_vector"),
+    )
     refresh(store, name, bank=QueryBank(banks[1]), estimator=NNN(K), profile="image")
     for profile, bank in zip(["default", "image"], banks, strict=True):
         scores = similarity(queries, items, "COSINE") - nnn(bank, items, "COSINE", K, 0.75)
@@ -543,7 +548,11 @@ def test_a_field_of_another_width_is_refused(lite):
     with_second_field(lite.client(), name, vectors(rng, 30, DIM), "IP", 48)
     with pytest.raises(CannotMigrate, match="has 48 dimensions, the augmented vectors have 16"):
         plan_enable(
-            lite.store(), name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4), where="vectors"
+            lite.store(),
+            name,
+            QueryBank(vectors(rng, 20, DIM)),
+            estimator=NNN(4),
+            where="second_vector",
         )
 
 
@@ -551,7 +560,7 @@ def test_a_plan_says_what_other_clients_must_do(untouched):
     told = untouched.plan().to_dict()
     assert told["adds_fields"] != untouched.backend.is_lite
     assert (told["where"], told["second_vector"], told["width"]) == (
-        "vectors",
+        "second_vector",
         SECOND_VECTOR_FIELD,
         WIDTH,
     )

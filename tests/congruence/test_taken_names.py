@@ -54,7 +54,7 @@ def test_the_plan_counts_them_and_says_what_to_do(backend, names):
 def test_a_side_collection_needs_no_such_names(backend):
     _, name, bank, _ = exported(backend, ["hubness_bias"])
     store = backend.store()
-    assert enable(store, plan_enable(store, name, bank, estimator=NNN(4))).side
+    assert enable(store, plan_enable(store, name, bank, estimator=NNN(4))).side_collection
     [row] = backend.hubness_client().query(
         name, filter=f"id == {ITEMS - 1}", output_fields=["hubness_bias"]
     )

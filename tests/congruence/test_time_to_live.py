@@ -119,12 +119,12 @@ def test_a_rebuild_is_refused(lite):
 def test_a_side_collection_needs_no_leave_and_is_chosen_by_default(lite):
     name = expiring(lite, LONG, with_fields=True)
     plan = plan_enable(lite.store(), name, BANK, estimator=NNN(8))
-    assert plan.where == "side"
+    assert plan.where == "side_collection"
     assert any("rows expire after 86,400 s as before" in remark for remark in plan.remarks)
     free = plan_enable(lite.store(), expiring(lite, 0, with_fields=True), BANK, estimator=NNN(8))
     assert (free.where, free.remarks[1:]) == ("fields", ())
 
-    name, store = corrected(lite, LONG, "side")
+    name, store = corrected(lite, LONG, "side_collection")
     before = stored(lite, name)
     assert refresh(store, name, bank=OTHER, force=True, client_ttl=0).action == "full"
     assert stored(lite, name) == before
@@ -171,7 +171,7 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
     untouched = expiring(served, seconds)
     refused, store = corrected(served, seconds)
     allowed, _ = corrected(served, seconds)
-    side, _ = corrected(served, seconds, "side")
+    side, _ = corrected(served, seconds, "side_collection")
     for name in (untouched, refused, allowed, side):
         client.flush(name)
     assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"

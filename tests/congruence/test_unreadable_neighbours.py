@@ -70,7 +70,7 @@ def neighbours(database):
 
 
 def enabled(database):
-    where = "side" if isinstance(database, OnMilvus) else "fields"
+    where = "side_collection" if isinstance(database, OnMilvus) else "fields"
     name, store = (
         database.fill(vectors(np.random.default_rng(5), ITEMS, DIM), "IP"),
         database.store(),

@@ -339,14 +339,14 @@ class InFields(Written):
 
 
 class InSecondVector(InFields):
-    where = "vectors"
+    where = "second_vector"
 
     def fill(self):
         with_second_field(self.plain, self.name, self.items, self.metric, width_for(self.metric))
 
 
 class InSideCollection(InFields):
-    where = "side"
+    where = "side_collection"
 
     def fill(self):
         self.backend.made.append(f"{self.name}__bias")

@@ -34,20 +34,20 @@ from tests.support.galleries import (
 )
 
 DIM, ITEMS, BANK, K, CENTRE, AN_HOUR = 10, 40, 30, 4, 0.25, 3_600.0
-PLACES = ["vectors", "fields", "second field", "side"]
+PLACES = ["vector", "second_vector", "fields", "side_collection"]
 
 
 class Refreshed:
     """A corrected collection. `announce` tells of other biases, which `flip` has searches read."""
 
-    def __init__(self, backend, place="vectors", metric="COSINE", profiles=1):
+    def __init__(self, backend, place="vector", metric="COSINE", profiles=1):
         rng = np.random.default_rng(29)
         self.rng, self.backend, self.place, self.metric = rng, backend, place, metric
         self.items = vectors(rng, ITEMS, DIM)
         self.old, self.new = vectors(rng, BANK, DIM), vectors(rng, BANK + 7, DIM)
         self.plain, self.store = backend.client(), backend.store()
         self.name = backend.name("incoming")
-        if place == "vectors":
+        if place == "vector":
             self._born(profiles)
         else:
             self._enable()
@@ -73,16 +73,17 @@ class Refreshed:
     def _enable(self):
         if self.place == "fields":
             with_bias_fields(self.plain, self.name, self.items, self.metric)
-        elif self.place == "side":
+        elif self.place == "side_collection":
             self.backend.made.append(f"{self.name}__bias")
             plain_collection(self.plain, self.name, self.items, self.metric)
         else:
             with_second_field(
                 self.plain, self.name, self.items, self.metric, width_for(self.metric)
             )
-        where = "vectors" if self.place == "second field" else self.place
         bank = QueryBank(self.old)
-        plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), where=where, force=True)
+        plan = plan_enable(
+            self.store, self.name, bank, estimator=NNN(K), where=self.place, force=True
+        )
         enable(self.store, plan)
 
     def rows(self, keys, items=None):
@@ -118,7 +119,7 @@ class Refreshed:
     def slots(self, keys):
         """(n, slots) what the collection holds, and the rows beside."""
         form, layout = self.state.codec.form, self.state.layout
-        if self.place == "side":
+        if self.place == "side_collection":
             found = self.store.get(f"{self.name}__bias", keys, SIDE_FIELD)
             return found.vectors, found.rows
         batch = self.store.get(self.name, keys, "vector")
@@ -126,7 +127,7 @@ class Refreshed:
             columns = [[row[field] for field in self.state.codec.slot_fields] for row in batch.rows]
             return np.array(columns), batch.rows
         stored = batch.vectors
-        if self.place == "second field":
+        if self.place == "second_vector":
             stored = form.joined(
                 decode([row[self.state.second_vector] for row in batch.rows], form.dtype)
             )
@@ -150,7 +151,7 @@ class Refreshed:
         slot = self.incoming.profile.slot
         np.testing.assert_allclose(held[:, slot], self.after(rows), atol=3e-4)
         np.testing.assert_allclose(held[:, 1 - slot], self.before(rows), atol=3e-4)
-        if self.place in ("vectors", "second field"):
+        if self.place in ("vector", "second_vector"):
             shown = [row["hubness_bias"] for row in side_biases]
             np.testing.assert_allclose(shown, self.after(rows), atol=3e-4)
 

@@ -97,7 +97,9 @@ def serve(tmp_path):
         )
         enable(
             store,
-            plan_enable(store, "enabled", bank, estimator=NNN(8), field="vector", where="side"),
+            plan_enable(
+                store, "enabled", bank, estimator=NNN(8), field="vector", where="side_collection"
+            ),
         )
         return uri
 

@@ -86,7 +86,7 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
 
 def test_without_a_copy(run, folder):
     made = run("enable", "items", "--bank", str(folder / "bank.npy"), "--k", "4")["enable"]
-    assert (made["rows"], made["side"]) == (60, None)
+    assert (made["rows"], made["side_collection"]) == (60, None)
     assert run("status", "items")["status"]["where"] == "fields"
     run("disable", "items")
     assert run("status", "items")["status"]["corrected"] is False

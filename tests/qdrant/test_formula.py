@@ -57,7 +57,7 @@ def enabled(request, backend):
 
 
 def test_a_formula_takes_the_biases_off(enabled):
-    assert (enabled.done.rows, enabled.done.side) == (ITEMS, None)
+    assert (enabled.done.rows, enabled.done.side_collection) == (ITEMS, None)
     told = status(enabled.store, enabled.name)
     assert (told.where, told.pending, told.width) == ("fields", 0, DIM)
     query = enabled.query.tolist()

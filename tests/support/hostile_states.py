@@ -275,7 +275,13 @@ def crossed(text: str) -> Iterator[Mutation]:
     )
     for dtype in ("float16", "bfloat16"):
         yield Mutation(f"dtype {dtype}", dumped({**value, "dtype": dtype}))
-    reranked = {"side": None, "candidates": 10**9, "missed": 0.0, "allowed": 0.5, "queries": 1}
+    reranked = {
+        "side_collection": None,
+        "candidates": 10**9,
+        "missed": 0.0,
+        "allowed": 0.5,
+        "queries": 1,
+    }
     yield Mutation("10^9 candidates", dumped({**value, "reranking": reranked}))
     yield Mutation("reranking and a second vector", dumped({**value, "reranking": {**reranked, "candidates": 9},
                                                             "second_vector": "hubness_vector"}))  # fmt: skip
@@ -345,11 +351,13 @@ class World:
         else:
             plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
         if self.place in ("second_vector", "fields", "side_collection"):
-            where = {"second_vector": "vectors", "fields": "fields", "side_collection": "side"}[
-                self.place
-            ]
             plan = plan_enable(
-                self.store, name, self.bank, estimator=InvertedSoftmax(), where=where, force=True
+                self.store,
+                name,
+                self.bank,
+                estimator=InvertedSoftmax(),
+                where=self.place,
+                force=True,
             )
             enable(self.store, plan, client_ttl=0.0)
         else:

@@ -1,4 +1,5 @@
-"""NumPy's files of one array (.npy) and of several (.npz), whose headers are checked before an array is read."""
+"""NumPy's files of one array (.npy) and of several (.npz), whose headers are checked before an
+array is read."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Header(NamedTuple):
 
 
 def read_npy(path: str | os.PathLike[str], check: Callable[[Header], None]) -> npt.NDArray[Any]:
-    """Return the array of a .npy file. check: raises for a header that is not wanted. Raises UnreadableFile."""
+    """Return the array of a .npy file. check: raises for a header that is not wanted. Raises
+    UnreadableFile."""
     with open_file(path) as file, reading(path, SUFFIX):
         header = _header(path, "the array", file, size_of(file))
         check(header)
@@ -43,6 +45,7 @@ class Archive:
         self._path = path
         if not zipfile.is_zipfile(file):
             raise zipfile.BadZipFile("not an archive of arrays")
+
         self._archive = zipfile.ZipFile(file)
         members = self._archive.infolist()
         self._members = {
@@ -53,7 +56,8 @@ class Archive:
         self.names = list(self._members)
 
     def header(self, name: str) -> Header:
-        """Return the header of an array. Raises UnreadableFile if the member cannot have such an array."""
+        """Return the header of an array. Raises UnreadableFile if the member cannot have such an
+        array."""
         member = self._members[name]
         if member.flag_bits & ENCRYPTED:
             raise UnreadableFile(f"{self._path}: {name!r} is encrypted: save it without a password")
@@ -80,7 +84,8 @@ def open_archive(path: str | os.PathLike[str]) -> Iterator[Archive]:
 
 
 def _header(path: object, what: str, stream: IO[bytes], size: int) -> Header:
-    """Return the header at the begin of a stream of this size. Raises UnreadableFile, ValueError."""
+    """Return the header at the begin of a stream of this size. Raises UnreadableFile,
+    ValueError."""
     version = np.lib.format.read_magic(stream)
     read = (
         np.lib.format.read_array_header_1_0
@@ -92,6 +97,7 @@ def _header(path: object, what: str, stream: IO[bytes], size: int) -> Header:
         raise UnreadableFile(
             f"{path}: {what} holds Python objects: save it with a dtype of numbers or texts"
         )
+
     require_bytes(path, what, shape, dtype.itemsize, size - stream.tell())
     return Header(shape, dtype)
 

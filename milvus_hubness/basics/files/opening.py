@@ -1,7 +1,8 @@
-"""How files are opened: regular files only, without waiting, and only so much of them as their reader takes.
+"""How files are opened: regular files only, without waiting, and only so much of them as their
+reader takes.
 
-A name may lead to a pipe that nobody writes to, a terminal or a file of /proc that never ends. All of them are refused
-in one line, so that no command hangs.
+A name may lead to a pipe that nobody writes to, a terminal or a file of /proc that never ends. All
+of them are refused in one line, so that no command hangs.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class MissingFile(UnreadableFile):
 
 @contextmanager
 def open_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, symbolic links included. Raises UnreadableFile, also for an empty one, and
-    MissingFile without one."""
+    """Open a regular file for reading, symbolic links included. Raises UnreadableFile, also for an
+    empty one, and MissingFile without one."""
     with os.fdopen(_descriptor(path), "rb") as file:
         if not size_of(file):  # So is a file of /proc, whose length nobody knows.
             kind = os.path.splitext(path)[1] or "a file"
@@ -50,7 +51,8 @@ def size_of(file: BinaryIO) -> int:
 
 
 def read_bytes(path: str | os.PathLike[str], largest: int = SMALL) -> bytes:
-    """Return the content of a regular file. Raises UnreadableFile, also for more than `largest` bytes."""
+    """Return the content of a regular file. Raises UnreadableFile, also for more than `largest`
+    bytes."""
     descriptor = _descriptor(path)
     try:
         # Files of /proc have the size 0 and any length, so their size says nothing.
@@ -59,15 +61,18 @@ def read_bytes(path: str | os.PathLike[str], largest: int = SMALL) -> bytes:
         raise UnreadableFile(f"{path}: cannot be read: {error.strerror}; check the path") from None
     finally:
         os.close(descriptor)
+
     if len(content) > largest:
         raise UnreadableFile(
             f"{path}: has more than {largest:,} bytes: this is another kind of file"
         )
+
     return content
 
 
 def read_text(path: str | os.PathLike[str], largest: int = SMALL) -> str:
-    """Return the content of a regular file in UTF-8. Raises UnreadableFile, also for more than `largest` bytes."""
+    """Return the content of a regular file in UTF-8. Raises UnreadableFile, also for more than
+    `largest` bytes."""
     content = read_bytes(path, largest)
     try:
         return content.decode()
@@ -78,7 +83,8 @@ def read_text(path: str | os.PathLike[str], largest: int = SMALL) -> str:
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """Return the token in a file. Raises UnreadableFile for a file without one, or with something else."""
+    """Return the token in a file. Raises UnreadableFile for a file without one, or with something
+    else."""
     token = read_text(path, LARGEST_TOKEN).strip()
     if not token:
         raise UnreadableFile(f"{path}: is empty: write the token into it")
@@ -86,19 +92,23 @@ def read_token(path: str | os.PathLike[str]) -> str:
         raise UnreadableFile(
             f"{path}: has several lines or control characters: write the token alone into it"
         )
+
     return token
 
 
 def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> bytes | None:
-    """Return the content of a regular file below `folder`, and None if there is none, if it is larger than `largest`,
-    or if `name` leads out of the folder, by "..", as an absolute path or over a symbolic link."""
+    """Return the content of a regular file below `folder`, and None if there is none, if it is
+    larger than `largest`, or if `name` leads out of the folder, by "..", as an absolute path or
+    over a symbolic link."""
     try:
         root = Path(folder).resolve(strict=True)
         parts = (root / name).resolve(strict=True).relative_to(root).parts
         descriptor = os.open(root, _FLAGS | os.O_DIRECTORY)
-        # The resolved path has no links. A link that takes the place of a part meanwhile is not followed.
+        # The resolved path has no links. A link that takes the place of a part meanwhile is not
+        # followed.
         for part in parts:
-            outer, is_last = descriptor, part is parts[-1]
+            outer = descriptor
+            is_last = part is parts[-1]
             try:
                 if is_last and not stat.S_ISREG(
                     os.stat(part, dir_fd=outer, follow_symlinks=False).st_mode
@@ -114,6 +124,7 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
         RuntimeError,
     ):  # Until Python 3.13, a loop of links is a RuntimeError.
         return None
+
     try:
         opened = os.fstat(descriptor)
         if not stat.S_ISREG(opened.st_mode) or opened.st_size > largest:
@@ -123,6 +134,7 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
         return None
     finally:
         os.close(descriptor)
+
     return content if len(content) <= largest else None
 
 
@@ -140,11 +152,13 @@ def _descriptor(path: str | os.PathLike[str]) -> int:
         raise UnreadableFile(f"{path}: cannot be read: {error.strerror}; check the path") from None
     except ValueError:
         raise UnreadableFile(f"{os.fspath(path)!r}: is no path: a name has no zero byte") from None
+
     try:
         _require_regular(path, os.fstat(descriptor).st_mode)
     except UnreadableFile:
         os.close(descriptor)
         raise
+
     return descriptor
 
 

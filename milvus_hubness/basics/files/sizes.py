@@ -14,8 +14,8 @@ from pathlib import Path
 from milvus_hubness.errors import InvalidInput, UnreadableFile
 
 MOST_INFLATED = 200
-"""Factor by which compressed vectors, texts and keys may grow, beyond `FREELY_INFLATED`. Vectors of models grow by less
-than 10, and a file that is made to fill the memory by 1,000 and more."""
+"""Factor by which compressed vectors, texts and keys may grow, beyond `FREELY_INFLATED`. Vectors of
+models grow by less than 10, and a file that is made to fill the memory by 1,000 and more."""
 FREELY_INFLATED = 64 << 20
 """Size up to which compressed data may grow by any factor, in bytes."""
 
@@ -32,29 +32,35 @@ def require_memory(path: object, what: str, size: int) -> None:
     """Raise UnreadableFile if `what`, of this size in bytes, does not fit into the memory."""
     if size > memory_bytes():
         raise UnreadableFile(
-            f"{path}: {what} needs {_gib(size)} and this machine has {_gib(memory_bytes())}: take a sample of it"
+            f"{path}: {what} needs {_gib(size)} and this machine has {_gib(memory_bytes())}: take "
+            "a sample of it"
         )
 
 
 def require_sane_growth(path: object, what: str, size: int, packed: int) -> None:
-    """Raise UnreadableFile if `what` grows from `packed` bytes to `size` as only a file does that fills memory."""
+    """Raise UnreadableFile if `what` grows from `packed` bytes to `size` as only a file does that
+    fills memory."""
     require_memory(path, what, size)
     if size > FREELY_INFLATED and size > MOST_INFLATED * packed:
         raise UnreadableFile(
-            f"{path}: {what} would grow from {packed:,} to {size:,} bytes: save it without compression"
+            f"{path}: {what} would grow from {packed:,} to {size:,} bytes: save it without "
+            "compression"
         )
 
 
 def require_bytes(
     path: object, what: str, shape: Sequence[int], item_size: int, present: int
 ) -> int:
-    """Return the size of an array in bytes. Raises UnreadableFile if fewer are present than its header promises."""
+    """Return the size of an array in bytes. Raises UnreadableFile if fewer are present than its
+    header promises."""
     size = math.prod(shape) * item_size
     if min(shape, default=0) < 0 or size > present:
         raise UnreadableFile(
-            f"{path}: the header of {what} promises the shape {tuple(shape)}, {size:,} bytes, and {present:,} follow: "
+            f"{path}: the header of {what} promises the shape {tuple(shape)}, {size:,} bytes, and "
+            f"{present:,} follow: "
             "the file is cut off or damaged; create it again"
         )
+
     require_memory(path, what, size)
     return size
 

@@ -27,7 +27,8 @@ def plan(
 ) -> None:
     """Show what a migration would do; write nothing.
 
-    Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank, else blend.
+    Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank,
+    else blend.
 
     Example: milvus-hubness migrate plan products --bank queries.npy --measure
     """
@@ -59,6 +60,7 @@ def verify(
     migration = Ledger(store).find(name, target)
     with session.open(migration.source_now, migration.target) as settings:
         verification = asdict(catch_up.verify(store, migration.target, options=settings))
+
     result = {"source": migration.source_now, "target": migration.target, **verification}
     title = f"{migration.target} has the same rows as {migration.source_now}"
     facts = {"verified": show.verification_words(verification)}
@@ -89,8 +91,10 @@ def cutover(
     migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not (switching.alias or switching.rename):
         raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
+
     with session.open(migration.source, migration.target) as settings:
         migration = cutover(store, migration.target, **vars(switching), options=settings)
+
     show.show_last(as_json, show.migration_facts(migration), lambda: show.show_migration(migration))
 
 
@@ -112,13 +116,16 @@ def rollback(
     session = Session(watching, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
-    source, target = migration.source, migration.target
+    source = migration.source
+    target = migration.target
     if migration.phase == "rolled back":
         result = {"source": source, "target": target, "carried": 0}
         show.show_last(as_json, result, lambda: say(f"{source} is rolled back already."))
         return
+
     with session.open(source, target) as settings:
         done = rollback(store, target, options=settings)
+
     facts = {
         "alias": f"{done.alias} -> {source}"
         if done.alias != source
@@ -149,8 +156,10 @@ def clean(
     dropped = cleaning.would_drop(store, name, drop=drop, target=target)
     if not as_json:
         show_facts("Dropping for good" if yes else "Would be dropped for good", dropped)
+
     if dropped and not yes:
         raise typer.BadParameter("not confirmed: add --yes")
+
     migration = cleaning.clean(store, name, drop=drop, target=target)
     if as_json:
         show_json({"clean": {"dropped": dropped, **show.migration_facts(migration)}})
@@ -188,7 +197,8 @@ def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
 
     chunks = ledger.chunks(migration)
     done = [chunk for chunk in chunks if chunk.seconds is not None]
-    rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
+    rows = sum(chunk.rows for chunk in done)
+    seconds = sum(chunk.seconds or 0.0 for chunk in done)
     speed = rows / seconds if seconds else None
     copying = migration.phase == "copying"
     source = (
@@ -198,6 +208,7 @@ def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
     )
     dual_write = source.dual_write if source else None
     holder = holder_of(store, migration.target)
+
     return {
         **show.migration_facts(migration),
         "lease": holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
@@ -216,6 +227,7 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
     if not migrations:
         say("There are no migrations in this database.")
         return
+
     rows = [
         (
             facts["source"],
@@ -236,8 +248,10 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
 
 
 def _show(migration: Migration, facts: dict[str, Any]) -> None:
-    speed, eta = facts["rows_per_second"], facts["eta_seconds"]
-    lease, dual_write = facts["lease"], facts["dual_write"]
+    speed = facts["rows_per_second"]
+    eta = facts["eta_seconds"]
+    lease = facts["lease"]
+    dual_write = facts["dual_write"]
     required = ", and fail if that fails" if dual_write and dual_write["required"] else ""
     holder = "process {owner[pid]} on {owner[host]}, until {expires_at:.19} UTC"
     words = {

@@ -75,7 +75,8 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     ] = None
     index_param: Annotated[
         list[str] | None,
-        "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the source's]",
+        "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the "
+        "source's]",
     ] = None
     restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
         False
@@ -102,8 +103,16 @@ class Planning(options.EstimatorOptions, options.BankOptions):
             estimator=self.estimator(),
             target_bank=options.read_vectors(store, self.target_bank),
             bank_collection=self.bank_name,
-            **vars(switching),
-            **{name: getattr(self, name) for name in PLANNED},
+            alias=switching.alias,
+            rename=switching.rename,
+            field=self.field,
+            target=self.target,
+            gate=self.gate,
+            gate_targets=self.gate_targets,
+            profiles=self.profiles,
+            index_type=self.index_type,
+            restart=self.restart,
+            force=self.force,
             index_params=options.pairs_of(self.index_param, "--index-param"),
             measure=measure,
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
@@ -112,17 +121,17 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     def validate_resumed(
         self, store: MilvusStore, migration: Migration, switching: Switching
     ) -> None:
-        """Check that no option differs from those of a resumed migration. Raises InvalidParameter."""
+        """Check that no option differs from those of a resumed migration. Raises
+        InvalidParameter."""
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
 
-        former, switch = migration.arguments, migration.switch
+        former = migration.arguments
+        switch = migration.switch
         index = former.get("index") or {}
-        estimator, bank, targets = (
-            self.estimator(),
-            self.read(store),
-            options.read_vectors(store, self.target_bank),
-        )
+        estimator = self.estimator()
+        bank = self.read(store)
+        targets = options.read_vectors(store, self.target_bank)
         pairs = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
@@ -145,15 +154,14 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         params = index.get("index_params", {})
         for name, value in options.pairs_of(self.index_param, "--index-param").items():
             pairs[f"--index-param {name}"] = (str(value), str(params.get(name)))
+
         if odd := [name for name, (now, then) in pairs.items() if now is not None and now != then]:
             raise InvalidParameter(
-                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
-                f"{migration.phase!r} and was started with other options: repeat them, or name another --target"
+                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} "
+                "is "
+                f"{migration.phase!r} and was started with other options: repeat them, or name "
+                "another --target"
             )
-
-
-PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", "restart", "force")
-"""The options of Planning with the names of parameters of `plan_migration`."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) -> Migration | None:
     """Return the migration that a run continues without a plan.
 
-    is_planned: a bank is named. The result is then None unless the application's name has begun to move. Raises
-    NoMigration, and InvalidInput if the name has several copies.
+    is_planned: a bank is named. The result is then None unless the application's name has begun to
+    move. Raises NoMigration, and InvalidInput if the name has several copies.
     """
     from milvus_hubness.jobs.migration.ledger import Ledger
 
@@ -40,6 +40,7 @@ def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) 
         if is_planned:
             return None
         raise NoMigration(f"{error}, or pass --bank FILE to start one ({WHERE_FROM})") from None
+
     has_moved = migration.phase in {"switching", "switched", "rolling back"}
     return migration if has_moved or not is_planned else None
 
@@ -78,13 +79,16 @@ def _carry_out(
     *,
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
-    """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
+    """Run the migration that the options plan, or resume the one that they name. switching: None
+    for a rehearsal."""
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
-    store, name = connection.open(), switching or options.Switching()
+    store = connection.open()
+    name = switching or options.Switching()
     resumed = None
     if not (planning.bank and planning.restart):
         resumed = to_resume(store, source, planning.target, is_planned=bool(planning.bank))
+
     if resumed is not None:
         planning.validate_resumed(store, resumed, name)
         if switching is None:
@@ -95,9 +99,11 @@ def _carry_out(
             return store, resume(
                 store, resumed.target, settings, alias=name.alias, rename=name.rename
             )
+
     plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())
+
     with session.open(plan.source.name, plan.target) as settings:
         return store, migrate(store, plan, settings)
 
@@ -130,25 +136,27 @@ def rehearse(
 
     session = Session(watching, pace, as_json=as_json)
     store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
-    source, target = migration.source, migration.target
+    source = migration.source
+    target = migration.target
     aliases = store.info(source).aliases
     alias = aliases[0] if aliases else "ALIAS"
-    peak = resource.getrusage(
-        resource.RUSAGE_SELF
-    ).ru_maxrss  # Linux counts in KiB, macOS in bytes.
+
+    # Linux counts in KiB, macOS in bytes.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    units_per_mib = 2**20 if sys.platform == "darwin" else 2**10
     report = {
         "source": source,
         "target": target,
         **session.timeline.to_dict(),
-        "peak_memory_mib": round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
+        "peak_memory_mib": round(peak / units_per_mib, 1),
         "passes_in_all": migration.passes,
         "verification": migration.verified,
         "invalid": migration.invalid,
         "invalid_keys": list(migration.invalid_keys),
         "cutover": [
             f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
-            f"milvus-hubness migrate cutover {source} --rename: {source} becomes {RENAMED.format(source)}, "
-            f"and {source} an alias of {target}",
+            f"milvus-hubness migrate cutover {source} --rename: {source} becomes "
+            f"{RENAMED.format(source)}, and {source} an alias of {target}",
         ],
         "clean": f"milvus-hubness migrate clean {source} --drop {target}",
     }
@@ -156,7 +164,8 @@ def rehearse(
 
 
 def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
-    rows, mib = report["rows_per_second"], report["mib_per_second"]
+    rows = report["rows_per_second"]
+    mib = report["mib_per_second"]
     facts = {
         **{step: f"{seconds:,.1f} s" for step, seconds in report["seconds"].items()},
         "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,

@@ -34,8 +34,9 @@ class Interrupted(SystemExit):
 
 @contextmanager
 def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
-    """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number. Writers that wait for
-    `throttle`, and commands that end when `stopped` is set, are released, so that their threads end."""
+    """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number.
+    Writers that wait for `throttle`, and commands that end when `stopped` is set, are released, so
+    that their threads end."""
 
     def stop(number: int) -> None:
         error = (Terminated if number == signal.SIGTERM else Interrupted)(128 + number)
@@ -62,7 +63,8 @@ class Session:
         postponed: bool = False,
         as_json: bool = False,
     ) -> None:
-        self.as_json, self.timeline = as_json, Timeline()
+        self.as_json = as_json
+        self.timeline = Timeline()
         self._watching = watching
         self._pace = pace or Pace()
         self._stopped = threading.Event()
@@ -70,6 +72,7 @@ class Session:
         self._release = threading.Event()
         if not postponed:
             self._release.set()
+
         self._throttle = Throttle(
             self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
         )
@@ -83,13 +86,15 @@ class Session:
 
     @contextmanager
     def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
-        """Report and control a migration while this context is open. Raises InvalidParameter if --http
-        cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
-        latest, metrics = LatestEvents(), MigrationMetrics(source, target)
+        """Report and control a migration while this context is open. Raises InvalidParameter if
+        --http cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
+        latest = LatestEvents()
+        metrics = MigrationMetrics(source, target)
         with ExitStack() as stack:
             listeners: list[Listener] = [self.timeline, latest, metrics]
             if path := self._watching.metrics_file:
                 listeners.append(_metrics_file(path, metrics))
+
             listeners.append(stream if self.as_json else stack.enter_context(printed()))
             events = Events(listeners, hooks=self._hooks)
             stack.enter_context(_stoppable(self._throttle, self._stopped))
@@ -98,6 +103,7 @@ class Session:
                     postpone_cutover(path)
                 controls = Controls("the control file", self._throttle, self._release, events)
                 stack.enter_context(following_control_file(path, controls, events))
+
             if address := self._watching.http:
                 # Only a migration with --http loads Starlette and uvicorn.
                 from milvus_hubness.jobs.common.http_server import control_server
@@ -105,6 +111,7 @@ class Session:
                 controls = Controls("http", self._throttle, self._release, events)
                 server = stack.enter_context(control_server(address, controls, latest, metrics))
                 say(f"controlled at {server.url}", to_stderr=True)
+
             limits = {"max_load": self._pace.max_load, "critical_load": self._pace.critical_load}
             stack.enter_context(
                 watching_load(self._throttle, events, every=self._pace.load_every, **limits)
@@ -113,7 +120,8 @@ class Session:
 
 
 def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
-    """Return a listener that writes the metrics to a file, and ignores failures after the first write."""
+    """Return a listener that writes the metrics to a file, and ignores failures after the first
+    write."""
     try:
         metrics.write_textfile(path)
     except OSError as error:

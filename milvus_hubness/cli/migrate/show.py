@@ -33,7 +33,8 @@ def show_plan(plan: dict[str, Any]) -> None:
     sizes = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["vector_bytes"].items()}
     memory = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["memory_bytes"].items()}
     index = ", ".join(f"{name} {value}" for name, value in plan["index_params"].items())
-    resolution, waiting = plan["resolution"], plan["waiting_seconds"]
+    resolution = plan["resolution"]
+    waiting = plan["waiting_seconds"]
     facts = {
         "would create": plan["target"],
         "vector field": f"{plan['field'] or UNNAMED}, {plan['dtype']}, {plan['index_type']} {index}".rstrip(),
@@ -72,7 +73,8 @@ def show_migration(migration: Migration) -> None:
 
 def migration_words(migration: Migration) -> dict[str, object]:
     """Return the results of a migration in words."""
-    count, keys = migration.invalid, list(migration.invalid_keys)
+    count = migration.invalid
+    keys = list(migration.invalid_keys)
     return {
         "bank": migration.bank_collection,
         "passes": f"{migration.passes} to catch up" if migration.passes else None,
@@ -83,7 +85,8 @@ def migration_words(migration: Migration) -> dict[str, object]:
 
 
 VERIFICATION = (
-    "{rows:,} rows, {fields:,} field values equal; {biases:,} biases as computed again; of {searched:,} rows "
+    "{rows:,} rows, {fields:,} field values equal; {biases:,} biases as computed again; of "
+    "{searched:,} rows "
     "searched for, {in_copy:,} found ({in_source:,} in the source)"
 )
 
@@ -184,7 +187,8 @@ class Timeline:
             self._passes[facts["pass"]] = {"rows": facts["rows"], "carried": facts["repaired"]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the seconds by step, the speed of the copy, and the rows of each pass as plain data."""
+        """Return the seconds by step, the speed of the copy, and the rows of each pass as plain
+        data."""
         copying = self._seconds.get("copying")
         return {
             "seconds": {step: round(seconds, 2) for step, seconds in self._seconds.items()},
@@ -199,4 +203,5 @@ class Timeline:
             self._seconds[self._step] = (
                 self._seconds.get(self._step, 0.0) + (at - self._since).total_seconds()
             )
-        self._step, self._since = step, at
+        self._step = step
+        self._since = at

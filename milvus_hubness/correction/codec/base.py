@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.correction.codec.arrays import (
     Dtype,
     Floats,
@@ -88,8 +89,7 @@ class RowCodec(ABC):
     side_collection: str | None = None
     candidates: int = 0
 
-    location: ClassVar[str]
-    """Word for the bias location in reports."""
+    location: ClassVar[BiasLocation]
     leaves_vectors: ClassVar[bool]
     """Whether `field` holds the vectors as the user gave them."""
     needs_candidates: ClassVar[bool] = False
@@ -281,7 +281,7 @@ class RowCodec(ABC):
 class VectorCodec(RowCodec):
     """The bias location `vector`: columns of the field's vectors, and a scalar field with the active bias."""
 
-    location = "vectors"
+    location = "vector"
     leaves_vectors = False
 
     @property

@@ -99,7 +99,7 @@ class SideCollectionCodec(CandidateCodec):
     """Biases in the vectors of a side collection, whose columns are SIDE_FIELD and EPOCH_FIELD. In columns that are
     read, SIDE_FIELD is (n, slots) with NaN in rows without biases."""
 
-    location = "side"
+    location = "side_collection"
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:

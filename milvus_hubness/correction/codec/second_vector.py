@@ -20,7 +20,7 @@ class SecondVectorCodec(RowCodec):
 
     second: str = SECOND_VECTOR_FIELD
 
-    location = "vectors"
+    location = "second_vector"
     leaves_vectors = True
     updates_in_place = True
 

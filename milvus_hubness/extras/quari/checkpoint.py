@@ -1,4 +1,5 @@
-"""The file of a trained network: safetensors, with metadata as JSON in the header; and the files of the authors."""
+"""The file of a trained network: safetensors, with metadata as JSON in the header; and the files of
+the authors."""
 
 from __future__ import annotations
 
@@ -27,19 +28,25 @@ HEADER = "quari"
 IMPORTED = "the authors' weights"
 HYPERNETWORK = "hypernetwork."
 NOT_IN_WEIGHTS = ("heads", "steps", "map_scale", "query_weight")
-WEIGHTS, LAST, RNG, CUDA_RNG = "weights.", "last.", "rng", "cuda_rng"
+WEIGHTS = "weights."
+LAST = "last."
+RNG = "rng"
+CUDA_RNG = "cuda_rng"
 OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 class Epoch(NamedTuple):
-    """An epoch: mean loss of its steps (None for epoch 0, before the first), R@1 and MRR of the validation pairs."""
+    """An epoch of a training."""
 
     epoch: int
     loss: float | None
+    """Mean loss of its steps; None for epoch 0, before the first step."""
     r1: float
+    """R@1 of the validation pairs."""
     mrr: float
+    """MRR of the validation pairs."""
 
 
 def weights_of(network: Quari) -> dict[str, torch.Tensor]:
@@ -50,12 +57,13 @@ def weights_of(network: Quari) -> dict[str, torch.Tensor]:
 def training_state(
     network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Tensors:
-    """Return copies of what a training needs to continue: the last weights, AdamW's state of each parameter that has
-    moved, and the states of torch's generators."""
+    """Return copies of what a training needs to continue: the last weights, AdamW's state of each
+    parameter that has moved, and the states of torch's generators."""
     tensors = {f"{LAST}{name}": weight for name, weight in weights_of(network).items()}
     for name, parameter in network.named_parameters():
         for part, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{part}.{name}"] = value.cpu().clone()
+
     tensors[RNG] = torch.get_rng_state()
     if device.type == "cuda":
         tensors[CUDA_RNG] = torch.cuda.get_rng_state(device)
@@ -73,6 +81,7 @@ def restore_training(
                 part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True)
                 for part in OPTIMIZER
             }
+
     torch.set_rng_state(tensors[RNG])
     if CUDA_RNG in tensors and device.type == "cuda":
         torch.cuda.set_rng_state(tensors[CUDA_RNG], device)
@@ -80,17 +89,21 @@ def restore_training(
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A network and the record of its training. trained_on: fingerprint of the pairs. pairs: their number. history:
-    all epochs, 0 first. weights: those of the best epoch. resumption: the `training_state` to continue from."""
+    """A network and the record of its training."""
 
     config: QuariConfig
     settings: TrainingSettings
     encoder: str | None
     trained_on: str
+    """The fingerprint of the pairs."""
     pairs: int
+    """The number of pairs."""
     history: tuple[Epoch, ...] = ()
+    """All epochs, epoch 0 first."""
     weights: Tensors = field(default_factory=dict, repr=False)
+    """The weights of the best epoch."""
     resumption: Tensors | None = field(default=None, repr=False)
+    """The `training_state` to continue from."""
 
     @property
     def best_epoch(self) -> int:
@@ -98,7 +111,8 @@ class Checkpoint:
         return max(self.history, key=lambda epoch: (epoch.mrr, -epoch.epoch)).epoch
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
-        """Return the network with the best weights, in evaluation mode. Raises UnreadableFile for other sizes."""
+        """Return the network with the best weights, in evaluation mode. Raises UnreadableFile for
+        other sizes."""
         for name, shape in _large_weights(self.config):
             present = tuple(self.weights[name].shape) if name in self.weights else None
             if present != shape:
@@ -106,14 +120,17 @@ class Checkpoint:
                     "the weights are not those of a network of these sizes: "
                     f"{name} must have the shape {shape}, and has {present}"
                 )
+
         with torch.random.fork_rng([]):
             network = Quari(self.config)
+
         try:
             network.load_state_dict(dict(self.weights))
         except RuntimeError as error:
             raise UnreadableFile(
                 f"the weights are not those of a network of these sizes: {error}"
             ) from None
+
         return network.to(device).eval()
 
     def facts(self) -> dict[str, Any]:
@@ -128,7 +145,8 @@ class Checkpoint:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file; an earlier file stays until the new one is complete. Raises UnreadableFile."""
+        """Write the file; an earlier file stays until the new one is complete. Raises
+        UnreadableFile."""
         weights = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
         tensors = {
             name: tensor.contiguous()
@@ -137,6 +155,7 @@ class Checkpoint:
         facts = self.facts()
         facts["digest"] = _digest(facts, tensors)
         temporary = Path(f"{os.fspath(path)}.partial")
+
         try:
             save_file(tensors, temporary, {HEADER: json.dumps(facts)})
             os.replace(temporary, path)
@@ -145,7 +164,8 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Read a file that `save` wrote. Raises UnreadableFile for other files, and for damaged ones."""
+        """Read a file that `save` wrote. Raises UnreadableFile for other files, and for damaged
+        ones."""
         tensors, header = _read(path)
         try:
             facts = json.loads(header or "")
@@ -157,6 +177,7 @@ class Checkpoint:
                 raise UnreadableFile(
                     f"{path} is damaged: its content has changed since it was saved"
                 )
+
             checkpoint = cls(
                 QuariConfig(**facts["config"]),
                 TrainingSettings(**facts["settings"]),
@@ -177,6 +198,7 @@ class Checkpoint:
             InvalidParameter,
         ) as error:
             raise UnreadableFile(f"{path} is not a QuARI network: {error}") from None
+
         checkpoint.network()
         return checkpoint
 
@@ -184,16 +206,19 @@ class Checkpoint:
     def load_published(
         cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
     ) -> Checkpoint:
-        """Read weights of the authors' code: safetensors, or a file of torch, of which only tensors are loaded.
+        """Read weights of the authors' code: safetensors, or a file of torch, of which only tensors
+        are loaded.
 
-        options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the authors'. Weights
-        under "state_dict", and with the prefix "hypernetwork.", are found too. Raises UnreadableFile, InvalidParameter.
+        options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the
+        authors'. Weights under "state_dict", and with the prefix "hypernetwork.", are found too.
+        Raises UnreadableFile, InvalidParameter.
         """
         if unknown := options.keys() - set(NOT_IN_WEIGHTS):
             names = ", ".join(NOT_IN_WEIGHTS)
             raise InvalidParameter(
                 f"{min(unknown)}: unknown parameter; allowed parameters: {names}"
             )
+
         tensors = _read(path)[0] if Path(path).suffix == ".safetensors" else _read_torch(path)
         weights = _part(tensors, HYPERNETWORK) or dict(tensors)
         try:
@@ -206,22 +231,26 @@ class Checkpoint:
             raise UnreadableFile(
                 f"{path} does not have the weights of the authors' QuARI: {error}"
             ) from None
+
         config = QuariConfig.published(
             dim, **{"rank": rank, "width": width, "layers": layers, **options}
         )
         named = {f"{HYPERNETWORK}{name}": weight.float() for name, weight in weights.items()}
         checkpoint = cls(config, TrainingSettings(), encoder, IMPORTED, 0, weights=named)
         checkpoint.network()
+
         return checkpoint
 
 
 def _large_weights(config: QuariConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names and the shapes of the largest weights. The sizes are claims of a file: a network is made for them
-    only if these weights are present, so that a small file cannot take much memory."""
+    """Yield the names and the shapes of the largest weights. The sizes are claims of a file: a
+    network is made for them only if these weights are present, so that a small file cannot take
+    much memory."""
     if config.form == "linear":
         yield "query_map", (config.dim, config.dim)
         yield "memory.queries", (config.memory, config.dim)
         return
+
     yield f"{HYPERNETWORK}query_encoder.0.weight", (config.width, config.dim)
     yield f"{HYPERNETWORK}pos_emb", (2 * config.rank + 1, config.width)
     for layer in range(config.layers):
@@ -257,24 +286,30 @@ def _read_torch(path: str | os.PathLike[str]) -> Tensors:
         raise UnreadableFile(
             f"{path} is not a file of weights that torch can read safely: {reason}"
         ) from None
+
     for name, tensor in tensors.items():
         # A tensor may repeat one number without end, and a copy of it would then take all memory.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise UnreadableFile(
                 f"{path}: {name!r} has the shape {tuple(tensor.shape)} and fewer numbers"
             )
+
     return tensors
 
 
 def _expect_torch_archive(path: str | os.PathLike[str], file: BinaryIO) -> None:
-    """Raise UnreadableFile unless the file has the form of torch since 1.6, an archive that is not compressed."""
+    """Raise UnreadableFile unless the file has the form of torch since 1.6, an archive that is not
+    compressed."""
     if not zipfile.is_zipfile(file):
         raise UnreadableFile(
-            f"{path} is not a file of weights that torch can read safely: no archive; save it with torch.save again"
+            f"{path} is not a file of weights that torch can read safely: no archive; save it with "
+            "torch.save again"
         )
+
     members = zipfile.ZipFile(file).infolist()
     if any(member.compress_type or member.flag_bits & ENCRYPTED for member in members):
         raise UnreadableFile(f"{path} is compressed or encrypted: save it with torch.save again")
+
     file.seek(0)
 
 

@@ -7,10 +7,10 @@ It refines one control token and 2r tokens, r for U and r for V, which begin at 
     control, X    + the tokens of transformer([control + step embedding l; X + positions]), l = 1 … L
     q, u_j, v_j   decoders of the control token and of the tokens of X    (d,)
 
-The network and the names of its weights are the authors' (github.com/mvrl/QuARI, transformer_hypernetwork.py). The
-tokens of U and of V have the same r positions; step embeddings are sinusoids behind an MLP; in training a twentieth of
-the tokens is set to zero after each step. The authors multiply rows of items by U Vᵀ, so that their U is what
-Σ u_j v_jᵀ calls V.
+The network and the names of its weights are the authors' (github.com/mvrl/QuARI,
+transformer_hypernetwork.py). The tokens of U and of V have the same r positions; step embeddings
+are sinusoids behind an MLP; in training a twentieth of the tokens is set to zero after each step.
+The authors multiply rows of items by U Vᵀ, so that their U is what Σ u_j v_jᵀ calls V.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Hypernetwork(nn.Module):
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.rank = config.rank
-        dim, width, drop = config.dim, config.width, config.dropout
+        dim = config.dim
+        width = config.width
+        drop = config.dropout
         first = (nn.Linear(dim, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(drop))
         self.query_encoder = nn.Sequential(*first, nn.Linear(width, width), nn.LayerNorm(width))
         self.step_proj = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
@@ -71,9 +73,11 @@ class Hypernetwork(nn.Module):
         tokens = control.new_zeros(len(queries), *positions.shape)
         for step in self.step_proj(self.steps):
             output = self.transformer(torch.cat([(control + step)[:, None], tokens + positions], 1))
-            control, tokens = control + output[:, 0], tokens + output[:, 1:]
+            control = control + output[:, 0]
+            tokens = tokens + output[:, 1:]
             if self.training:
                 tokens = tokens * (torch.rand_like(tokens[..., :1]) > DROPPED_TOKENS)
+
         return (
             self.query_decoder(control),
             self.dec_v_img(tokens[:, self.rank :]),
@@ -82,7 +86,8 @@ class Hypernetwork(nn.Module):
 
 
 def sinusoids(count: int, width: int) -> torch.Tensor:
-    """Return (count, width) fixed positions (Vaswani et al., NeurIPS 2017, section 3.5); width is even."""
+    """Return (count, width) fixed positions (Vaswani et al., NeurIPS 2017, section 3.5); width is
+    even."""
     places = torch.arange(count, dtype=torch.float32)[:, None]
     rates = torch.exp(
         torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width)

@@ -44,18 +44,18 @@ QUERIES_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class QuariReranker:
-    """A re-ranker for `HubnessClient.search(..., rerank=…)`.
-
-    candidates: number of re-ranked items of the corrected search. correction: β of the score cos(q', T r) −
-    β·w·(b(r) − c), which subtracts the search's own bias once more, in the space before adaptation; with 0 the
-    corrected search chooses the candidates and the network ranks them. direct: search the index for Tᵀq' in place of
-    q, without candidates, with the biases at the search's strength. Raises InvalidParameter.
-    """
+    """A re-ranker for `HubnessClient.search(..., rerank=…)`. Raises InvalidParameter."""
 
     network: Quari = field(repr=False, compare=False)
     candidates: int = 1000
+    """Number of re-ranked items of the corrected search."""
     correction: float = 0.0
+    """β of the score cos(q', T r) − β·w·(b(r) − c), which subtracts the search's own bias once
+    more, in the space before adaptation. With 0 the corrected search chooses the candidates and the
+    network ranks them."""
     direct: bool = False
+    """Whether to search the index for Tᵀq' in place of q, without candidates, with the biases at
+    the search's strength."""
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -67,8 +67,9 @@ class QuariReranker:
     def load(
         cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
     ) -> Self:
-        """Return a re-ranker with the network of a file that `train` saved. options: the other fields, by name. Raises
-        UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter."""
+        """Return a re-ranker with the network of a file that `train` saved. options: the other
+        fields, by name. Raises UnreadableFile, EncoderMismatch if the network is for another
+        encoder, InvalidParameter."""
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
             trained = (
@@ -77,6 +78,7 @@ class QuariReranker:
                 else "an encoder that it does not name"
             )
             raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
+
         return cls(checkpoint.network(), **options)
 
     @property
@@ -91,10 +93,12 @@ class QuariReranker:
             )
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
-        """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,). One product
-        per query scores its items, without a copy. Zero items have cosine 0. Raises DimensionMismatch."""
+        """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays
+        (c_i,). One product per query scores its items, without a copy. Zero items have cosine 0.
+        Raises DimensionMismatch."""
         for own in items:
             self.expect_dim(own.shape[1])
+
         results: list[Floats] = []
         for part, adaptation in self._adaptations(queries):
             for number, own in enumerate(items[part]):
@@ -104,14 +108,17 @@ class QuariReranker:
                 )
                 candidates = as_tensor(own, torch.float32, adaptation.query.device)
                 results.append(cosines(alone, candidates)[0].cpu().numpy())
+
         return results
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries. The index then scores q'·T r without the
-        length of T r, by which it cannot divide. Raises DimensionMismatch."""
+        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries. The index then
+        scores q'·T r without the length of T r, by which it cannot divide. Raises
+        DimensionMismatch."""
         transformed = np.empty_like(queries)
         for part, adaptation in self._adaptations(queries):
             transformed[part] = transformed_queries(adaptation).cpu().numpy()
+
         lengths, norms = (
             np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, transformed)
         )
@@ -127,8 +134,8 @@ class QuariReranker:
 
 
 class LinearMaps(QuariReranker):
-    """A re-ranker by cos(q', S r), with one linear map S of all items; q' is W q, with one map W of all queries, moved
-    by the remembered pairs near q (`quari.model`).
+    """A re-ranker by cos(q', S r), with one linear map S of all items; q' is W q, with one map W of
+    all queries, moved by the remembered pairs near q (`quari.model`).
 
     On this project's data no network ranks better. `load` and `QuariReranker.load` read its file.
     """
@@ -144,14 +151,14 @@ class LinearMaps(QuariReranker):
         encoder: str | None = None,
         **options: Any,
     ) -> Self:
-        """Learn the maps from labelled pairs, as `train` does, by default with `TrainingSettings.linear`.
+        """Learn the maps from labelled pairs, as `train` does, by default with
+        `TrainingSettings.linear`.
 
-        memory: number of remembered pairs, at most. path: the file to write. encoder: its encoder. options: the other
-        fields of the re-ranker, by name. Raises as `train` does."""
-        config, settings = (
-            QuariConfig(pairs.dim, memory=memory),
-            settings or TrainingSettings.linear(),
-        )
+        memory: number of remembered pairs, at most. path: the file to write. encoder: its encoder.
+        options: the other fields of the re-ranker, by name. Raises as `train` does.
+        """
+        config = QuariConfig(pairs.dim, memory=memory)
+        settings = settings or TrainingSettings.linear()
         return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
 
 
@@ -162,9 +169,9 @@ ITEM_COLUMN = "item"
 class Labelled:
     """Labelled pairs.
 
-    queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'), stored (g, d'): vectors
-    whose inner product is the similarity, by default the cosine. biases (g,): subtracted by the search that chooses
-    the candidates.
+    queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'), stored
+    (g, d'): vectors whose inner product is the similarity, by default the cosine. biases (g,):
+    subtracted by the search that chooses the candidates.
     """
 
     queries: Floats
@@ -175,23 +182,29 @@ class Labelled:
     biases: Floats | None = None
 
     def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
-        """Return the ranks of the answers by name, by exact searches in memory, and the ms of re-ranking per query.
+        """Return the ranks of the answers by name, by exact searches in memory, and the ms of
+        re-ranking per query.
 
-        The names are raw, corrected (only with biases) and reranked. An answer that is no candidate has its former
-        rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs.
+        The names are raw, corrected (only with biases) and reranked. An answer that is no candidate
+        has its former rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs.
         """
         reranker.expect_dim(self.queries.shape[1])
         if len(self.queries) < 2:
             raise InvalidInput(f"an evaluation needs at least two pairs, not {len(self.queries)}")
+
         query_vectors = unit(self.queries) if self.query_vectors is None else self.query_vectors
         stored = unit(self.gallery) if self.stored is None else self.stored
-        answers, biases = self.answers, self.biases
+        answers = self.answers
+        biases = self.biases
         rankings = {"raw": ranks(query_vectors, stored, answers)}
         if biases is not None:
             rankings["corrected"] = ranks(query_vectors, stored, answers, biases)
+
         candidates = nearest(query_vectors, stored, min(reranker.candidates, len(stored)), biases)
         *_, before = rankings.values()
-        after, seconds = before.best, 0.0
+        after = before.best
+        seconds = 0.0
+
         for start in range(0, len(answers), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
             chosen = candidates[part]
@@ -201,20 +214,24 @@ class Labelled:
             seconds += time.perf_counter() - started
             if biases is not None and reranker.correction:
                 scores = scores - reranker.correction * biases[chosen]
+
             is_answer = chosen == answers[part, None]
             own = np.where(is_answer, scores, -np.inf).max(1)
             better = ((scores >= own[:, None]) & ~is_answer).sum(1)
             after[part] = np.where(
                 is_answer.any(1), 1 + better, np.maximum(after[part], chosen.shape[1] + 1)
             )
+
         return {**rankings, "reranked": before._replace(ranks=after)}, 1000 * seconds / len(answers)
 
     def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
-        """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains by re-ranking. These are
-        the changes of R@1 against the other rankings, with 95% intervals over the queries."""
+        """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains by
+        re-ranking. These are the changes of R@1 against the other rankings, with 95% intervals over
+        the queries."""
         rankings, milliseconds = self.rankings(reranker)
         first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
         after = first.pop("reranked")
+
         return {
             "queries": len(self.queries),
             "candidates": min(reranker.candidates, len(self.gallery)),
@@ -233,8 +250,9 @@ def read_labelled(
     field: str | None,
     progress: Progress,
 ) -> Labelled:
-    """Read the labelled pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item` (n, d), the vectors
-    of the answers, or, with a collection, `key` (n,), the keys of the rows that answer. Equal items become one.
+    """Read the labelled pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item`
+    (n, d), the vectors of the answers, or, with a collection, `key` (n,), the keys of the rows that
+    answer. Equal items become one.
 
     Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the collection does.
     """
@@ -243,14 +261,18 @@ def read_labelled(
         items = QueryBank.load(path, ITEM_COLUMN)
         if len(queries) != len(items):
             raise InvalidInput(
-                f"{path} has {len(queries)} queries for {len(items)} items: give each query its item"
+                f"{path} has {len(queries)} queries for {len(items)} items: give each query its "
+                "item"
             )
+
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
+
     queries, keys = read_pairs(path)
     store = open_store()
     rows = read_gallery(store, store.info(collection), field, progress=progress)
     queries.expect_dim(rows.layout.dim, "the field")
+
     return Labelled(
         queries.vectors,
         rows.vectors,

@@ -23,34 +23,36 @@ MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight
 
 @dataclass(frozen=True)
 class QuariConfig:
-    """The sizes and options of a `Quari`.
-
-    dim: d. form: what maps queries and items (`quari.model`):
-        "linear"     T = S and q' = W q, with S and W (d, d) learned for all queries, from the identity
-        "published"  the authors' network, whose other fields' defaults are those of their code (github.com/mvrl/QuARI)
-
-    Of linear maps, memory: number of training pairs whose errors move q', at most as many as there are; directions:
-    number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate, exact from `dim` on.
-
-    Of the network, rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers:
-    of the shared transformer. steps: L, how often it is applied. dropout: in training. map_scale: a in T = I +
-    a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: c in q' = c q + (1 − c) decoded.
-
-    Raises InvalidParameter.
-    """
+    """The sizes and options of a `Quari`. Raises InvalidParameter."""
 
     dim: int
+    """d, the dimension of the vectors."""
     rank: int = 64
+    """r, the number of products u_j v_jᵀ in T. Of the network."""
     width: int = 512
+    """Width of a token: even, and a multiple of `heads`. Of the network."""
     layers: int = 4
+    """Number of layers of the shared transformer. Of the network."""
     steps: int = 4
+    """L, how often the transformer is applied. Of the network."""
     heads: int = 8
+    """Number of attention heads. Of the network."""
     dropout: float = 0.1
+    """Dropout in training. Of the network."""
     form: Form = FORM
+    """What maps queries and items (`quari.model`). "linear": T = S and q' = W q, with S and W (d,
+    d) learned for all queries, from the identity. "published": the authors' network; the defaults
+    of its fields are those of their code (github.com/mvrl/QuARI)."""
     directions: int = 64
+    """Number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate, exact from `dim` on. Of
+    linear maps."""
     memory: int = 0
+    """Number of training pairs whose errors move q', at most as many as there are. Of linear maps.
+    """
     map_scale: float = 0.8
+    """a in T = I + a Σ u_j v_jᵀ / (‖U‖ ‖V‖). Of the network."""
     query_weight: float = 0.5
+    """c in q' = c q + (1 − c) decoded. Of the network."""
 
     @classmethod
     def published(cls, dim: int, **changed: Any) -> QuariConfig:
@@ -73,6 +75,7 @@ class QuariConfig:
             )
         if self.memory and self.form != "linear":
             raise InvalidParameter(f"memory is for the form linear, not for {self.form}")
+
         convert_fields(self, finite_number, "map_scale", "query_weight")
         if not 0 <= self.query_weight < 1 or self.map_scale < 0:
             raise InvalidParameter(
@@ -82,30 +85,37 @@ class QuariConfig:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of a training; the defaults are the paper's, `linear` has those for linear maps.
+    """The settings of a training. Raises InvalidParameter.
 
-    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
-    pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
-    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or for the
-    published network as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
-    answer count; 0 is the plain loss. Raises InvalidParameter.
+    The defaults are the paper's; `linear` has those for linear maps.
     """
 
     epochs: int = EPOCHS
+    """Maximum number of epochs."""
     patience: int = 10
+    """Number of epochs without a better validation MRR that end the training earlier."""
     batch: int = 320
+    """Number of pairs in a step."""
     learning_rate: float = 1e-5
+    """Start of the cosine schedule."""
     least_rate: float = 2e-7
+    """End of the cosine schedule."""
     weight_decay: float = 1e-2
+    """Weight decay of AdamW."""
     temperature: float = 0.07
+    """τ of the loss."""
     noise: float = 1.0
+    """Factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or for the
+    published network as large in each coordinate."""
     semi_positives: int = 2
+    """How many of the `neighbors` nearest items of each answer count; 0 is the plain loss."""
     neighbors: int = 100
     seed: int = 0
 
     @classmethod
     def linear(cls, **changed: Any) -> TrainingSettings:
-        """Return the settings for linear maps: fewer and larger steps, without weight decay. changed: other fields."""
+        """Return the settings for linear maps: fewer and larger steps, without weight decay.
+        changed: other fields."""
         return cls(**{**MAPS, **changed})
 
     def __post_init__(self) -> None:
@@ -118,12 +128,14 @@ class TrainingSettings:
         for name in ("least_rate", "weight_decay", "noise"):
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
+
         if self.least_rate > self.learning_rate:
             raise InvalidParameter(
                 f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}"
             )
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate."""
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to
+        least_rate."""
         fallen = (1 - math.cos(math.pi * step / max(1, steps_per_epoch * self.epochs - 1))) / 2
         return self.learning_rate + (self.least_rate - self.learning_rate) * fallen

@@ -1,4 +1,5 @@
-"""Fits and biases on Ray, for galleries that are too large for one machine; the engine "ray" of jobs."""
+"""Fits and biases on Ray, for galleries that are too large for one machine; the engine "ray" of
+jobs."""
 
 from milvus_hubness.extras.ray.ray_gallery import RayBiases, RayGallery, Shard, fit_on_ray
 

@@ -1,7 +1,8 @@
 """A gallery in shards on Ray workers, and Ray as the engine of a job.
 
-For Sinkhorn, a shard returns log-sum-exps over its own items. They add up to those over all items, as exp(L/τ) of the
-whole is the sum of those of the parts. A task stores nothing between iterations, so it can run again elsewhere.
+For Sinkhorn, a shard returns log-sum-exps over its own items. They add up to those over all items,
+as exp(L/τ) of the whole is the sum of those of the parts. A task stores nothing between iterations,
+so it can run again elsewhere.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
 def shard_items(shard: Shard, bank: QueryBank) -> Vectors:
-    """Return the items of a shard, float32 (n, d). Raises InvalidInput if it has none, DimensionMismatch."""
+    """Return the items of a shard, float32 (n, d). Raises InvalidInput if it has none,
+    DimensionMismatch."""
     return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
 
 
@@ -47,15 +49,18 @@ def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
 def shard_step(
     shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str
 ) -> tuple[int, Doubles]:
-    """Return the number of a shard's items, and (m,) the shares of the bank under its potentials f (m,), as `AllScores`
-    has them, or without f potentials of the bank that balance these items alone."""
+    """Return the number of a shard's items, and (m,) the shares of the bank under its potentials f
+    (m,), as `AllScores` has them, or without f potentials of the bank that balance these items
+    alone."""
     items = shard_items(shard, bank)
-    steps, taus = AllScores(bank.vectors, items, device, "recomputed"), np.array([tau])
+    steps = AllScores(bank.vectors, items, device, "recomputed")
+    taus = np.array([tau])
     row = (
         steps.from_items(np.zeros((1, len(items))), taus)
         if f is None
         else steps.from_bank(f[None], taus)[1]
     )
+
     return len(items), row[0].astype(np.float64)
 
 
@@ -74,13 +79,15 @@ def shard_biases(
     potentials: Vectors,
     targets: QueryBank | None,
 ) -> Vectors:
-    """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32 (n,)."""
+    """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32
+    (n,)."""
     fitted = estimator.restore(bank, potentials, target_bank=targets)
     return fitted.bias(shard_items(shard, bank))
 
 
 def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors:
-    """Return the k largest scores of each bank query over the items of a shard, or all if it has fewer, (m, ≤ k)."""
+    """Return the k largest scores of each bank query over the items of a shard, or all if it has
+    fewer, (m, ≤ k)."""
     items = shard_items(shard, bank)
     return np.asarray(topk(bank.vectors, items, min(k, len(items)), device=device).values)
 
@@ -88,9 +95,10 @@ def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors
 class RayGallery:
     """Shards of one gallery, on the Ray cluster that this process is connected to.
 
-    shards: arrays (n, d), which are put into Ray's object store, or functions by which workers read them from their own
-    storage, always the same items in the same order. gpus: what Ray reserves for a task, besides a core. If a worker
-    dies, its task runs up to four times. Raises InvalidInput without shards, InvalidParameter, and MissingExtra.
+    shards: arrays (n, d), which are put into Ray's object store, or functions by which workers read
+    them from their own storage, always the same items in the same order. gpus: what Ray reserves
+    for a task, besides a core. If a worker dies, its task runs up to four times. Raises
+    InvalidInput without shards, InvalidParameter, and MissingExtra.
     """
 
     def __init__(self, shards: Sequence[Shard], *, gpus: float = 0) -> None:
@@ -109,9 +117,9 @@ class RayGallery:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its `start` and errors.
-        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature and an agreement are measured on up to
-        20,000 items."""
+        """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its
+        `start` and errors. Sinkhorn, alone or in a Blend, iterates over the shards; a temperature
+        and an agreement are measured on up to 20,000 items."""
         fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
         if fitted.estimator.strength != "agreement":
             return fitted  # Sooner than `with_agreement` says so: a sample costs a read of every shard.
@@ -137,14 +145,19 @@ class RayGallery:
             ]
             fitted = replace(estimator, estimators=tuple(part.estimator for part in parts))
             potentials = np.hstack([part.potentials for part in parts])
+
             return fitted.restore(bank, potentials, target_bank=target_bank)
+
         if estimator.has_temperature:
             estimator = estimator.measured(bank, self._sample(bank))
+
         if isinstance(estimator, Sinkhorn):
             return self._balanced(estimator, bank, target_bank, start)
+
         if isinstance(estimator, RelativeNNN):
             bank.require(at_least=estimator.k)
-            run, remote_bank = self._remote(shard_largest), self._ray.put(bank)
+            run = self._remote(shard_largest)
+            remote_bank = self._ray.put(bank)
             parts = [
                 run.remote(shard, remote_bank, estimator.finds, self._device)
                 for shard in self._shards
@@ -156,8 +169,10 @@ class RayGallery:
     def biases(
         self, fitted: FittedBias, *, target_bank: QueryBank | None = None
     ) -> Iterator[Vectors]:
-        """Yield biases of the shards' items in order, float32 (n,). target_bank: that of the fit, if it is needed."""
-        run, bank = self._remote(shard_biases), self._ray.put(fitted.bank)
+        """Yield biases of the shards' items in order, float32 (n,). target_bank: that of the fit,
+        if it is needed."""
+        run = self._remote(shard_biases)
+        bank = self._ray.put(fitted.bank)
         arguments = bank, fitted.estimator, fitted.potentials, target_bank
         for done in [run.remote(shard, *arguments) for shard in self._shards]:
             yield self._ray.get(done)
@@ -175,7 +190,10 @@ class RayGallery:
             shards.append(
                 self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__))
             )
-        remote_bank, tau, run = self._ray.put(bank), estimator.tau_of(), self._remote(shard_step)
+
+        remote_bank = self._ray.put(bank)
+        tau = estimator.tau_of()
+        run = self._remote(shard_step)
 
         def on_shards(f: Vectors | None) -> list[Any]:
             done = self._ray.get(
@@ -193,10 +211,12 @@ class RayGallery:
             if before is None
             else before - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
         )
-        items, limits = sum(counts), (estimator.iterations, estimator.tol)
+        items = sum(counts)
+        limits = (estimator.iterations, estimator.tol)
         [result] = iterate(step, f[None], np.array([tau]), items, *limits)
         fitted = replace(estimator, items=items).restore(bank, result.f[:, None])
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[2:], "recomputed")
+
         return replace(fitted, diagnostics=diagnostics)
 
     def _sample(self, bank: QueryBank) -> Vectors:
@@ -217,7 +237,8 @@ def imported_ray() -> Any:
 
 
 def connected() -> Any:
-    """Return Ray, connected to the present cluster, that of $RAY_ADDRESS, or a local one. Raises MissingExtra."""
+    """Return Ray, connected to the present cluster, that of $RAY_ADDRESS, or a local one. Raises
+    MissingExtra."""
     ray = imported_ray()
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False)
@@ -232,7 +253,8 @@ def fit_on_ray(
     target_bank: BankLike | None = None,
     start: npt.ArrayLike | None = None,
 ) -> FittedBias:
-    """Fit as `estimator.fit` does, up to rounding, with one shard of the gallery (n, d) per core of the cluster."""
+    """Fit as `estimator.fit` does, up to rounding, with one shard of the gallery (n, d) per core of
+    the cluster."""
     cores = _cores(connected())
     if gallery is None:
         return estimator.fit(bank, target_bank=target_bank)
@@ -241,7 +263,8 @@ def fit_on_ray(
 
 
 class RayBiases:
-    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once. Raises MissingExtra."""
+    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once.
+    Raises MissingExtra."""
 
     def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
         self._ray = connected()
@@ -250,7 +273,8 @@ class RayBiases:
         self._fit = [self._ray.put(part) for part in whole]
 
     def __call__(self, items: Vectors) -> Vectors:
-        """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core of the cluster."""
+        """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core
+        of the cluster."""
         shards = np.array_split(items, min(_cores(self._ray), len(items)))
         parts = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
         return np.concatenate(parts)

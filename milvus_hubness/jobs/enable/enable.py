@@ -63,7 +63,7 @@ class Enabled:
     rows: int
     """Number of rows that now have a bias."""
     seconds: float
-    side: str | None = None
+    side_collection: str | None = None
     """The side collection."""
     candidates: int | None = None
     """How many rows a search reads, see state.CandidateReranking."""
@@ -100,7 +100,7 @@ def enable(
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    with Lease(store, name, *filter(None, [plan.side])) as lease:
+    with Lease(store, name, *filter(None, [plan.side_collection])) as lease:
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.
@@ -113,7 +113,7 @@ def enable(
                 "plan was made: plan again"
             )
 
-        run = _fill_second_vector if plan.where == "vectors" else _enable_reranking
+        run = _fill_second_vector if plan.where == "second_vector" else _enable_reranking
         with lease.explained():
             facts = run(lease, replace(plan, source=info), ttl, progress)
 
@@ -140,29 +140,29 @@ def _enable_reranking(
     name = plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
-        if plan.side:
+        if plan.side_collection:
             sides = capability(store, SideCollections)
-            if not sides.can_hold_side(plan.source, plan.side):
+            if not sides.can_hold_side(plan.source, plan.side_collection):
                 raise CollectionExists(
-                    f"collection {plan.side!r} was created since this plan was made: plan again"
+                    f"collection {plan.side_collection!r} was created since this plan was made: plan again"
                 )
 
-            if store.exists(plan.side):
+            if store.exists(plan.side_collection):
                 # An unfinished `enable` left it.
-                lease.drop(plan.side)
-            sides.create_side(plan.source, plan.side)
-            undo.callback(lease.drop, plan.side)
-            lease.fence(plan.side)
+                lease.drop(plan.side_collection)
+            sides.create_side(plan.source, plan.side_collection)
+            undo.callback(lease.drop, plan.side_collection)
+            lease.fence(plan.side_collection)
         elif plan.adds_fields:
             store.add_bias_fields(name, plan.suffix)
 
         # Biases in a side collection rewrite no row, so no client needs to note its writes.
-        ttl = 0.0 if plan.side else client_ttl
+        ttl = 0.0 if plan.side_collection else client_ttl
         with rewriting(lease, plan.source, state, client_ttl=ttl) as writer:
             backend = BiasBackend(store, plan.source, state, writer)
             _fill(backend, plan.correction, "writing biases", progress)
-            if plan.side:
-                store.flush(plan.side)
+            if plan.side_collection:
+                store.flush(plan.side_collection)
             backend.wait_visible()
 
             undo.callback(store.write_property, name, state.property_name, None)
@@ -173,7 +173,10 @@ def _enable_reranking(
             rows = _fill_all(backend, plan.correction, "verifying", progress)
 
     assert plan.reranking is not None
-    return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
+    return {
+        "rows": rows,
+        **plan.reranking.model_dump(include={"side_collection", "candidates", "missed"}),
+    }
 
 
 def _fill_second_vector(
@@ -230,7 +233,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         suffix=plan.suffix,
         dtype=plan.source.vector_fields[plan.field].dtype,
         source=plan.source.name,
-        phase="copying" if plan.where == "vectors" else "ready",
+        phase="copying" if plan.where == "second_vector" else "ready",
         mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
@@ -350,7 +353,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
             return state.second_vector if dropped else None
 
-        side = state.reranking.side if state.reranking else None
+        side = state.reranking.side_collection if state.reranking else None
         if side:
             lease.drop(side)
         return side

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, Where
+from milvus_hubness.basics.defaults import MAX_MISS_RATE, LocationWithoutCopy
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
@@ -73,7 +73,7 @@ class EnablePlan:
     """The fitted biases."""
     strength: float
     """w of searches that name none."""
-    where: Where
+    where: LocationWithoutCopy
     """The bias location."""
     adds_fields: bool
     """Whether fields must be added first."""
@@ -91,14 +91,14 @@ class EnablePlan:
     """The state that an interrupted run left, which the next run continues."""
 
     @property
-    def side(self) -> str | None:
+    def side_collection(self) -> str | None:
         """The side collection; None if biases go elsewhere."""
-        return self.reranking.side if self.reranking else None
+        return self.reranking.side_collection if self.reranking else None
 
     @property
     def second_vector(self) -> str | None:
         """The second vector field; None if biases go elsewhere."""
-        return SECOND_VECTOR_FIELD + self.suffix if self.where == "vectors" else None
+        return SECOND_VECTOR_FIELD + self.suffix if self.where == "second_vector" else None
 
     @property
     def width(self) -> int:
@@ -133,7 +133,7 @@ class EnablePlan:
 
         missed = self.missed or {}
         return {
-            "side": self.reranking.side,
+            "side_collection": self.reranking.side_collection,
             "candidates": self.reranking.candidates,
             "missed": {str(candidates): share for candidates, share in missed.items()},
             "measured_queries": self.reranking.queries,
@@ -156,7 +156,7 @@ class EnableRequest:
     """The queries on which candidates are measured; None for some of the bank's."""
     field: str | None
     """The vector field to correct; None for the only one."""
-    where: Where | None
+    where: LocationWithoutCopy | None
     """The bias location; None for what suits the collection."""
     bank_collection: str | None
     """Where to store the bank; None for a name that is derived from the source's."""
@@ -176,7 +176,7 @@ class EnableRequest:
 class Location:
     """Where the biases go, and what that takes."""
 
-    where: Where
+    where: LocationWithoutCopy
     presence: Presence
     """Whether the collection has the fields for it, can get them, or neither."""
     remarks: list[str]
@@ -185,7 +185,7 @@ class Location:
 
     @property
     def adds_fields(self) -> bool:
-        return self.where != "side" and self.presence == "can be added"
+        return self.where != "side_collection" and self.presence == "can be added"
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def plan_enable(
     target_bank: BankLike | None = None,
     queries: BankLike | None = None,
     field: str | None = None,
-    where: Where | None = None,
+    where: LocationWithoutCopy | None = None,
     bank_collection: str | None = None,
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
@@ -223,7 +223,7 @@ def plan_enable(
 
     estimator: as in plan_migration. queries: for the measurement, by default some of the bank's.
     where: by default "fields" if the collection has them or the server can add them and its rows do
-    not expire, else "side"; searches of "vectors", a second vector field, need no candidates.
+    not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
     gate_targets: as in plan_migration.
 
@@ -255,7 +255,7 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
     unfinished = info.states.get(field)
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
 
-    if request.where == "vectors":
+    if request.where == "second_vector":
         location = _second_vector_location(store, info, field, suffix, unfinished)
     else:
         location = _field_or_side_location(store, info, suffix, request.where)
@@ -303,7 +303,7 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
 
     state = info.states.get(field)
     # Only the filling of a second vector field can be continued.
-    if state is not None and (request.where != "vectors" or state.serves):
+    if state is not None and (request.where != "second_vector" or state.serves):
         raise AlreadyCorrected(
             f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
         )
@@ -339,11 +339,11 @@ def _second_vector_location(
     width = form_of(layout, vector.dtype).width
     presence = second_vectors.second_vector_field(info, field, suffix, width)
     remarks = second_vectors.second_vector_remarks(info, suffix)
-    return Location("vectors", presence, remarks, layout)
+    return Location("second_vector", presence, remarks, layout)
 
 
 def _field_or_side_location(
-    store: Store, info: CollectionInfo, suffix: str, where: Where | None
+    store: Store, info: CollectionInfo, suffix: str, where: LocationWithoutCopy | None
 ) -> Location:
     """Return the location of biases in fields of the rows, or in a side collection.
 
@@ -353,12 +353,12 @@ def _field_or_side_location(
     if where == "fields" and presence == "none":
         raise CannotMigrate(
             f"{info.name!r} has no fields for biases and this server cannot add any: "
-            "use a side collection (--where side)"
+            "use a side collection (--where side_collection)"
         )
 
     if not where:
         # Fields would restart the time to live of every row.
-        where = "side" if presence == "none" or info.time_to_live else "fields"
+        where = "side_collection" if presence == "none" or info.time_to_live else "fields"
 
     remarks = store.bias_remarks(info, suffix) if where == "fields" else []
     return Location(where, presence, remarks)
@@ -412,7 +412,7 @@ def _fitted(
         )
     else:
         correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
-        side = _free_side(store, info, suffix) if location.where == "side" else None
+        side = _free_side(store, info, suffix) if location.where == "side_collection" else None
         most = store.most_candidates(info)
         reranking, missed = measure(
             gallery,
@@ -449,12 +449,12 @@ def _require_few_missed(info: CollectionInfo, reranking: CandidateReranking, mos
         )
 
 
-def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
+def _remarks_on_expiry(info: CollectionInfo, where: LocationWithoutCopy) -> list[str]:
     """Return remarks about the time to live of rows, if the collection has one."""
     if not info.time_to_live:
         return []
 
-    if where == "side":
+    if where == "side_collection":
         return [
             f"rows expire after {info.time_to_live:,} s as before, since none is written; the "
             "next refresh removes the biases of expired rows"
@@ -463,7 +463,7 @@ def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
     return [
         f"rows live for {info.time_to_live:,} s after their last write, and all are written now: "
         "they expire later, once by up to that time; a full refresh restarts it again, and is "
-        "refused without --restart-ttl (--where side writes no row)"
+        "refused without --restart-ttl (--where side_collection writes no row)"
     ]
 
 
@@ -506,7 +506,7 @@ def measure(
     missed = {candidates: missed_share(places, candidates) for candidates in allowed}
     candidates = enough_candidates(places, max_miss_rate, allowed)
     reranking = CandidateReranking(
-        side=side,
+        side_collection=side,
         candidates=candidates,
         missed=missed[candidates],
         allowed=max_miss_rate,

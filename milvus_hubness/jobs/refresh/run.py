@@ -362,7 +362,7 @@ class Refreshing:
             f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s "
             "after their last write, and a refresh writes unchanged rows again, so that they "
             "expire later: allow that with --restart-ttl (restart_ttl), or keep the biases in a "
-            "side collection (enable --where side)"
+            "side collection (enable --where side_collection)"
         )
         return self.with_former_biases(plan, load_bank, reason)
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
@@ -48,10 +49,8 @@ class Status:
     """w of searches that name none."""
     bank: dict[str, Any] | None = None
     """The reference to the bank's generation."""
-    where: str | None = None
-    """The bias location: `vectors` (in the second field `second_vector`, if there is one),
-    `fields`, or `side`, in the collection `side`.
-    """
+    where: BiasLocation | None = None
+    """The bias location."""
     spread: int | None = None
     """In how many columns of the vectors a bias is; None if the vectors have none."""
     bias_scale: float | None = None
@@ -62,7 +61,7 @@ class Status:
     """
     second_vector: str | None = None
     """The second vector field, if it holds the biases."""
-    side: str | None = None
+    side_collection: str | None = None
     """The side collection, if it holds the biases."""
     candidates: int | None = None
     """How many rows a search reads, see state.CandidateReranking."""
@@ -136,7 +135,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
         needs_other_columns=needs_other_columns(store, info, state),
         second_vector=codec.searched_field if codec.searched_field != codec.field else None,
-        side=codec.side_collection,
+        side_collection=codec.side_collection,
         candidates=codec.candidates or None,
         missed=state.miss_rate,
         pending=backend.count_pending(),

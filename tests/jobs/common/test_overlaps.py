@@ -118,7 +118,12 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
     lite.made.append(f"{case.name}__bias")
     plans = [
         plan_enable(
-            case.store, case.name, QueryBank(case.bank), estimator=NNN(4), where="side", force=True
+            case.store,
+            case.name,
+            QueryBank(case.bank),
+            estimator=NNN(4),
+            where="side_collection",
+            force=True,
         )
         for _ in range(2)
     ]
@@ -171,7 +176,7 @@ def test_a_refresh_is_of_the_collection_that_the_alias_leads_to_once_the_lease_i
     assert epochs == [1, 2]
 
 
-@pytest.mark.parametrize("where", ["fields", "side"])
+@pytest.mark.parametrize("where", ["fields", "side_collection"])
 def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite, where):
     """Point 3: an update was reverted, a deleted row came back, and it reported success."""
     case = Case(lite)

@@ -16,7 +16,7 @@ from tests.milvus.proxy.running import at, wishing
 from tests.support.catalogue import ACCURACY
 from tests.support.galleries import plain_collection, vectors
 
-ON_SERVERS = {"gated": ["COSINE"], "beside": [("L2", "side")]}
+ON_SERVERS = {"gated": ["COSINE"], "beside": [("L2", "side_collection")]}
 
 DIM, ITEMS, K, METRICS = 12, 80, 4, ("IP", "COSINE", "L2")
 
@@ -90,7 +90,9 @@ def gated(shared_backend, request):
 
 
 @pytest.fixture(
-    scope="module", params=[(m, p) for m in METRICS for p in ("side", "fields")], ids=" ".join
+    scope="module",
+    params=[(m, p) for m in METRICS for p in ("side_collection", "fields")],
+    ids=" ".join,
 )
 def beside(shared_backend, request):
     metric, place = request.param
@@ -135,7 +137,7 @@ def test_keys_are_searched_by(lite):
 
 
 def test_what_would_see_uncorrected_scores_is_refused(lite):
-    here = Enabled(lite, "IP", "side")
+    here = Enabled(lite, "IP", "side_collection")
     decay = Function(
         "decay",
         FunctionType.RERANK,
@@ -201,8 +203,13 @@ class TwoFields:
             ],
         )
         store = backend.store()
-        if how == "side":
-            result = {"estimator": NNN(K), "where": "side", "field": "text", "force": True}
+        if how == "side_collection":
+            result = {
+                "estimator": NNN(K),
+                "where": "side_collection",
+                "field": "text",
+                "force": True,
+            }
             enable(store, plan_enable(store, name, bank, **result), client_ttl=0.0)
             self.name = name
         else:
@@ -237,7 +244,13 @@ RANKERS = {
 
 @pytest.fixture(
     scope="module",
-    params=[("COSINE", "in"), ("L2", "in"), ("IP", "gate"), ("COSINE", "side"), ("L2", "side")],
+    params=[
+        ("COSINE", "in"),
+        ("L2", "in"),
+        ("IP", "gate"),
+        ("COSINE", "side_collection"),
+        ("L2", "side_collection"),
+    ],
     ids=" ".join,
 )
 def two(proxies, lite_server_uri, request):

@@ -197,7 +197,7 @@ def test_rows_that_were_tampered_with_are_refused_and_written_again(database, ch
 
 def corrected(database, name, **options):
     """Correct a collection without a copy."""
-    where = "side" if isinstance(database, OnMilvus) else "fields"
+    where = "side_collection" if isinstance(database, OnMilvus) else "fields"
     bank = QueryBank(bank_of(9).queries.vectors)
     store = database.store()
     enable(
