@@ -29,13 +29,19 @@ ROUNDS = 10
 
 
 class Coverage(NamedTuple):
-    """counts: (n_items,) N_k over the bank. similarity: (n_items,) the largest inner product of each item with a bank
-    query. region: (n_items,) the number of each item's region. central: (n_regions,) its most central item."""
+    """The coverage of a gallery by a bank; regions are clusters of items."""
 
     counts: Counts
+    """(n_items,) N_k over the bank."""
+
     similarity: Vectors
+    """(n_items,) the largest inner product of each item with a bank query."""
+
     region: npt.NDArray[np.int64]
+    """(n_items,) the number of each item's region."""
+
     central: npt.NDArray[np.int64]
+    """(n_regions,) the most central item of each region."""
 
 
 def bank_coverage(
@@ -75,20 +81,34 @@ Squares = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Drift:
-    """The drift between a bank and recent queries. reason: the figures, or why nothing was compared. bank, recent:
-    numbers of compared queries. statistic: share of the variance that is between the two. p: probability of such a
-    statistic between two samples of one distribution. mmd2: the unbiased squared discrepancy. earth_mover: the sliced
-    earth mover's distance, in standard deviations; earth_mover_by_chance: that of a random split of both together."""
+    """The drift between a bank and recent queries."""
 
     reason: str
+    """The figures, or why nothing was compared."""
+
     bank: int
+    """Number of compared queries of the bank."""
+
     recent: int
+    """Number of compared recent queries."""
+
     statistic: float = 0.0
+    """Share of the variance that is between the two."""
+
     p: float = 1.0
+    """Probability of such a statistic between two samples of one distribution."""
+
     mmd2: float = 0.0
+    """The unbiased squared discrepancy."""
+
     earth_mover: float = 0.0
+    """The sliced earth mover's distance, in standard deviations."""
+
     earth_mover_by_chance: float = 0.0
+    """That distance for a random split of both together."""
+
     fired: bool = False
+    """Whether the drift is large and significant."""
 
 
 def drift_between(

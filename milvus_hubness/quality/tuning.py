@@ -33,39 +33,51 @@ Values = npt.NDArray[np.float64]
 
 
 class Judgement(NamedTuple):
-    """The verdict, its strength, its reason, and the gain in R@1 over the raw search if there are labels."""
+    """A verdict with its reason."""
 
     verdict: Verdict
     strength: float
+    """The strength to apply; 0 to leave it alone."""
     reason: str
     interval: measures.Interval | None
+    """The gain in R@1 over the raw search; None without labels."""
 
 
 def pick(trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
-    """Return the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
-    `EXCESS_WEIGHT` · the excess answers taken by hubs, which keeps few labels from deciding by chance. They all have
-    the same gate, or none. A gate has to be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal
-    rank, as it limits what searches can do and sends each query twice.
-    excess: (n_trials,). ranks: (n_trials, n_queries)."""
+    """Return the `MEMBERS` best trials, all with the same gate, or none.
+
+    They are best by mean reciprocal rank, which follows R@1 with less noise, less `EXCESS_WEIGHT` ·
+    the excess answers taken by hubs, which keeps few labels from deciding by chance. A gate has to
+    be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal rank, as it limits
+    what searches can do and sends each query twice. excess: (n_trials,). ranks: (n_trials,
+    n_queries).
+    """
     reciprocal = 1 / ranks
     scores = reciprocal.mean(1) - EXCESS_WEIGHT * excess
-    picked: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
+    best_by_form: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
     for form in dict.fromkeys(trial.form for trial in trials):
-        own = np.array([number for number, trial in enumerate(trials) if trial.form == form])
-        picked[form] = np.sort(own[np.argsort(-scores[own], kind="stable")[:MEMBERS]])
-    best, most, plain = picked[None, None], 0.0, picked[None, None]
-    for members in picked.values():
-        gain = reciprocal[members].mean(0) - reciprocal[plain].mean(0)
+        of_form = np.array([number for number, trial in enumerate(trials) if trial.form == form])
+        by_score = np.argsort(-scores[of_form], kind="stable")
+        best_by_form[form] = np.sort(of_form[by_score[:MEMBERS]])
+
+    without_gate = best_by_form[None, None]
+    best = without_gate
+    largest_lead = 0.0
+    for members in best_by_form.values():
+        gain = reciprocal[members].mean(0) - reciprocal[without_gate].mean(0)
         margin = max(GATE_MARGIN, 2 * float(gain.std()) / len(gain) ** 0.5)
-        lead = float(scores[members].mean() - scores[plain].mean()) - margin
-        if lead > most:
-            best, most = members, lead
+        lead = float(scores[members].mean() - scores[without_gate].mean()) - margin
+        if lead > largest_lead:
+            best = members
+            largest_lead = lead
     return [trials[number] for number in best]
 
 
 def mix(trials: Sequence[Trial]) -> Trial:
-    """Return the mean of trials with the same gate, or none, as one trial: their mean strength times a Blend of weights
-    s_e / Σ s."""
+    """Return the mean of trials with the same gate, or none, as one trial.
+
+    It is their mean strength times a Blend of weights s_e / Σ s.
+    """
     shares: dict[Estimator, float] = {}
     for trial in trials:
         shares[trial.estimator] = shares.get(trial.estimator, 0.0) + trial.strength
@@ -84,28 +96,42 @@ def mix(trials: Sequence[Trial]) -> Trial:
 def judge_labelled(
     raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
 ) -> Judgement:
-    """Return the verdict: "apply" if the expected gain in R@1 is above 0. raw, cross_fitted: (n_queries,) hits. The
-    measured gain meets a prior of 4 ± 4 points, positive if the excess answers taken by hubs fall."""
+    """Return the verdict: "apply" if the expected gain in R@1 is above 0.
+
+    raw, cross_fitted: (n_queries,) hits. The measured gain meets a prior of 4 ± 4 points, positive
+    if the excess answers taken by hubs fall.
+    """
     interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
+
+    # The mean of two normal distributions, weighted by their precisions.
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
-    expected = (interval.estimate / variance + prior / PRIOR_GAIN**2) / (
-        1 / variance + 1 / PRIOR_GAIN**2
-    )
+    prior_variance = PRIOR_GAIN**2
+    weighted_sum = interval.estimate / variance + prior / prior_variance
+    expected = weighted_sum / (1 / variance + 1 / prior_variance)
+
     result = f"cross-validated on {n} labelled queries, R@1 changes by {points(interval)}"
     if expected <= 0:
         return Judgement("leave it alone", 0.0, f"{result}: expect no gain", interval)
     if interval.low <= 0:
-        result += f"; the interval holds 0, but with the usual gain as prior, expect {100 * expected:+.1f}"
+        result += (
+            "; the interval holds 0, but with the usual gain as prior, "
+            f"expect {100 * expected:+.1f}"
+        )
     return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, interval)
 
 
 def judge_unlabelled(figures: Figures) -> Judgement:
-    """Return the verdict on a bank: "apply" unless a finding fails, with half the strength if the bank is narrow."""
+    """Return the verdict on a bank: "apply" unless a finding fails.
+
+    A narrow bank is applied with half the strength.
+    """
     shown = findings(figures)
-    if failed := "; ".join(str(finding) for finding in shown if finding.fails):
+    failed = "; ".join(str(finding) for finding in shown if finding.fails)
+    if failed:
         return Judgement("leave it alone", 0.0, failed, None)
+
     reason = "; ".join(
         finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs")
     )
@@ -128,15 +154,17 @@ RESAMPLES = 1000
 
 
 class Row(NamedTuple):
-    """One trial: an estimator, None for the raw search, at a strength, with a gate if there is one. excess_answers:
-    taken by hubs, as a share. gain: of R@1 over the raw search, with its 95% interval. r1, gain: None without
-    labels."""
+    """One trial, as the table of a tuning shows it."""
 
     estimator: Estimator | None
+    """None for the raw search."""
     strength: float
     excess_answers: float
+    """Share of the answers that hubs take in excess."""
     r1: float | None
+    """None without labels."""
     gain: measures.Interval | None
+    """Of R@1 over the raw search, with its 95% interval; None without labels."""
     gate: int | None = None
     gate_targets: int | None = None
 
@@ -194,10 +222,12 @@ def tune(
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
+
     fitted, query_vectors, answers = _split(bank, queries, positives, len(items), rng)
     items, answers = _some_items(items, answers, rng)
     trials = sweep(fitted, items, targets, progress=progress)
     outcome = search(trials, query_vectors, items, answers)
+
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
         real = None if queries is None else query_vectors
@@ -206,7 +236,10 @@ def tune(
         chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
     else:
         assert figures is not None, "a bank without labels has at least 40 queries"
-        chosen, judged = trials[-1], judge_unlabelled(figures)
+        # Without labels no trial can be chosen: the last one is the default Blend at full strength.
+        chosen = trials[-1]
+        judged = judge_unlabelled(figures)
+
     applies = judged.verdict != "leave it alone"
     return Tuning(
         **judged._asdict(),
@@ -233,17 +266,26 @@ def decide(
     *,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
-    """Return the mix of a sweep's best trials, and the verdict on it: each query is searched under a mix picked without
-    the labels of its fold. outcome: of the raw search, then the trials."""
+    """Return the mix of a sweep's best trials, and the verdict on it.
+
+    For the verdict, each query is searched under a mix picked without the labels of its fold.
+    outcome: of the raw search, then the trials.
+    """
     excess = measures.excess_answers_of(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    mixed, *mixes = [
-        mix(pick(trials, excess[1:], outcome.ranks[1:, fold != left])) for left in range(-1, FOLDS)
+    mixed = mix(pick(trials, excess[1:], outcome.ranks[1:]))
+    mixes = [
+        mix(pick(trials, excess[1:], outcome.ranks[1:, fold != left_out]))
+        for left_out in range(FOLDS)
     ]
+
     after = search([mixed, *mixes], queries, gallery, positives)
-    highest = max(float(measures.excess_answers_of(after, len(gallery))[1]), float(excess[-1]))
-    fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
+    # In `after`, the raw search is first, then the mix of all queries, then that without each fold.
     cross_fitted = after.hits[2 + fold, np.arange(len(queries))]
+
+    mixed_excess = float(measures.excess_answers_of(after, len(gallery))[1])
+    highest = max(mixed_excess, float(excess[-1]))
+    fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     return mixed, judge_labelled(outcome.hits[0], cross_fitted, mixed.strength, fall, seed=seed)
 
 
@@ -260,13 +302,13 @@ def _split(
     elif queries is None:
         raise InvalidInput("positives without the queries that they belong to: pass queries too")
     if queries is None:
-        order, middle = rng.permutation(len(bank)), len(bank) // 2
-        return (
-            QueryBank(bank.vectors[order[middle:]], bank.source),
-            bank.vectors[order[:middle][:MOST_QUERIES]],
-            None,
-        )
-    query_vectors, answers = as_vectors(queries, "the queries"), None
+        order = rng.permutation(len(bank))
+        middle = len(bank) // 2
+        fitted = QueryBank(bank.vectors[order[middle:]], bank.source)
+        return fitted, bank.vectors[order[:middle][:MOST_QUERIES]], None
+
+    query_vectors = as_vectors(queries, "the queries")
+    answers = None
     bank.expect_dim(query_vectors.shape[1], "a query")
     if len(query_vectors) < FEWEST_QUERIES:
         raise InvalidInput(
@@ -279,23 +321,24 @@ def _split(
         some = np.sort(rng.permutation(len(query_vectors))[:MOST_QUERIES])
         query_vectors = query_vectors[some]
         answers = answers and [answers[query] for query in some]
+
     in_queries = {row.tobytes() for row in query_vectors}
-    other = np.array([row.tobytes() not in in_queries for row in bank.vectors])
-    if not other.any():
+    is_other = np.array([row.tobytes() not in in_queries for row in bank.vectors])
+    if not is_other.any():
         raise InvalidInput(
             "the bank holds nothing but the queries: a bias must not be judged by its own bank"
         )
-    return (
-        (bank if other.all() else QueryBank(bank.vectors[other], bank.source)),
-        query_vectors,
-        answers,
-    )
+    fitted = bank if is_other.all() else QueryBank(bank.vectors[is_other], bank.source)
+    return fitted, query_vectors, answers
 
 
 def _some_items(
     items: Vectors, answers: Answers | None, rng: np.random.Generator
 ) -> tuple[Vectors, Answers | None]:
-    """Return at most `MOST_ITEMS` items, or all positives if they are more, and the new positions of the positives."""
+    """Return at most `MOST_ITEMS` items, or all positives if they are more.
+
+    The second value is the new positions of the positives.
+    """
     if len(items) <= MOST_ITEMS:
         return items, answers
     needed = np.unique(np.concatenate(answers)) if answers is not None else np.empty(0, np.int64)

@@ -16,8 +16,19 @@ from milvus_hubness.correction.estimators.base import correlation
 from milvus_hubness.quality.bank_checks import THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import DEPTH, assess, excess_answers_of, nearest
 
-MOST_ITEMS, MOST_QUERIES, SCORED = 10_000, 5_000, 1_000
-VIEWS_AGREE, REACHED, FAR_BEST, EXCESS_TO_HALVE = 0.06, 0.35, 8.0, 0.12
+MOST_ITEMS = 10_000
+MOST_QUERIES = 5_000
+SCORED = 1_000
+"""Queries whose scores of all items are read for the best score and for the drift."""
+
+VIEWS_AGREE = 0.06
+"""Two-view agreement below which a bank is foreign."""
+REACHED = 0.35
+"""Reach below which a bank covers a corner of the gallery."""
+FAR_BEST = 8.0
+"""Standard deviations of the best score above which scores are like those of a re-ranker."""
+EXCESS_TO_HALVE = 0.12
+"""Share of excess answers beyond chance above which half the strength is applied."""
 
 EXPECTED_GAIN = (
     (0.002, -3.03, -3.93, -1.83), (0.152, 2.98, 1.56, 3.6), (0.253, 4.03, 1.95, 5.79), (0.34, 5.33, 2.39, 7.75),
@@ -29,43 +40,56 @@ Biases: TypeAlias = Callable[[QueryBank, Vectors], Vectors]
 
 
 class Figures(NamedTuple):
-    """What a bank and a gallery show without labels.
-
-    agreement: correlation of the biases from two halves of the bank, at least 0. two_views: share of the queries that
-    find the same item first in two random halves of the dimensions, each corrected by itself. reach: number of items
-    that are the nearest of some bank query, over its expectation if all were equally likely. best_z: mean of the best
-    raw score of a query, in standard deviations above its mean score. before, after: excess answers taken by hubs on
-    queries that were not fitted, without correction and with it; by_chance: that of random answers. alike: share of
-    the variance that is between bank and gallery. real_queries: whether the searches were with real queries, not with
-    queries of the bank.
-    """
+    """What a bank and a gallery show without labels."""
 
     agreement: float
+    """Correlation of the biases from two halves of the bank, at least 0."""
+
     two_views: float
+    """Share of the queries that find the same item first in two random halves of the dimensions,
+    each corrected by itself."""
+
     reach: float
+    """Number of items that are the nearest of some bank query, over its expectation if all were
+    equally likely."""
+
     best_z: float
+    """Mean of the best raw score of a query, in standard deviations above its mean score."""
+
     before: float
+    """Excess answers taken by hubs on queries that were not fitted, without correction."""
+
     after: float
+    """Excess answers taken by hubs on these queries, with correction."""
+
     by_chance: float
+    """Excess answers taken by hubs if answers are random."""
+
     alike: float
+    """Share of the variance that is between bank and gallery."""
+
     real_queries: bool = False
+    """Whether the searches were with real queries, not with queries of the bank."""
 
     @property
     def narrow(self) -> bool:
-        """Whether hubs keep so much beyond chance that the bank may be of one topic, which real queries would show."""
-        return not self.real_queries and self.after - self.by_chance > EXCESS_TO_HALVE * (
-            1 - self.by_chance
-        )
+        """Whether the bank may be of one topic: hubs keep much beyond chance.
+
+        Real queries would show whether it is.
+        """
+        beyond_chance = self.after - self.by_chance
+        return not self.real_queries and beyond_chance > EXCESS_TO_HALVE * (1 - self.by_chance)
 
 
 class Finding(NamedTuple):
-    """One figure in words. fails: whether it speaks against a correction. remedy: what to do then; empty if all is
-    well. A finding with a remedy that does not fail is a warning."""
+    """One figure in words. A finding with a remedy that does not fail is a warning."""
 
     name: str
     text: str
     fails: bool = False
+    """Whether it speaks against a correction."""
     remedy: str = ""
+    """What to do if it fails; empty if all is well."""
 
     def __str__(self) -> str:
         return f"{self.text}: {self.remedy}" if self.remedy else self.text
@@ -79,36 +103,49 @@ def examine(
     queries: Vectors | None = None,
     seed: int = 0,
 ) -> Figures:
-    """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d), from at most 5,000 and 10,000 rows of them.
-    biases_of: fits items (n, d) at full strength, on half of the bank. queries: by default the other half."""
+    """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d).
+
+    At most 5,000 and 10,000 rows of them are read. biases_of: fits items (n, d) at full strength,
+    on half of the bank. queries: by default the other half.
+    """
     rng = np.random.default_rng(seed)
     sample = bank[rng.permutation(len(bank))[:MOST_QUERIES]]
     items = gallery[np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])]
-    fitted, rest = sample[: len(sample) // 2], sample[len(sample) // 2 :]
+    middle = len(sample) // 2
+    fitted = sample[:middle]
+    rest = sample[middle:]
     searched = rest if queries is None else queries[:MOST_QUERIES]
+
     bias = biases_of(QueryBank(fitted), items)
     agreement = correlation(bias, biases_of(QueryBank(rest), items))
     outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
     before, after = excess_answers_of(outcome, len(items)).tolist()
-    firsts = []
-    for own_fitted, own_searched, own_items in _views((fitted, searched, items), rng):
-        own_bias = biases_of(QueryBank(own_fitted), own_items)
-        firsts.append(nearest(own_searched, own_items, 1, own_bias)[:, 0])
+
+    first_items = []
+    for view_fitted, view_searched, view_items in _views((fitted, searched, items), rng):
+        view_bias = biases_of(QueryBank(view_fitted), view_items)
+        first_items.append(nearest(view_searched, view_items, 1, view_bias)[:, 0])
+
+    answers_per_item = min(DEPTH, len(items)) * len(searched) / len(items)
+    drift = drift_between(sample, items, at_most=SCORED, permutations=1, seed=seed)
     return Figures(
-        agreement,
-        float((firsts[0] == firsts[1]).mean()),
-        reach(sample, items),
-        _best_z(sample[:SCORED], items),
-        before,
-        after,
-        chance_excess(min(DEPTH, len(items)) * len(searched) / len(items)),
-        drift_between(sample, items, at_most=SCORED, permutations=1, seed=seed).statistic,
-        queries is not None,
+        agreement=agreement,
+        two_views=float((first_items[0] == first_items[1]).mean()),
+        reach=reach(sample, items),
+        best_z=_best_z(sample[:SCORED], items),
+        before=before,
+        after=after,
+        by_chance=chance_excess(answers_per_item),
+        alike=drift.statistic,
+        real_queries=queries is not None,
     )
 
 
 def findings(figures: Figures) -> list[Finding]:
-    """Return the figures in words, each with a remedy if it speaks against a correction or is a warning."""
+    """Return the figures in words.
+
+    Each has a remedy if it speaks against a correction or is a warning.
+    """
     f = figures
     rows = [
         (
@@ -155,13 +192,16 @@ def findings(figures: Figures) -> list[Finding]:
 
 
 def chance_excess(mean: float) -> float:
-    """Return the expected share of excess answers if answers were drawn at random: that of Poisson counts."""
+    """Return the expected share of excess answers of random answers: that of Poisson counts."""
     whole = math.floor(mean)
     return math.exp(whole * math.log(mean) - mean - math.lgamma(whole + 1))
 
 
 def _best_z(queries: Vectors, items: Vectors) -> float:
-    """Return the mean over queries of (largest − mean score) / standard deviation; zero vectors are left out."""
+    """Return the mean over queries of (largest − mean score) / standard deviation.
+
+    Zero vectors are left out.
+    """
     scores = queries @ items.T
     spread = scores.std(1)
     clear = spread > 1e-6 * np.abs(scores).max()
@@ -169,11 +209,13 @@ def _best_z(queries: Vectors, items: Vectors) -> float:
     return float(best.mean()) if len(best) else 0.0
 
 
-def _views(parts: Sequence[Vectors], rng: np.random.Generator) -> Iterator[list[Vectors]]:
-    """Yield the vectors in each of two random halves of their dimensions after a random rotation: random signs, then
-    the Fourier transform, whose frequencies are drawn at random."""
-    dim = max(4, parts[0].shape[1])
-    signs = rng.choice(np.array([-1, 1], np.float32), parts[0].shape[1])
-    spectra = [np.fft.rfft(part * signs, dim).astype(np.complex64) for part in parts]
+def _views(matrices: Sequence[Vectors], rng: np.random.Generator) -> Iterator[list[Vectors]]:
+    """Yield the vectors in each of two random halves of their dimensions after a random rotation.
+
+    The rotation is random signs, then the Fourier transform, whose frequencies are drawn at random.
+    """
+    dim = max(4, matrices[0].shape[1])
+    signs = rng.choice(np.array([-1, 1], np.float32), matrices[0].shape[1])
+    spectra = [np.fft.rfft(vectors * signs, dim).astype(np.complex64) for vectors in matrices]
     for half in np.array_split(rng.permutation(dim // 2 + 1), 2):
         yield [np.ascontiguousarray(spectrum[:, half]).view(np.float32) for spectrum in spectra]

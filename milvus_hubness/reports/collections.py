@@ -43,17 +43,24 @@ def render(
 
 @dataclass(frozen=True, eq=False)
 class BiasedGallery:
-    """The rows of a collection, with the biases (n,) that its searches subtract or, if it is not corrected, would
-    subtract. bank: the reference queries, reduced to inner products. activated: the keys of the raw best items whose
-    queries are corrected; None without a gate. verdict: that of tuning on this bank; None if there is none."""
+    """The rows of a collection with their biases."""
 
     info: CollectionInfo
     gallery: Gallery
+
     biases: Floats
+    """(n,), which searches subtract or, if the collection is not corrected, would subtract."""
+
     strength: float
+
     bank: QueryBank
+    """The reference queries, reduced to inner products."""
+
     activated: frozenset[Key] | None
+    """The keys of the raw best items whose queries are corrected; None without a gate."""
+
     verdict: TuningRecord | None
+    """That of tuning on this bank; None if there is none."""
 
 
 def read_biased(
@@ -66,12 +73,19 @@ def read_biased(
     field: str | None = None,
     progress: Progress = silent,
 ) -> BiasedGallery:
-    """Read the rows of a collection and their biases. If it is not corrected, `estimator` computes them from `bank`; by
-    default that is the choice of tuning, else Blend. Raises as `diagnose` does."""
-    bank, target_bank = optional_bank(bank), optional_bank(target_bank)
+    """Read the rows of a collection and their biases.
+
+    If it is not corrected, `estimator` computes them from `bank`; by default that is the choice of
+    tuning, else Blend. Raises as `diagnose` does.
+    """
+    bank = optional_bank(bank)
+    target_bank = optional_bank(target_bank)
     info = store.info(collection)
     gallery = read_gallery(store, info, field, progress=progress)
-    layout, strength, activated, biases = gallery.layout, 1.0, None, gallery.biases
+    layout = gallery.layout
+    biases = gallery.biases
+    strength = 1.0
+    activated = None
     state = info.state_of(field)
     if biases is not None and state is not None:
         strength = state.profile.strength
@@ -97,6 +111,7 @@ def read_biased(
         activated = None if mask is None else frozenset(compress(gallery.keys, mask))
         biases = correction.centred(gallery.vectors)
         biases = biases - np.float32(biases.mean())
+
     bank.expect_dim(layout.dim, "the field")
     reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
     verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
