@@ -17,7 +17,8 @@ globals().update({name: getattr(_errors, name) for name in _ERRORS})
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text("utf-8")
 _MODULES = {
-    name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)
+    name: module
+    for module, name in re.findall(r"^from (\S+) import (?:\(\s*)?(\w+) as", _STUB, re.MULTILINE)
 }
 """The modules of the names that are imported when they are first used."""
 

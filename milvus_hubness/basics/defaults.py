@@ -13,9 +13,6 @@ CLIENT_TTL_VARIABLE, LEASE_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL", "MILVUS_HUBNE
 WAIT_VARIABLE, WAIT_SECONDS = "MILVUS_HUBNESS_WAIT_SECONDS", 3_600.0
 """How long a job waits for a server that does not get any further, in seconds."""
 
-SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
-"""Aliases of the estimators."""
-
 Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 

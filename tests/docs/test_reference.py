@@ -203,16 +203,6 @@ def test_every_key_of_the_state_is_listed():
     )
 
 
-def test_every_method_is_in_the_table_of_methods():
-    from milvus_hubness.basics.defaults import SHORT_METHODS
-    from milvus_hubness.correction.estimators.base import METHODS
-
-    rows = pages.table_rows(page("how-to/choose-a-method"), "Methods")
-    assert {first_code([row])[0]: re.match(r"`(\w+)", row[1])[1] for row in rows} == {
-        alias: METHODS[alias] for alias in SHORT_METHODS
-    }
-
-
 def test_every_event_of_a_hook_is_listed():
     from milvus_hubness.jobs.common.progress import EVENT_NAMES
 

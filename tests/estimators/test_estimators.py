@@ -26,6 +26,7 @@ from milvus_hubness.correction.estimators import (
     to_dict,
 )
 from milvus_hubness.correction.estimators.base import (
+    ESTIMATORS,
     Formula,
     TargetBank,
     is_same,
@@ -65,6 +66,12 @@ ALL = [
         [Sinkhorn(0.1), NNN(2), Blend([DualBankSinkhorn(0.2), CSLS(1)], [0.1, 0.9])],
         [0.25, 0.25, 0.5],
     ),
+]
+# Estimators that are not listed are tried with their default parameters.
+ALL += [
+    kind().clamped(len(BANK))
+    for kind in ESTIMATORS.values()
+    if kind.__module__.startswith("milvus_hubness.") and kind not in map(type, ALL)
 ]
 EVERY = pytest.mark.parametrize("estimator", ALL, ids=repr)
 
