@@ -22,9 +22,6 @@ WAIT_VARIABLE = "MILVUS_HUBNESS_WAIT_SECONDS"
 WAIT_SECONDS = 3_600.0
 """How long a job waits for a server that does not get any further, in seconds."""
 
-SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
-"""Aliases of the estimators."""
-
 Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 

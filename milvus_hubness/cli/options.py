@@ -13,11 +13,11 @@ import typer
 
 from milvus_hubness.basics.defaults import (
     CLIENT_TTL_VARIABLE,
-    SHORT_METHODS,
     URI_VARIABLES,
     WHERE_FROM,
     Engine,
 )
+from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
 from milvus_hubness.basics.files.opening import read_token as read_token_file
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
@@ -135,7 +135,8 @@ def read_vectors(store: Store, spec: str | None, column: str | None = None) -> Q
 
 
 def _complete_method(incomplete: str) -> list[str]:
-    return [name for name in SHORT_METHODS if name.startswith(incomplete)]
+    names = [*own_aliases(), *(installed.name for installed in installed_estimators())]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ class EstimatorOptions:
     """The options that choose the estimator."""
 
     method: Annotated[
-        str | None, f"Estimator: {', '.join(SHORT_METHODS)}.", {"autocompletion": _complete_method}
+        str | None,
+        f"Estimator: {', '.join(own_aliases())}; or one of an installed package.",
+        {"autocompletion": _complete_method},
     ] = None
     param: Annotated[
         list[str] | None,

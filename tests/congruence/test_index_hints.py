@@ -188,8 +188,7 @@ def test_a_second_vector_field_has_them(backend):
     assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
 
 
-def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite):
-    """One that writes without end, and computes no bias: its rows are found by the right scores."""
+def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(lite):
     rng = np.random.default_rng(6)
     items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
     store, name = lite.store(), lite.name("beside")
@@ -200,8 +199,7 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite):
         """Every pass begins with the keys."""
 
         def scan_keys(self, *args, **options):
-            row = {"id": 7, "vector": items[8], "group": 0}
-            writer.upsert(name, [row], bias="pending")
+            writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
             return super().scan_keys(*args, **options)
 
     plan = plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))

@@ -227,16 +227,6 @@ def test_a_bar_in_the_meaning_of_a_key_does_not_end_its_cell(tmp_path):
     assert r"a\|b" in section
 
 
-def test_every_method_is_in_the_table_of_methods():
-    from milvus_hubness.basics.defaults import SHORT_METHODS
-    from milvus_hubness.correction.estimators.base import METHODS
-
-    rows = pages.table_rows(page("how-to/choose-a-method"), "Methods")
-    assert {first_code([row])[0]: re.match(r"`(\w+)", row[1])[1] for row in rows} == {
-        alias: METHODS[alias] for alias in SHORT_METHODS
-    }
-
-
 def test_every_event_of_a_hook_is_listed():
     from milvus_hubness.jobs.common.progress import EVENT_NAMES
 

@@ -1,5 +1,8 @@
 """Estimators: each method computes one number per item, which is subtracted from its scores."""
 
+from importlib import import_module
+
+from milvus_hubness.basics.estimator_names import own_estimators
 from milvus_hubness.correction.estimators.base import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.correction.estimators.blend import Blend
 from milvus_hubness.correction.estimators.csls import CSLS
@@ -27,3 +30,7 @@ __all__ = [
     "from_dict",
     "to_dict",
 ]
+
+# Each class registers itself as it is defined, also one that is not named above.
+for _estimator in own_estimators():
+    import_module(_estimator.module)

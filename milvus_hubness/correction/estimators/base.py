@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.defaults import SHORT_METHODS
+from milvus_hubness.basics.estimator_names import INSTALLED, installed_estimators
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
@@ -37,8 +38,10 @@ MEASURED = {"items", "agreement"}
 """Parameters that a fit sets, besides each tau of a temperature."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
-METHODS: dict[str, str] = {}
-"""The names of the classes by their user-facing names; case does not matter."""
+"""The classes by their names, as far as their modules are loaded: each registers itself."""
+
+ALIASES: dict[str, str] = {}
+"""The names of the classes by their names for users."""
 
 _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
     "int": whole_number, "int | None": whole_number, "float": finite_number, "float | None": finite_number,
@@ -72,9 +75,17 @@ class Estimator(ABC):
 
     def __init_subclass__(cls, alias: str | None = None) -> None:
         super().__init_subclass__()
-        if alias is not None:
-            ESTIMATORS[cls.__name__] = cls
-            METHODS.update(dict.fromkeys((cls.__name__.lower(), alias), cls.__name__))
+        if alias is None:
+            return
+        for name, registered in ((cls.__name__, ESTIMATORS), (alias, ALIASES)):
+            former = ESTIMATORS.get(ALIASES.get(name, name)) if name in registered else None
+            if former is not None and former.__module__ != cls.__module__:
+                raise InvalidParameter(
+                    f"the name {name!r} of the estimator {cls.__module__}.{cls.__name__} is taken by "
+                    f"{former.__module__}.{former.__name__}: choose another one"
+                )
+        ESTIMATORS[cls.__name__] = cls
+        ALIASES[alias] = cls.__name__
 
     def __post_init__(self) -> None:
         """Check and convert all numbers, by their annotations; None stays where it is the default."""
@@ -380,11 +391,52 @@ class BankDiagnostics(NamedTuple):
     target_bank_size: int = 0
 
 
+@cache
+def load_installed() -> None:
+    """Load the estimators of other packages, which register themselves.
+
+    Raises InvalidParameter, which names the package, if one cannot be loaded or is none.
+    """
+    for entry_point in installed_estimators():
+        package = entry_point.dist.name if entry_point.dist else entry_point.value
+        what = f"the estimator {entry_point.name!r} of the installed package {package!r}"
+        try:
+            loaded = entry_point.load()
+        except Exception as error:  # The code of another package may raise anything.
+            raise InvalidParameter(
+                f"{what} cannot be loaded: {error}: repair or remove the package"
+            ) from error
+        if loaded is not ESTIMATORS.get(ALIASES.get(entry_point.name, "")):
+            raise InvalidParameter(
+                f"{what} is no Estimator with alias={entry_point.name!r}: its entry point in {INSTALLED} "
+                "must have the alias as its name"
+            )
+
+
 def class_name(method: str) -> str:
-    """Return the name in ESTIMATORS of a method as users write it. Raises InvalidParameter."""
-    if method.lower() not in METHODS:
-        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(SHORT_METHODS)}")
-    return METHODS[method.lower()]
+    """Return the name in ESTIMATORS of a method as users write it; case does not matter. Raises InvalidParameter."""
+    name = _methods().get(method.lower())
+    if name is None:
+        load_installed()
+        name = _methods().get(method.lower())
+    if name is None:
+        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(sorted(ALIASES))}")
+    return name
+
+
+def _methods() -> dict[str, str]:
+    return {name.lower(): name for name in ESTIMATORS} | ALIASES
+
+
+def class_of(name: object) -> type[Estimator]:
+    """Return the class of this name. Raises InvalidParameter if there is none, here or in an installed package."""
+    if isinstance(name, str) and name not in ESTIMATORS:
+        load_installed()
+    if not isinstance(name, str) or name not in ESTIMATORS:
+        raise InvalidParameter(
+            f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}"
+        )
+    return ESTIMATORS[name]
 
 
 def to_dict(estimator: Estimator) -> dict[str, Any]:
@@ -440,11 +492,8 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
     parameters = dict(values)
     name = parameters.pop("name", None)
-    if not isinstance(name, str) or name not in ESTIMATORS:
-        raise InvalidParameter(
-            f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}"
-        )
-    allowed = _parameters(ESTIMATORS[name])
+    kind = class_of(name)
+    allowed = _parameters(kind)
     unknown = [parameter for parameter in parameters if parameter not in allowed]
     if unknown:
         raise InvalidParameter(
@@ -456,7 +505,7 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
                 f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}"
             )
         parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
-    return ESTIMATORS[name](**parameters)
+    return kind(**parameters)
 
 
 def expect_estimator(estimator: object) -> None:

@@ -25,7 +25,13 @@ from milvus_hubness.correction.estimators import (
     from_dict,
     to_dict,
 )
-from milvus_hubness.correction.estimators.base import Formula, TargetBank, is_same, with_parameters
+from milvus_hubness.correction.estimators.base import (
+    ESTIMATORS,
+    Formula,
+    TargetBank,
+    is_same,
+    with_parameters,
+)
 from milvus_hubness.correction.kernels.policy import kernel_on, resolve_device
 from milvus_hubness.errors import (
     BankTooSmall,
@@ -60,6 +66,12 @@ ALL = [
         [Sinkhorn(0.1), NNN(2), Blend([DualBankSinkhorn(0.2), CSLS(1)], [0.1, 0.9])],
         [0.25, 0.25, 0.5],
     ),
+]
+# Estimators that are not listed are tried with their default parameters.
+ALL += [
+    kind().clamped(len(BANK))
+    for kind in ESTIMATORS.values()
+    if kind.__module__.startswith("milvus_hubness.") and kind not in map(type, ALL)
 ]
 EVERY = pytest.mark.parametrize("estimator", ALL, ids=repr)
 
