@@ -222,7 +222,10 @@ class Catalog:
     def drop_partition(
         self, collection: str, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Drop a partition. The next refresh removes the biases of its rows from a side collection."""
+        """Drop a partition.
+
+        The next refresh removes the biases of its rows from a side collection.
+        """
         belongings = yield from self._belongings(collection, timeout)
         belongings.expect_no_other_writes()
         return (yield call)
@@ -273,8 +276,8 @@ class Catalog:
             )
         if belongings.sides:
             raise UnsupportedOperation(
-                f"a snapshot of {source!r} cannot be restored, as the copy would share the biases in "
-                f"{belongings.sides[0]!r} with it: disable the correction first"
+                f"a snapshot of {source!r} cannot be restored, as the copy would share the biases "
+                f"in {belongings.sides[0]!r} with it: disable the correction first"
             )
         outcome = yield call
         if belongings.states:

@@ -119,7 +119,7 @@ def expect_whole_hits(
 
 def first_set(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """Return the first of these arguments that is set."""
-    unset = (None, False, "", [])
+    unset: list[Any] = [None, False, "", []]
     return next((name for name in names if options.get(name) not in unset), None)
 
 

@@ -136,7 +136,7 @@ class Methods(CollectionMethods):
             return request(*step.args, **step.options)
         return self._perform(step)
 
-    def _expect_known(self, options: Mapping[str, Any], names: Sequence[str]) -> None:
+    def _expect_arguments(self, options: Mapping[str, Any], names: Sequence[str]) -> None:
         """Raise InvalidParameter, as a MilvusException too, for a mistyped argument."""
         if options:
             with refusing():
@@ -171,7 +171,7 @@ class Methods(CollectionMethods):
         NonFiniteVectors and, under COSINE, ZeroVectors, with the rows in the message.
         """
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
-        self._expect_known(kwargs, ["bias"])
+        self._expect_arguments(kwargs, ["bias"])
         return self._run(self._operations.dual_writes.write(write))
 
     def upsert(
@@ -190,7 +190,7 @@ class Methods(CollectionMethods):
         `insert` does.
         """
         write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
-        self._expect_known(kwargs, ["bias"])
+        self._expect_arguments(kwargs, ["bias"])
         return self._run(self._operations.dual_writes.write(write))
 
     def write_import_files(
@@ -263,7 +263,7 @@ class Methods(CollectionMethods):
         On a field that is not corrected, these have no effect, except that a QuariReranker raises
         UnsupportedOperation. Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
-        self._expect_known(kwargs, OF_SEARCHES)
+        self._expect_arguments(kwargs, OF_SEARCHES)
         question = Question(
             data,
             limit,
@@ -327,7 +327,7 @@ class Methods(CollectionMethods):
         from milvus_hubness.milvus.client.matching import match
 
         own_options = ("candidates", "with_bank", "one_to_one", "folder", "progress")
-        self._expect_known(kwargs, own_options)
+        self._expect_arguments(kwargs, own_options)
         options = {
             "search_params": search_params,
             "timeout": timeout,
@@ -410,7 +410,7 @@ class Methods(CollectionMethods):
         requests one by one and merges the answers as Milvus does. Raises UnsupportedOperation if
         that needs groups, or a ranker other than RRFRanker and WeightedRanker.
         """
-        self._expect_known(kwargs, OF_SEARCHES)
+        self._expect_arguments(kwargs, OF_SEARCHES)
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
         operation = self._operations.searches.hybrid_search(
             collection_name, reqs, ranker, limit, output_fields, options, strength, profile

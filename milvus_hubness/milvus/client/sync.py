@@ -105,7 +105,7 @@ class HubnessClient(Methods, MilvusClient):
         strength, profile, with_raw_score: as in `search`. Raises as `search` does, and
         UnsupportedOperation if the collection needs candidate re-ranking, unless the strength is 0.
         """
-        self._expect_known(kwargs, OF_SEARCHES)
+        self._expect_arguments(kwargs, OF_SEARCHES)
         question = Question(
             data,
             batch_size or 0,

@@ -117,7 +117,7 @@ class WriteIntents:
         except PERHAPS_OUTDATED:
             return cached
 
-    # -- rows -------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------
 
     def note_rows(
         self, cached: CachedState, intent_log: WriteIntentLog, write: Write
@@ -185,7 +185,7 @@ class WriteIntents:
         timeout = write.timeout
         keys = [row[key_field] for row in updates]
 
-        # The collection is read before the notes: whoever wrote a row that is read here has noted
+        # The collection is read before the notes: the client that wrote a row read here has noted
         # it before, so the notes below show it.
         within = partition_of(intent_log, partition) or partition
         stored_rows = yield from self._whole_rows(
@@ -249,7 +249,7 @@ class WriteIntents:
         rows = yield Ask("query", args, dict(STRONG))
         return {row[field]: row for row in (yield from self._states.insertable(rows, description))}
 
-    # -- deletions --------------------------------------------------------------------------------
+    # -- deletions ---------------------------------------------------------------------------------
 
     def note_deletion(
         self,

@@ -54,7 +54,7 @@ SideRows = tuple[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Written:
+class SentWrite:
     """A write that the server has taken, but for the biases in side collections."""
 
     answer: dict[str, Any]
@@ -86,26 +86,26 @@ class Writes:
         are_new = write.method == "insert"
 
         put = partial(self._put, write, are_new, valid)
-        written = yield from self._states.retrying(collection, timeout, put)
-        answer = written.answer
-        cached = written.cached
+        sent = yield from self._states.retrying(collection, timeout, put)
+        answer = sent.answer
+        cached = sent.cached
 
         is_current = self._states.remembered(collection) is cached
         if not is_current:
             # A job may have begun meanwhile, and may have undone the write.
             put_again = partial(self._put_again, write, are_new, valid)
-            written, cached = yield from self._intents.repeated(
-                collection, timeout, cached, written, put_again
+            sent, cached = yield from self._intents.repeated(
+                collection, timeout, cached, sent, put_again
             )
 
         # The rows are stored at this point: a later failure must not write them again.
-        if written.side_rows:
-            yield from self._put_biases(write, written.side_rows)
+        if sent.side_rows:
+            yield from self._put_biases(write, sent.side_rows)
         return answer, cached
 
     def _put(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
-    ) -> Operation[Written]:
+    ) -> Operation[SentWrite]:
         """Encode the rows by this collection state, and send them."""
         stored, side_columns = yield from self._encoded(cached, write, are_new, valid)
         if cached.intent_log is not None:
@@ -118,11 +118,11 @@ class Writes:
             answer = yield from write_in_parts(write, stored, send)
         else:
             answer = yield from _send(cached, write, stored)
-        return Written(answer, cached, _side_rows(cached, write, answer, side_columns))
+        return SentWrite(answer, cached, _side_rows(cached, write, answer, side_columns))
 
     def _put_again(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
-    ) -> Operation[Written]:
+    ) -> Operation[SentWrite]:
         """Write rows again that a job may have overwritten."""
         if write.adds:
             raise WriteIntentFailed(
