@@ -294,6 +294,6 @@ def test_chromium_is_installed_where_it_can_be_and_the_tests_run_anyway(tmp_path
 
 
 def test_what_contributors_read_is_short_and_the_changelog_names_what_comes_next():
-    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 220
     sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sections[0] == "[Unreleased]"

@@ -4,40 +4,140 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.milvus.client.collection_methods import CollectionMethods
+from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.methods import Methods, drive_async
 from milvus_hubness.milvus.client.steps import (
     Effect,
     InStore,
     LearnSchema,
     LoadBank,
+    Operation,
     Pause,
+    as_milvus,
     refusing,
 )
 from milvus_hubness.milvus.pymilvus_private import connection_of
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.stored import StoredBank
+    from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
     from milvus_hubness.correction.state import BankReference
     from milvus_hubness.milvus.client.operations import AsyncQueryIterator
+
+
+P = ParamSpec("P")
+
+
+def _coroutine(method: Callable[P, Any]) -> Callable[P, Coroutine[Any, Any, Any]]:
+    """Return a method of `Methods` as a coroutine function, as AsyncMilvusClient's methods are."""
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return await method(*args, **kwargs)
+
+    return call
 
 
 class AsyncHubnessClient(Methods, AsyncMilvusClient):
     """An AsyncMilvusClient that searches corrected collections by the corrected score.
 
-    Use it wherever an AsyncMilvusClient is used. It extends AsyncMilvusClient as HubnessClient extends
-    MilvusClient, with the same arguments. Tasks may share it. Biases are computed in threads. Banks are read
-    in threads as well, over a plain MilvusClient that connects when the first bank is needed.
+    Use it wherever an AsyncMilvusClient is used. It extends AsyncMilvusClient as HubnessClient
+    extends MilvusClient, with the same arguments. Tasks may share it. Biases are computed in
+    threads. Banks are read in threads as well, over a plain MilvusClient that connects when the
+    first bank is needed.
     """
 
-    _drive = staticmethod(drive_async)
+    # -- the methods that both clients share ------------------------------------------------------
+
+    insert = _coroutine(Methods.insert)
+    upsert = _coroutine(Methods.upsert)
+    delete = _coroutine(Methods.delete)
+    write_import_files = _coroutine(Methods.write_import_files)
+    match = _coroutine(Methods.match)
+    query = _coroutine(Methods.query)
+    get = _coroutine(Methods.get)
+    hybrid_search = _coroutine(Methods.hybrid_search)
+
+    hubness_state = _coroutine(Methods.hubness_state)
+    describe_collection = _coroutine(Methods.describe_collection)
+    describe_index = _coroutine(Methods.describe_index)
+    list_indexes = _coroutine(Methods.list_indexes)
+    list_aliases = _coroutine(Methods.list_aliases)
+    create_collection = _coroutine(Methods.create_collection)
+    create_index = _coroutine(Methods.create_index)
+    load_collection = _coroutine(Methods.load_collection)
+    load_partitions = _coroutine(Methods.load_partitions)
+    drop_collection = _coroutine(Methods.drop_collection)
+    truncate_collection = _coroutine(Methods.truncate_collection)
+    drop_partition = _coroutine(Methods.drop_partition)
+    rename_collection = _coroutine(Methods.rename_collection)
+    restore_snapshot = _coroutine(Methods.restore_snapshot)
+    alter_alias = _coroutine(Methods.alter_alias)
+    drop_alias = _coroutine(Methods.drop_alias)
+
+    async def search(  # type: ignore[override]
+        self,
+        collection_name: str,
+        data: Any = None,
+        filter: str = "",
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        ranker: Any = None,
+        function_chains: Any = None,
+        ids: Any = None,
+        search_aggregation: Any = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        rerank: GloballyCorrected | Adaptive | None = None,
+        candidates: int | None = None,
+        with_raw_score: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Search as HubnessClient.search does.
+
+        AsyncMilvusClient.search, by whose positions the arguments are named, has no highlighter.
+        """
+        return await super().search(
+            collection_name,
+            data,
+            filter,
+            limit,
+            output_fields,
+            search_params,
+            timeout,
+            partition_names,
+            anns_field,
+            ranker,
+            function_chains,
+            ids=ids,
+            search_aggregation=search_aggregation,
+            strength=strength,
+            profile=profile,
+            rerank=rerank,
+            candidates=candidates,
+            with_raw_score=with_raw_score,
+            **kwargs,
+        )
+
+    # -- steps of operations ----------------------------------------------------------------------
+
+    async def _run(self, operation: Operation[Any]) -> Any:
+        """Run an operation; its HubnessError is raised as a MilvusException too."""
+        try:
+            return await drive_async(operation, self._answer)
+        except HubnessError as error:
+            raise as_milvus(error) from error
 
     @functools.cached_property
     def _loading(self) -> dict[BankReference, asyncio.Task[StoredBank]]:
@@ -47,27 +147,36 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         if isinstance(step, LoadBank):
             return await self._load_bank(step.reference)
         if isinstance(step, InStore):
-            work = step.work
-            return await asyncio.to_thread(lambda: work(self._plain.store()))
+            return await asyncio.to_thread(self._work_in_store, step)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, LearnSchema):
             return self._learn_schema(await connection_of(self), step.collection)
         return await asyncio.to_thread(step.work)
 
+    def _work_in_store(self, step: InStore) -> Any:
+        return step.work(self._plain.store())
+
     async def _load_bank(self, reference: BankReference) -> StoredBank:
         """Read the bank once for all tasks that wait for it."""
         loading = self._loading.get(reference)
         if loading is None:
             read = asyncio.to_thread(lambda: self._plain.store().load_bank(reference))
-            loading = self._loading[reference] = asyncio.create_task(read)
+            loading = asyncio.create_task(read)
             loading.add_done_callback(lambda _: self._loading.pop(reference))
+            self._loading[reference] = loading
+        # A task that is cancelled ends its own wait, not the reading.
         return await asyncio.shield(loading)
+
+    # -- methods that differ from those of MilvusClient -------------------------------------------
 
     async def list_collections(
         self, timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
     ) -> list[str]:
-        """List collections as AsyncMilvusClient does; include_internal lists those of this package, too."""
+        """List collections as AsyncMilvusClient does.
+
+        include_internal: list the collections of this package, too.
+        """
         operation = self._operations.catalog.list_collections((timeout,), kwargs, include_internal)
         names: list[str] = await self._run(operation)
         return names
@@ -85,9 +194,9 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
     ) -> AsyncQueryIterator:
         """Iterate over a query as MilvusClient.query_iterator does.
 
-        Use it as `async for page in client.query_iterator(...)`. Without output_fields rows have every field,
-        as from `query`. Invalid arguments raise the same errors as in MilvusClient; iterator_cp_file and
-        element_filter raise UnsupportedOperation.
+        Use it as `async for page in client.query_iterator(...)`. Without output_fields rows have
+        every field, as from `query`. Invalid arguments raise the same errors as in MilvusClient;
+        iterator_cp_file and element_filter raise UnsupportedOperation.
         """
         from milvus_hubness.milvus.client.operations import AsyncQueryIterator
 
@@ -98,9 +207,14 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
             **kwargs,
         }
         with refusing():
-            pages = self._operations.pages
             return AsyncQueryIterator(
-                pages, self._run, collection_name, batch_size, limit, output_fields, arguments
+                self._operations.pages,
+                self._run,
+                collection_name,
+                batch_size,
+                limit,
+                output_fields,
+                arguments,
             )
 
     async def use_database(self, db_name: str, **kwargs: Any) -> None:
@@ -109,43 +223,12 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         await asyncio.to_thread(self._leave_database, db_name)
 
     async def close(self) -> None:
-        """Close as AsyncMilvusClient.close does, and wait at most two seconds to write the query samples."""
+        """Close as AsyncMilvusClient.close does.
+
+        It waits at most two seconds until the query samples are written.
+        """
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)
         await super().close()
         self._operations.states.forget()
         await asyncio.to_thread(self._plain.close)
-
-
-def _coroutine(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return a method of Methods as a coroutine function, as AsyncMilvusClient's methods are."""
-
-    @functools.wraps(method)
-    async def call(self: AsyncHubnessClient, *args: Any, **kwargs: Any) -> Any:
-        return await method(self, *args, **kwargs)
-
-    return call
-
-
-def _without(
-    name: str, method: Callable[..., Coroutine[Any, Any, Any]]
-) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return the method without one parameter, which AsyncMilvusClient does not have."""
-    signature = inspect.signature(method)
-    place = list(signature.parameters).index(name)
-
-    @functools.wraps(method)
-    async def call(*args: Any, **kwargs: Any) -> Any:
-        return await method(
-            *args[:place], *([None] if args[place:] else []), *args[place:], **kwargs
-        )
-
-    left = [parameter for parameter in signature.parameters.values() if parameter.name != name]
-    call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
-    return call
-
-
-for _name, _method in (vars(CollectionMethods) | vars(Methods)).items():
-    if inspect.isfunction(_method) and not _name.startswith("_"):
-        setattr(AsyncHubnessClient, _name, _coroutine(_method))
-AsyncHubnessClient.search = _without("highlighter", AsyncHubnessClient.search)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Rewrites searches whose candidates the client or a function chain re-ranks by their biases. No I/O."""
+"""Rewrites searches whose candidates the client or a function chain re-ranks. No I/O."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from milvus_hubness.milvus.client.rewrite import (
     Rewrite,
     add_raw_scores,
     keep,
-    places,
+    parameters_in,
     raised,
     rescore,
 )
 
 MEASURED_DEPTH = 10
+"""The number of results for which a job measures how many candidates are needed."""
 MAX_CANDIDATES = 16_384
 """Largest number of hits in an answer of Milvus."""
 
@@ -35,32 +36,42 @@ MAX_CANDIDATES = 16_384
 class CandidateRewrite(Rewrite):
     """Rewrites requests and responses of a field whose biases are outside its vectors.
 
-    Searches request candidates and correct their scores. chains: the server runs function chains, which correct the
-    scores if the biases are in fields of the rows; otherwise `SearchRequest.answer` does.
+    Searches request candidates and correct their scores.
     """
 
     chains: bool = False
+    """The server runs function chains, which correct the scores if the biases are in fields.
+
+    Otherwise `SearchRequest.answer` does.
+    """
 
     def apart(self, question: Question) -> list[Question]:
-        return [question]  # the client checks the bounds of a range search
+        # The client itself checks the bounds of a range search.
+        return [question]
 
     def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
-        return None  # every search computes its number of candidates
+        # Every search computes its number of candidates.
+        return None
 
     def ask(self, question: Question) -> SearchRequest:
-        """Return the request for the candidates, or for the answer if the server ranks it. Raises as Rewrite.ask."""
-        queries, strength = self.queries(question), self.strength(question)
+        """Return the request for the candidates, or for the answer if the server ranks it.
+
+        Raises as Rewrite.ask does.
+        """
+        queries = self.queries(question)
+        strength = self.strength(question)
         data = self.encoded_queries(question, queries, strength)
         params = copy.deepcopy(dict(question.search_params or {}))
         fields = self.reading.fields(question.output_fields)
         if strength == 0:
             return self._uncorrected(question, data, params, fields)
+
         candidates = self._candidates(question)
         params = raised(params, candidates)
         bounds = _without_bounds(params)
         gated = self.is_gated(question)
         slot = self.profile(question).slot
-        side, slot_field = self.codec.side_collection, self.codec.slot_field(slot)
+        slot_field = self.codec.slot_field(slot)
         if self.chains and slot_field and not (bounds or gated or question.with_raw_score):
             return self._chained(question, data, slot_field, params, fields)
 
@@ -68,15 +79,22 @@ class CandidateRewrite(Rewrite):
             for hits, query in zip(results, queries, strict=True):
                 is_corrected = not gated or (bool(hits) and hits[0].id in question.activated)
                 weight = strength if is_corrected else 0.0
-                self._rank(
-                    hits, query, _biases(hits, biases, slot, slot_field), weight, bounds, question
-                )
+                of_hits = _biases(hits, biases, slot, slot_field)
+                self._rank(hits, query, of_hits, weight, bounds, question)
             return self.reading.hits_out(results, fields)
 
         requested = fields.requested
         if slot_field and slot_field not in (requested or []) and "*" not in (requested or []):
             requested = [*(requested or []), slot_field]
-        return SearchRequest(data, candidates, 0, params, requested, answer, biases_of=side)
+        return SearchRequest(
+            data,
+            candidates,
+            0,
+            params,
+            requested,
+            answer,
+            biases_of=self.codec.side_collection,
+        )
 
     def _uncorrected(
         self, question: Question, data: list[Any], params: dict[str, Any], fields: FieldRequest
@@ -112,9 +130,11 @@ class CandidateRewrite(Rewrite):
         )
 
     def _candidates(self, question: Question) -> int:
-        """Return the number of candidates: that measured for ten results, scaled to the requested results."""
-        measured, last = self.codec.candidates, int(question.page.stop)
-        return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
+        """Return the number of candidates: that measured for ten results, scaled to the results."""
+        measured = self.codec.candidates
+        last_rank = int(question.page.stop)
+        scaled = min(measured * last_rank // MEASURED_DEPTH, MAX_CANDIDATES)
+        return max(measured, scaled, last_rank)
 
     def _rank(
         self,
@@ -125,13 +145,12 @@ class CandidateRewrite(Rewrite):
         bounds: dict[str, float],
         question: Question,
     ) -> None:
-        """Correct the scores of one query's raw candidates, sort them and cut them to the page, in place."""
+        """Correct the scores of one query's candidates, and keep those of the page, in place."""
         raw = np.array([hit["distance"] for hit in hits], np.float64)
         scores = self.codec.decode_scores(raw, query[None, :], weight, biases)
         order = np.argsort(scores if self.state.metric == "L2" else -scores, kind="stable")
-        best = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)][
-            question.page
-        ]
+        within = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)]
+        best = within[question.page]
         keep(hits, [hits[i] for i in best])
         rescore(hits, scores[best], question.round_decimal)
         if question.with_raw_score:
@@ -148,7 +167,7 @@ def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False
 def _biases(
     hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None
 ) -> list[float]:
-    """Return the bias of each hit, by key from the side collection if there is one; 0 is the mean bias."""
+    """Return the bias of each hit, from its slot field or else by key; 0 is the mean bias."""
     if slot_field is not None:
         return [hit["entity"].get(slot_field) or 0.0 for hit in hits]
     by_key = biases or {}
@@ -160,18 +179,23 @@ def _rounding(question: Question) -> dict[str, Any]:
 
 
 def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
-    """Remove the bounds of a range search, which apply to corrected scores, from its parameters; return them."""
+    """Remove the bounds of a range search from its parameters, and return them.
+
+    They apply to corrected scores, which the server does not have.
+    """
     bounds: dict[str, float] = {}
-    for place in places(params):
+    for mapping in parameters_in(params):
         for name in RANGE_BOUNDS:
-            if place.get(name) is not None:
-                bounds[name] = float(place.pop(name))
+            if mapping.get(name) is not None:
+                bounds[name] = float(mapping.pop(name))
     return bounds
 
 
 def _within(score: float, bounds: Mapping[str, float], metric: str) -> bool:
-    """Whether a score is within Milvus's bounds: radius, the far one, is excluded, range_filter is the near one."""
+    """Whether a score is within Milvus's bounds: beyond radius, and up to range_filter."""
     sign = -1.0 if metric == "L2" else 1.0
-    far, near = bounds.get("radius"), bounds.get("range_filter")
-    beyond = far is not None and sign * score <= sign * far
-    return not beyond and not (near is not None and sign * score > sign * near)
+    radius = bounds.get("radius")
+    if radius is not None and sign * score <= sign * radius:
+        return False
+    range_filter = bounds.get("range_filter")
+    return range_filter is None or not sign * score > sign * range_filter

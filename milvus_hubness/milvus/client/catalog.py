@@ -52,31 +52,40 @@ class Reads:
         self._states = states
 
     def read(self, request: Ask) -> Operation[Any]:
-        """Run a `query` or a `get`, with output_fields and timeout among its options; rows have the user's form."""
-        collection, timeout = request.args[0], request.options["timeout"]
-        output_fields = request.options["output_fields"]
+        """Run a `query` or a `get`; rows have the user's form.
 
-        def call(cached: CachedState) -> Operation[Any]:
+        request: with output_fields and timeout among its options.
+        """
+        collection = request.args[0]
+        timeout = request.options["timeout"]
+        return self._states.retrying(collection, timeout, partial(self._read, request))
+
+    def _read(self, request: Ask, cached: CachedState) -> Operation[Any]:
+        if not cached.states:
+            rows = yield request
+            if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
+                return rows
+
+            # These are augmented vectors: the collection was corrected after its state was read.
+            timeout = request.options["timeout"]
+            cached = yield from self._states.read_again(request.args[0], timeout)
             if not cached.states:
-                rows = yield request
-                if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
-                    return rows
-                # These are augmented vectors: the collection was corrected after its state was last read.
-                now = yield from self._states.read_again(collection, timeout)
-                return (yield from call(now)) if now.states else rows
-            fields = cached.reading.fields(output_fields, default_all=True)
-            options = {**request.options, "output_fields": fields.requested}
-            rows = yield Ask(request.method, request.args, options)
-            strict = bool(options.get("strict_float32"))
-            cached.reading.rows_out(rows, fields, strict_float32=strict)
-            return rows
+                return rows
 
-        return self._states.retrying(collection, timeout, call)
+        output_fields = request.options["output_fields"]
+        fields = cached.reading.fields(output_fields, default_all=True)
+        options = {**request.options, "output_fields": fields.requested}
+        rows = yield Ask(request.method, request.args, options)
+
+        strict = bool(options.get("strict_float32"))
+        cached.reading.rows_out(rows, fields, strict_float32=strict)
+        return rows
 
     def hubness_state(
         self, collection: str, anns_field: str | None
     ) -> Operation[CollectionState | None]:
-        return (yield from self._states.read_again(collection)).state_of(anns_field)
+        cached = yield from self._states.read_again(collection)
+        return cached.state_of(anns_field)
 
     def describe_collection(
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
@@ -99,7 +108,9 @@ class Reads:
     ) -> Operation[list[str]]:
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
         cached = yield from self._states.cached_state(collection)
+
         for state in cached.states.values():
+            # A second vector field has an index of its own, which the user did not create.
             if state.searched_field != state.field and not field_name:
                 hidden = yield Ask(
                     "list_indexes", (collection, state.searched_field), dict(options)
@@ -117,48 +128,53 @@ HELPER_PROPERTIES = frozenset(
         QUERY_SAMPLES_PROPERTY,
     }
 )
+"""The properties by which collections of this package are known."""
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A collection by its real name, with all that belongs to it.
+class Belongings:
+    """What belongs to a collection, which operations on the whole collection must take along."""
 
-    identity: the database's number of it. fences: aliases that killed jobs left. helpers: the collections of its own
-    that its properties name, without those of its write-intent log.
-    """
-
-    name: str
-    identity: str = ""
+    owner: CollectionId
+    """The collection by its real name, which a call may give as an alias."""
     states: tuple[CollectionState, ...] = ()
+    """The states of its corrected fields, which name its banks."""
     fences: tuple[str, ...] = ()
+    """Aliases that killed jobs left."""
     dual_write: DualWrite | None = None
+    """An existing copy that a migration lets its writes go to."""
     intent_log: WriteIntentLog | None = None
     helpers: tuple[Helper, ...] = ()
-
-    @property
-    def id(self) -> CollectionId:
-        return CollectionId(name=self.name, identity=self.identity)
+    """Its side collections and collections of query samples."""
 
     @property
     def sides(self) -> tuple[str, ...]:
+        """The names of its side collections."""
         return tuple(helper.collection for helper in self.helpers if helper.marker == SIDE_PROPERTY)
 
     def expect_no_other_writes(self, *, but_notes: bool = False) -> None:
-        """Raises UnsupportedOperation during dual writes and, except but_notes, while writes are noted."""
+        """Raises UnsupportedOperation during dual writes and while writes are noted.
+
+        but_notes: accept a write-intent log.
+        """
         if self.dual_write:
             raise UnsupportedOperation(
-                f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, which would miss "
-                "this call: end the migration with `milvus-hubness migrate clean` first"
+                f"writes to {self.owner.name!r} are carried to {self.dual_write.collection!r} as "
+                "well, which would miss this call: end the migration with "
+                "`milvus-hubness migrate clean` first"
             )
         if self.intent_log and not but_notes:
             raise UnsupportedOperation(
-                f"writes to {self.name!r} are noted for a refresh, which was stopped and will replay "
-                "them: run `milvus-hubness refresh` first"
+                f"writes to {self.owner.name!r} are noted for a refresh, which was stopped and "
+                "will replay them: run `milvus-hubness refresh` first"
             )
 
 
 class Catalog:
-    """Operations on whole collections, with their refusals. call: the user's own call, of pymilvus or of the proxy."""
+    """Operations on whole collections, with their refusals.
+
+    `call` is always the user's own call, of pymilvus or of the proxy.
+    """
 
     def __init__(self, states: StateCache) -> None:
         self._states = states
@@ -176,19 +192,20 @@ class Catalog:
         answer = yield call
         if include_internal or not isinstance(answer, dict):
             return answer
-        return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}
+        aliases = [alias for alias in answer["aliases"] if not is_fence(alias)]
+        return {**answer, "aliases": aliases}
 
     def drop_collection(
         self, collection: str, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
         """Drop a collection, then the helper collections that serve no other one."""
-        whole = yield from self._whole(collection, timeout)
-        whole.expect_no_other_writes(but_notes=True)
-        if whole.fences:
-            yield InStore(lambda store: list(map(store.unfence, whole.fences)))
+        belongings = yield from self._belongings(collection, timeout)
+        belongings.expect_no_other_writes(but_notes=True)
+        if belongings.fences:
+            yield InStore(lambda store: list(map(store.unfence, belongings.fences)))
         outcome = yield call
-        if whole.states or whole.intent_log:
-            yield InStore(partial(_drop_helpers, whole))
+        if belongings.states or belongings.intent_log:
+            yield InStore(partial(_drop_helpers, belongings))
         self._states.forget()
         return outcome
 
@@ -196,19 +213,22 @@ class Catalog:
         self, collection: str, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
         """Truncate a collection and its side collections."""
-        whole = yield from self._whole(collection, timeout)
-        whole.expect_no_other_writes()
+        belongings = yield from self._belongings(collection, timeout)
+        belongings.expect_no_other_writes()
         outcome = yield call
-        for side in whole.sides:
+        for side in belongings.sides:
             yield Ask("truncate_collection", (side, timeout))
         return outcome
 
     def drop_partition(
         self, collection: str, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Drop a partition. The next refresh removes the biases of its rows from a side collection."""
-        whole = yield from self._whole(collection, timeout)
-        whole.expect_no_other_writes()
+        """Drop a partition.
+
+        The next refresh removes the biases of its rows from a side collection.
+        """
+        belongings = yield from self._belongings(collection, timeout)
+        belongings.expect_no_other_writes()
         return (yield call)
 
     def rename_collection(
@@ -219,21 +239,25 @@ class Catalog:
         call: Ask,
         timeout: float | None = None,
     ) -> Operation[Any]:
-        """Rename a collection. Its helper collections keep their names, and the ledger lists them for the new name."""
-        whole = yield from self._whole(collection, timeout)
-        whole.expect_no_other_writes()
-        if database and whole.states:
+        """Rename a collection.
+
+        Its helper collections keep their names, and the ledger lists them for the new name.
+        """
+        belongings = yield from self._belongings(collection, timeout)
+        belongings.expect_no_other_writes()
+        if database and belongings.states:
             raise UnsupportedOperation(
-                f"collection {collection!r} is corrected and cannot move to database {database!r}, which lacks its "
-                "bank: copy the rows to a collection of that database and correct it"
+                f"collection {collection!r} is corrected and cannot move to database "
+                f"{database!r}, which lacks its bank: copy the rows to a collection of that "
+                "database and correct it"
             )
-        if not whole.states:
+        if not belongings.states:
             return (yield from self._states.forgetting(call))
-        renamed = CollectionId(name=new_name, identity=whole.identity)
+        renamed = CollectionId(name=new_name, identity=belongings.owner.identity)
         # The list comes first: a client that reads the new name finds its helpers at once.
-        yield InStore(partial(_list_helpers, whole, renamed))
+        yield InStore(partial(_list_helpers, belongings, renamed))
         outcome = yield from self._states.forgetting(call)
-        yield InStore(partial(complete_rename, former=whole.name, name=new_name))
+        yield InStore(partial(complete_rename, former=belongings.owner.name, name=new_name))
         return outcome
 
     def restore_snapshot(
@@ -245,24 +269,25 @@ class Catalog:
         timeout: float | None = None,
     ) -> Operation[Any]:
         """Restore a snapshot as a collection `target` that shares the bank of its source."""
-        whole = yield from self._whole(source, timeout)
-        if whole.states and database:
+        belongings = yield from self._belongings(source, timeout)
+        if belongings.states and database:
             raise UnsupportedOperation(
-                f"collection {source!r} is corrected and its snapshot cannot be restored in database "
-                f"{database!r}, which lacks its bank: restore it in its own database"
+                f"collection {source!r} is corrected and its snapshot cannot be restored in "
+                f"database {database!r}, which lacks its bank: restore it in its own database"
             )
-        if whole.sides:
+        if belongings.sides:
             raise UnsupportedOperation(
-                f"a snapshot of {source!r} cannot be restored, as the copy would share the biases in "
-                f"{whole.sides[0]!r} with it: disable the correction first"
+                f"a snapshot of {source!r} cannot be restored, as the copy would share the biases "
+                f"in {belongings.sides[0]!r} with it: disable the correction first"
             )
         outcome = yield call
-        if whole.states:
+        if belongings.states:
             # Its number is not known before the server has restored it.
-            yield InStore(partial(_list_banks, whole, CollectionId(name=target)))
+            yield InStore(partial(_list_banks, belongings, CollectionId(name=target)))
         return outcome
 
     def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
+        """Load a collection or partitions; the fields to load include the hidden ones."""
         options = dict(call.options)
         for name in set(LOADED_FIELDS) & set(options):
             options[name] = yield from self.fields_loaded(call.args[0], options[name], timeout)
@@ -273,40 +298,47 @@ class Catalog:
     ) -> Operation[list[str]]:
         """Return the names with those of their hidden fields."""
         cached = yield from self._states.cached_state(collection, timeout)
-        named = list(names)
-        codecs = [state.codec for state in cached.states.values() if state.field in named]
-        hidden = [name for codec in codecs for name in codec.hidden_fields]
-        return list(dict.fromkeys([*named, *hidden]))
+        loaded = list(names)
+        hidden: list[str] = []
+        for state in cached.states.values():
+            if state.field in loaded:
+                hidden += state.codec.hidden_fields
+        return list(dict.fromkeys([*loaded, *hidden]))
 
-    def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:
-        """Read the parts of a collection. A missing one has none: the next call reports it. Raises LeaseHeld."""
+    def _belongings(self, collection: str, timeout: float | None) -> Operation[Belongings]:
+        """Read what belongs to a collection. Raises LeaseHeld while a job works on it.
+
+        Nothing belongs to a missing collection, which the next call reports.
+        """
         self._states.forget(collection)
         try:
             description = yield Ask("describe_collection", (collection, timeout))
         except MilvusException as error:
             if error.code != COLLECTION_NOT_FOUND:
                 raise
-            return Whole(collection)
-        properties = description.get("properties", {})
-        name = str(description.get("collection_name") or collection)
-        yield InStore(partial(_expect_free, name))
+            return Belongings(CollectionId(name=collection))
+
         owner = id_in(description, collection)
-        states = tuple(read_states(properties, name).values())
-        online_banks = (OnlineBanks.read(properties, name) or OnlineBanks()).banks
+        properties = description.get("properties", {})
+        yield InStore(partial(_expect_free, owner.name))
+
+        states = tuple(read_states(properties, owner.name).values())
         sides = [side for state in states if (side := side_helper(state))]
-        samples = [bank.helper for bank in online_banks]
+        online_banks = OnlineBanks.read(properties, owner.name) or OnlineBanks()
+        samples = [bank.helper for bank in online_banks.banks]
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
-        dual_write = DualWrite.read(properties, name)
+
+        dual_write = DualWrite.read(properties, owner.name)
         if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write.collection))):
             dual_write = None
-        return Whole(
-            name,
-            owner.identity,
-            states,
-            tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
-            dual_write,
-            WriteIntentLog.read(properties, name),
-            helpers,
+
+        return Belongings(
+            owner,
+            states=states,
+            fences=tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
+            dual_write=dual_write,
+            intent_log=WriteIntentLog.read(properties, owner.name),
+            helpers=helpers,
         )
 
 
@@ -325,7 +357,10 @@ def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
 def _own_helpers(
     helpers: Iterable[Helper], owner: CollectionId, store: MilvusStore
 ) -> tuple[Helper, ...]:
-    """Return those that belong to `owner`, and log each other one: whatever is done to `owner` spares it."""
+    """Return those that belong to `owner`, and log each other one.
+
+    Whatever is done to `owner` spares collections of others.
+    """
     own = []
     for helper in helpers:
         try:
@@ -344,14 +379,21 @@ def _expect_free(collection: str, store: MilvusStore) -> None:
 
 
 def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
-    # A description of each collection takes a request, and helper names have the form <collection>__bank:
-    # only such names are checked.
-    named_as_helpers = {name for name in names if name == LEDGER or "__" in name}
-    return [name for name in names if not (name in named_as_helpers and _is_helper(store, name))]
+    """Return the names without those of this package's collections."""
+    shown = []
+    for name in names:
+        # A description takes a request, and helper names have the form <collection>__bank.
+        may_be_helper = name == LEDGER or "__" in name
+        if not (may_be_helper and _is_helper(store, name)):
+            shown.append(name)
+    return shown
 
 
 def _is_helper(store: MilvusStore, name: str) -> bool:
-    """Whether this package created the collection; one that may not be described belongs to the user."""
+    """Whether this package created the collection.
+
+    One that this user may not describe belongs to somebody else.
+    """
     try:
         properties = store.client.describe_collection(name)["properties"]
     except MilvusException:
@@ -359,35 +401,38 @@ def _is_helper(store: MilvusStore, name: str) -> bool:
     return not HELPER_PROPERTIES.isdisjoint(properties)
 
 
-def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
+def _drop_helpers(belongings: Belongings, store: MilvusStore) -> None:
     """Drop the helper collections of a dropped collection, except banks that others use."""
     from milvus_hubness.jobs.common.lease import forget_leases
 
-    for intent_log in store.intent_logs(whole.id):
-        store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
-    for helper in whole.helpers:
+    for intent_log in store.intent_logs(belongings.owner):
+        store.drop_intent_log(intent_log, partial(_expect_free, belongings.owner.name, store))
+
+    for helper in belongings.helpers:
         if store.exists(helper.collection):
             store.drop(helper.collection)
-    banks = [bank for state in whole.states for bank in state.banks]
+
+    banks = [bank for state in belongings.states for bank in state.banks]
     store.drop_bank_generations(banks)
     for name in {bank.collection for bank in banks}:
         if store.exists(name) and _is_helper(store, name) and not store.count(name):
             store.drop(name)
-    store.forget_helpers(whole.name)
-    forget_leases(store, whole.name, *whole.sides)
+
+    store.forget_helpers(belongings.owner.name)
+    forget_leases(store, belongings.owner.name, *belongings.sides)
 
 
-def _list_helpers(whole: Whole, renamed: CollectionId, store: MilvusStore) -> None:
+def _list_helpers(belongings: Belongings, renamed: CollectionId, store: MilvusStore) -> None:
     if store.exists(renamed.name):
         return  # The server refuses the name.
-    for intent_log in store.intent_logs(whole.id):
+    for intent_log in store.intent_logs(belongings.owner):
         # An idle log costs less to create again than to carry over.
-        store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
-    list_helpers(store, whole.helpers, whole.states, whole.id, renamed)
+        store.drop_intent_log(intent_log, partial(_expect_free, belongings.owner.name, store))
+    list_helpers(store, belongings.helpers, belongings.states, belongings.owner, renamed)
 
 
-def _list_banks(whole: Whole, sharing: CollectionId, store: MilvusStore) -> None:
-    list_helpers(store, [], whole.states, whole.id, sharing)
+def _list_banks(belongings: Belongings, sharing: CollectionId, store: MilvusStore) -> None:
+    list_helpers(store, [], belongings.states, belongings.owner, sharing)
 
 
 _OURS = {
@@ -401,6 +446,7 @@ _OURS = {
 
 
 def is_ours(property: str) -> bool:
+    """Whether this package uses the property of a collection."""
     return property in _OURS or property.startswith(f"{PROPERTY}.")
 
 
@@ -410,10 +456,12 @@ def description_out(
     """Convert the result of describe_collection to the collection that the user created."""
     ours = {name for state in states for name in state.codec.hidden_fields}
     dims = {state.field: state.dim for state in states}
+
     fields = [entry for entry in description["fields"] if entry["name"] not in ours]
     for entry in fields:
         if entry["name"] in dims:
             entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
+
     properties = {
         name: value for name, value in description["properties"].items() if not is_ours(name)
     }
@@ -426,7 +474,7 @@ def description_out(
 def index_out(
     states: Collection[CollectionState], index: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Convert the result of describe_index to the user's metric."""
+    """Return the result of describe_index with the user's metric."""
     metrics = {state.field: state.metric for state in states}
     if index and index.get("field_name") in metrics:
         return {**index, "metric_type": metrics[index["field_name"]]}

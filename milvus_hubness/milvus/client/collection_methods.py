@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pymilvus import CollectionSchema, DataType
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.milvus.client.messages import QUICK_FORM
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import EscapedKeys
 
@@ -23,12 +22,13 @@ class CollectionMethods(EscapedKeys):
     _operations: Operations
     _run: Callable[[Any], Any]
 
-    # -- descriptions -----------------------------------------------------------------------------------
+    # -- descriptions ------------------------------------------------------------------------------
 
     def hubness_state(self, collection_name: str, anns_field: str | None = None) -> Any:
         """Read the CollectionState of a corrected field from the collection.
 
-        anns_field may be None if only one field is corrected. Returns None for any other field that is not corrected.
+        anns_field may be None if only one field is corrected. Returns None for any other field that
+        is not corrected.
         """
         return self._run(self._operations.reads.hubness_state(collection_name, anns_field))
 
@@ -60,11 +60,14 @@ class CollectionMethods(EscapedKeys):
         include_internal: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """List aliases as pymilvus does; include_internal lists the aliases that jobs write through, too."""
+        """List aliases as pymilvus does.
+
+        include_internal: list the aliases that jobs write through, too.
+        """
         call = Ask("list_aliases", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.list_aliases(call, include_internal))
 
-    # -- operations that invalidate the cached state ------------------------------------------------------
+    # -- operations that invalidate the cached state -----------------------------------------------
 
     def create_collection(
         self,
@@ -87,19 +90,20 @@ class CollectionMethods(EscapedKeys):
         hubness: fields to correct from their first row on. Raises InvalidInput, InvalidParameter,
         DimensionMismatch and BankTooSmall; none of these leaves a collection behind.
         """
-        quick_form = (
-            dimension,
-            primary_field_name,
-            id_type,
-            vector_field_name,
-            metric_type,
-            auto_id,
-        )
-        arguments = dict(zip(QUICK_FORM, quick_form, strict=True))
-        arguments |= {"timeout": timeout, "schema": schema, "index_params": index_params, **kwargs}
-        return self._run(
-            self._operations.writes.create_collection(collection_name, arguments, hubness)
-        )
+        arguments = {
+            "dimension": dimension,
+            "primary_field_name": primary_field_name,
+            "id_type": id_type,
+            "vector_field_name": vector_field_name,
+            "metric_type": metric_type,
+            "auto_id": auto_id,
+            "timeout": timeout,
+            "schema": schema,
+            "index_params": index_params,
+            **kwargs,
+        }
+        operation = self._operations.writes.create_collection(collection_name, arguments, hubness)
+        return self._run(operation)
 
     def create_index(
         self,
@@ -108,7 +112,10 @@ class CollectionMethods(EscapedKeys):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Create an index as pymilvus does. Raises InvalidParameter if a corrected field gets another metric."""
+        """Create an index as pymilvus does.
+
+        Raises InvalidParameter if a corrected field gets another metric.
+        """
         return self._run(
             self._operations.writes.create_index(collection_name, index_params, timeout, kwargs)
         )
@@ -136,8 +143,8 @@ class CollectionMethods(EscapedKeys):
     ) -> Any:
         """Drop a collection as pymilvus does.
 
-        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it, and
-        UnsupportedOperation while its writes also go to a copy.
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works
+        on it, and UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.drop_collection(collection_name, call, timeout))
@@ -147,7 +154,8 @@ class CollectionMethods(EscapedKeys):
     ) -> Any:
         """Truncate a collection as pymilvus does, with its biases.
 
-        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the rows.
+        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would
+        restore the rows.
         """
         call = Ask("truncate_collection", (collection_name, timeout), kwargs)
         return self._run(
@@ -171,7 +179,8 @@ class CollectionMethods(EscapedKeys):
     ) -> Any:
         """Rename a collection as pymilvus does.
 
-        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another database.
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection
+        and another database.
         """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
         return self._run(
@@ -190,16 +199,23 @@ class CollectionMethods(EscapedKeys):
     ) -> Any:
         """Restore a snapshot as pymilvus does.
 
-        Raises UnsupportedOperation for a corrected collection if target_db_name is another database, or if its biases
-        are in a side collection.
+        Raises UnsupportedOperation for a corrected collection if target_db_name is another
+        database, or if its biases are in a side collection.
         """
-        names = (snapshot_name, source_collection_name, target_collection_name)
-        call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
-        database = target_db_name if target_db_name != source_db_name else ""
-        source, target = source_collection_name, target_collection_name
-        return self._run(
-            self._operations.catalog.restore_snapshot(source, target, database, call, timeout)
+        args = (
+            snapshot_name,
+            source_collection_name,
+            target_collection_name,
+            source_db_name,
+            target_db_name,
+            timeout,
         )
+        call = Ask("restore_snapshot", args, kwargs)
+        other_database = target_db_name if target_db_name != source_db_name else ""
+        operation = self._operations.catalog.restore_snapshot(
+            source_collection_name, target_collection_name, other_database, call, timeout
+        )
+        return self._run(operation)
 
     def alter_alias(
         self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any
@@ -210,6 +226,5 @@ class CollectionMethods(EscapedKeys):
 
     def drop_alias(self, alias: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Drop an alias as pymilvus does."""
-        return self._run(
-            self._operations.states.forgetting(Ask("drop_alias", (alias, timeout), kwargs))
-        )
+        call = Ask("drop_alias", (alias, timeout), kwargs)
+        return self._run(self._operations.states.forgetting(call))

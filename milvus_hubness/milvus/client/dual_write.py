@@ -30,13 +30,14 @@ from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.store.server import in_parts
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
+_NOT_ON_COPY = "a write reached %r, but not its unfinished copy %r, which a later pass repairs: %s"
 
 
 class DualWrites:
-    """insert, upsert and delete, first on the collection and then on its copy, each in its own format.
+    """insert, upsert and delete, on the collection and then on its copy, each in its own format.
 
-    The caller gets the answer of the collection. While the copy is still being made, failures on the copy are
-    logged; afterwards they raise DualWriteFailed.
+    The caller gets the answer of the collection. While the copy is still being made, failures on
+    the copy are logged; afterwards they raise DualWriteFailed.
     """
 
     def __init__(
@@ -48,83 +49,113 @@ class DualWrites:
         self._intents = intents
 
     def write(self, write: Write) -> Operation[dict[str, Any]]:
-        """Insert or upsert rows; the copy gets an upsert, as the migration may have copied the row already."""
+        """Insert or upsert rows; the copy gets an upsert, as the migration may have copied them."""
         answer, cached = yield from self._writes.write(write)
-        yield from self.carry(cached, list(answer.get("ids") or ()), write)
+        if cached.dual_write is not None:
+            yield from self.carry(cached, list(answer.get("ids") or ()), write)
         return answer
 
     def carry(self, cached: CachedState, keys: Sequence[Key], write: Write) -> Operation[None]:
-        """Write the rows that the collection took to its copy, if it has one. Raises DualWriteFailed."""
+        """Write the rows that the collection took to its copy, if it has one.
+
+        keys: that the server created; empty if the rows have their keys. Raises DualWriteFailed.
+        """
         dual_write = cached.dual_write
         if dual_write is None:
             return
-        rows, collection = write.rows, write.collection
-        keys = keys or [row[cached.key_field] for row in rows]
 
-        def in_full(dual_write: DualWrite) -> Operation[None]:
-            # An upsert accepts a key once; for an auto_id collection only the answer has the keys.
-            last = {
-                key: {**row, cached.key_field: key} for key, row in zip(keys, rows, strict=True)
-            }
-            yield from self._upsert(dual_write, replace(write, data=list(last.values())))
+        keys = keys or [row[cached.key_field] for row in write.rows]
+        carry = self._carry_fields if write.in_part else self._carry_rows
+        work = partial(carry, cached.key_field, keys, write)
+        yield from self._reach(dual_write, work, write.collection, cached, write.timeout)
 
-        def in_part(dual_write: DualWrite) -> Operation[None]:
-            in_collection = yield from self._rows(cached.key_field, keys, write)
-            if not (yield from self._still_has(dual_write, collection, write.timeout)):
-                # The copy has the name by now, so the rows that were read were its own.
-                yield from self._upsert(dual_write, write)
-                return
-            description = yield Ask("describe_collection", (dual_write.collection, write.timeout))
-            whole = yield from self._states.insertable(in_collection, description)
-            for part in in_parts(whole, ROWS_PER_REQUEST):
-                yield from self._upsert(dual_write, replace(write, data=part, options={}))
+    def _carry_rows(
+        self, key_field: str, keys: Sequence[Key], write: Write, dual_write: DualWrite
+    ) -> Operation[None]:
+        """Upsert whole rows to the copy."""
+        # For an auto_id collection only the answer has the keys.
+        keyed = [{**row, key_field: key} for key, row in zip(keys, write.rows, strict=True)]
+        # An upsert accepts a key once: the last row of a key stays.
+        last_of_key = {row[key_field]: row for row in keyed}
+        rows = list(last_of_key.values())
+        yield from self._upsert(dual_write, replace(write, data=rows))
 
-        work = in_part if write.in_part else in_full
-        yield from self._reach(dual_write, work, collection, cached, write.timeout)
+    def _carry_fields(
+        self, key_field: str, keys: Sequence[Key], write: Write, dual_write: DualWrite
+    ) -> Operation[None]:
+        """Upsert to the copy the whole rows that a partial update left in the collection."""
+        updated = yield from self._rows(key_field, keys, write)
+        if not (yield from self._still_has(dual_write, write.collection, write.timeout)):
+            # The copy has the name by now, so the rows that were read were its own.
+            yield from self._upsert(dual_write, write)
+            return
+
+        description = yield Ask("describe_collection", (dual_write.collection, write.timeout))
+        rows = yield from self._states.insertable(updated, description)
+        for part in in_parts(rows, ROWS_PER_REQUEST):
+            yield from self._upsert(dual_write, replace(write, data=part, options={}))
 
     def delete(self, deletion: Deletion) -> Operation[dict[str, int]]:
-        """Delete rows. On the copy, a filter deletes the rows that matched it and that the collection lost."""
-        collection, timeout = deletion.collection, deletion.timeout
-        by_filter = bool(deletion.filter) and not (deletion.ids or deletion.options.get("pks"))
+        """Delete rows.
 
-        def call(cached: CachedState) -> Operation[tuple[dict[str, int], list[Key]]]:
-            matched: list[Key] = []
-            if by_filter and cached.dual_write:
-                matched = yield from self._intents.matching(cached.key_field, deletion)
-            return (yield from self._writes.delete(deletion, cached)), matched
-
+        On the copy, a filter deletes the rows that matched it and that the collection lost.
+        """
+        collection = deletion.collection
+        delete_once = partial(self._delete_once, deletion)
         (answer, matched), _, cached = yield from self._intents.noted(
-            collection, timeout, call, call
+            collection, deletion.timeout, delete_once, delete_once
         )
-        dual_write = cached.dual_write
-        if dual_write is None:
+        if cached.dual_write is None:
             return answer
 
-        def likewise(dual_write: DualWrite) -> Operation[None]:
-            yield from self._delete(dual_write, deletion)
-
-        def lost(dual_write: DualWrite) -> Operation[None]:
-            # These rows matched later, or in an earlier attempt.
-            late: list[Key] = []
-            if dual_write.required:
-                yield from self._states.ensure_loaded(dual_write.collection, timeout)
-                on_copy = replace(deletion, collection=dual_write.collection)
-                late = yield from self._intents.matching(cached.key_field, on_copy)
-            keys = list(dict.fromkeys([*matched, *late]))
-            rows = yield from self._rows(cached.key_field, keys, deletion, [cached.key_field])
-            left = {row[cached.key_field] for row in rows}
-            if not (yield from self._still_has(dual_write, collection, timeout)):
-                # The copy has the name by now, so the keys that were read were its own.
-                yield from likewise(dual_write)
-                return
-            for part in in_parts([key for key in keys if key not in left], KEYS_PER_REQUEST):
-                by_key = replace(deletion, ids=part, filter=None, options={})
-                yield from self._delete(dual_write, by_key)
-
-        yield from self._reach(
-            dual_write, lost if by_filter else likewise, collection, cached, timeout
-        )
+        if deletion.by_filter:
+            work = partial(self._delete_lost, cached.key_field, matched, deletion)
+        else:
+            work = partial(self._delete_on_copy, deletion)
+        yield from self._reach(cached.dual_write, work, collection, cached, deletion.timeout)
         return answer
+
+    def _delete_once(
+        self, deletion: Deletion, cached: CachedState
+    ) -> Operation[tuple[dict[str, int], list[Key]]]:
+        """Delete rows of the collection; return the answer and, for a copy, the matched keys."""
+        matched: list[Key] = []
+        if deletion.by_filter and cached.dual_write:
+            matched = yield from self._intents.matching(cached.key_field, deletion)
+        answer = yield from self._writes.delete(deletion, cached)
+        return answer, matched
+
+    def _delete_on_copy(self, deletion: Deletion, dual_write: DualWrite) -> Operation[None]:
+        on_copy = replace(deletion, collection=dual_write.collection)
+        delete = partial(self._writes.delete, on_copy)
+        yield from self._intents.noted(on_copy.collection, on_copy.timeout, delete, delete)
+
+    def _delete_lost(
+        self, key_field: str, matched: Sequence[Key], deletion: Deletion, dual_write: DualWrite
+    ) -> Operation[None]:
+        """Delete on the copy the rows that matched a filter and that the collection lost."""
+        collection = deletion.collection
+        timeout = deletion.timeout
+
+        # These rows matched later, or in an earlier attempt.
+        matched_on_copy: list[Key] = []
+        if dual_write.required:
+            yield from self._states.ensure_loaded(dual_write.collection, timeout)
+            on_copy = replace(deletion, collection=dual_write.collection)
+            matched_on_copy = yield from self._intents.matching(key_field, on_copy)
+
+        keys = list(dict.fromkeys([*matched, *matched_on_copy]))
+        rows = yield from self._rows(key_field, keys, deletion, [key_field])
+        remaining = {row[key_field] for row in rows}
+        if not (yield from self._still_has(dual_write, collection, timeout)):
+            # The copy has the name by now, so the keys that were read were its own.
+            yield from self._delete_on_copy(deletion, dual_write)
+            return
+
+        lost = [key for key in keys if key not in remaining]
+        for part in in_parts(lost, KEYS_PER_REQUEST):
+            by_key = replace(deletion, ids=part, filter=None, options={})
+            yield from self._delete_on_copy(by_key, dual_write)
 
     def _still_has(
         self, dual_write: DualWrite, collection: str, timeout: float | None
@@ -140,46 +171,49 @@ class DualWrites:
         cached: CachedState,
         timeout: float | None,
     ) -> Operation[None]:
-        """Run work(dual_write), which makes a write on the copy. Raises DualWriteFailed."""
+        """Run work(dual_write), which makes a write on the copy, and again if the copy has moved.
+
+        Raises DualWriteFailed if the migration needs the write and it does not reach the copy.
+        """
         try:
             yield from self._states.expect_copy(cached, dual_write)
             yield from work(dual_write)
             return
         except _FAILURES as error:
             if not dual_write.required:
-                message = "a write reached %r, but not its unfinished copy %r, which a later pass repairs: %s"
-                log.warning(message, collection, dual_write.collection, error)
+                log.warning(_NOT_ON_COPY, collection, dual_write.collection, error)
                 return
+
+        # A cutover or a rollback may have moved the names: the second attempt reads them again.
         self._states.forget(dual_write.collection)
         try:
             now = yield from self._states.read_again(collection, timeout)
-            if now in (NOTHING, replace(cached, dual_write=None)):
-                return  # the dual writes have ended
+            have_ended = now in (NOTHING, replace(cached, dual_write=None))
+            if have_ended:
+                return
+
             if now.dual_write is None:
                 copy = yield from self._states.cached_state(dual_write.collection, timeout)
                 if copy == NOTHING:
-                    # A rollback renamed the collections: the copy has the name now, and the ledger no other one.
+                    # A rollback renamed the collections: the copy has the name now, and the ledger
+                    # no other one.
                     dual_write = dual_write.model_copy(update={"collection": collection})
+
             yield from self._states.expect_copy(cached, dual_write)
             yield from work(dual_write)
         except _FAILURES as error:
             raise DualWriteFailed(
-                f"the write reached {collection!r}, but not its copy {dual_write.collection!r}: {error}. "
-                "Write again, an insert as an upsert"
+                f"the write reached {collection!r}, but not its copy {dual_write.collection!r}: "
+                f"{error}. Write again, an insert as an upsert"
             ) from error
 
     def _upsert(self, dual_write: DualWrite, write: Write) -> Operation[None]:
-        """Write rows to the copy, invalid ones too; their biases are pending if the bank is too large."""
+        """Write rows to the copy, invalid ones too; biases are pending if the bank is too large."""
         upsert = replace(write, method="upsert", collection=dual_write.collection)
         try:
             yield from self._writes.write(upsert, valid=False)
         except BankTooLarge:
             yield from self._writes.write(replace(upsert, bias="pending"), valid=False)
-
-    def _delete(self, dual_write: DualWrite, deletion: Deletion) -> Operation[None]:
-        on_copy = replace(deletion, collection=dual_write.collection)
-        delete = partial(self._writes.delete, on_copy)
-        yield from self._intents.noted(on_copy.collection, on_copy.timeout, delete, delete)
 
     def _rows(
         self,

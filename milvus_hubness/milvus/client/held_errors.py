@@ -12,11 +12,14 @@ from milvus_hubness.basics.logs import log
 CHANGED = "collection %r changed while a request was on its way (%s): the request was sent again"
 """The record in place of those of pymilvus, about a collection and a reason."""
 
+# Each thread and each task has its own block.
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
 _pymilvus = logging.getLogger("pymilvus.decorators")
 
 
 class _Hold(logging.Filter):
+    """Moves error records to the innermost block of the thread or task."""
+
     def filter(self, record: logging.LogRecord) -> bool:
         held = _records.get()
         if held is None or record.levelno < logging.ERROR:
@@ -29,10 +32,11 @@ _HOLD = _Hold()
 
 
 class HeldErrors:
-    """Holds back error records of pymilvus in a block, because pymilvus logs an error before it raises it.
+    """Holds back error records of pymilvus in a block, as pymilvus logs errors before raising them.
 
-    The block adds to `recovered` the errors that it recovers from. At its end one record of level INFO
-    replaces the records of these errors; all others are logged. If the block raises, all records are logged.
+    The block adds to `recovered` the errors that it recovers from. At its end one record of level
+    INFO replaces the records of these errors; all others are logged. If the block raises, all
+    records are logged.
     """
 
     __slots__ = ("_collection", "_message", "_outer", "_records", "recovered")
@@ -52,10 +56,12 @@ class HeldErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         _records.set(self._outer)
+
         recovered = self.recovered if kind is None else []
         for record in self._records:
             if not any(_as_logged(error) in record.getMessage() for error in recovered):
                 _pymilvus.handle(record)
+
         if recovered:
             last = recovered[-1]
             reason = " ".join(str(getattr(last, "message", None) or _as_logged(last)).split())

@@ -1,4 +1,4 @@
-"""`match`: candidates of a batch of queries from the database, kept in memory or files, and the matches among them."""
+"""`match`: candidates of a batch of queries, in memory or files, and the matches among them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 MOST_CANDIDATES = 16_384
-HITS_PER_REQUEST, ROWS_PER_PAGE = 100_000, 2_000
+"""Largest number of hits in one answer of Milvus."""
+HITS_PER_REQUEST = 100_000
+"""Largest number of hits in the answers to all queries of a request."""
+ROWS_PER_PAGE = 2_000
 INPUTS = "inputs.json"
+"""The file that says what the other files of a folder depend on."""
 QUERIES_PER_ITEM = 64
 """Number of nearest queries of each item that are its candidates."""
 SAMPLED_QUERIES = 1_000
@@ -54,15 +58,18 @@ SAMPLED_QUERIES = 1_000
 class Matches:
     """The rows matched to queries: `matches[i]` is the list of the hits of query i, best first.
 
-    A hit has id, score (the raw one) and matched_score in the metric of the field, raw_rank and rank, from 1 among the
-    candidates. columns: all this as arrays (r,), after the number of the `query`. warnings: why the raw ranking may be
-    better. facts: the measurements behind them.
+    A hit has id, score (the raw one) and matched_score in the metric of the field, raw_rank and
+    rank, from 1 among the candidates.
     """
 
     queries: int
+    """The number of queries."""
     columns: Mapping[str, Array] = field(repr=False)
+    """The hits as arrays (r,), after the number of the `query`."""
     warnings: list[str]
+    """Why the raw ranking may be better."""
     facts: Mapping[str, float]
+    """The measurements behind the warnings."""
 
     @property
     def unmatched(self) -> list[int]:
@@ -75,9 +82,10 @@ class Matches:
 
     def __getitem__(self, query: int) -> list[dict[str, Any]]:
         number = range(self.queries)[query]
-        own = slice(*np.searchsorted(self.columns["query"], [number, number + 1]))
+        # The hits are sorted by their query.
+        first, end = np.searchsorted(self.columns["query"], [number, number + 1])
         names = [name for name in self.columns if name != "query"]
-        hits = zip(*(self.columns[name][own].tolist() for name in names), strict=True)
+        hits = zip(*(self.columns[name][first:end].tolist() for name in names), strict=True)
         return [dict(zip(names, hit, strict=True)) for hit in hits]
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
@@ -85,16 +93,25 @@ class Matches:
 
 
 class Candidates:
-    """The pairs that were searched so far. inputs: what they depend on, fit for JSON. folder: for files with them, from
-    which an interrupted match continues. Raises InvalidInput for files of other inputs, UnreadableFile."""
+    """The pairs of queries and rows that were searched so far.
+
+    inputs: what they depend on, fit for JSON. folder: for files with them, from which an
+    interrupted match continues. Raises InvalidInput for files of other inputs, UnreadableFile.
+    """
 
     def __init__(self, inputs: Mapping[str, Any], folder: Path | None) -> None:
-        self.searched, self.scanned = 0, 0
+        self.searched = 0
+        """The number of queries that were searched."""
+        self.scanned = 0
+        """The number of rows that were read."""
         self.last: Key | None = None
+        """The key of the row that was read last."""
         self._moments: Array = np.zeros((3, 1))
         self._numbers: dict[Key, int] = {}
+        """The numbers of rows, by key."""
         self._parts: list[Pairs] = []
-        self._folder, self._inputs = folder, dict(inputs)
+        self._folder = folder
+        self._inputs = dict(inputs)
         if folder is None or not (folder / INPUTS).exists():
             return
         try:
@@ -112,8 +129,11 @@ class Candidates:
             )
 
     def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
-        """Add pairs: numbers of queries and scores (p,), and a key for each pair or for as many pairs as another key.
-        further: `searched`, the number of queries that were searched, or of items: `scanned`, `last` and `moments`."""
+        """Add pairs: numbers of queries and scores (p,), and keys, each for as many pairs.
+
+        further: `searched`, the number of queries that were searched, or for rows `scanned`, `last`
+        and `moments`.
+        """
         part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
         if self._folder is not None:
             try:
@@ -131,11 +151,10 @@ class Candidates:
         self._take(part)
 
     def _take(self, part: Mapping[str, Any]) -> None:
-        keys, queries = part["keys"].tolist(), part["queries"].astype(np.int32)
-        items = np.array(
-            [self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32
-        )
-        items = np.repeat(items, len(queries) // max(1, len(keys)))
+        keys = part["keys"].tolist()
+        queries = part["queries"].astype(np.int32)
+        numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
+        items = np.repeat(np.array(numbers, np.int32), len(queries) // max(1, len(keys)))
         self._parts.append(Pairs(queries, items, part["scores"].astype(np.float32)))
         if "searched" in part:
             self.searched += int(part["searched"])
@@ -145,19 +164,21 @@ class Candidates:
             self._moments = self._moments + part["moments"]
 
     def matches(self, queries: int, limit: int, metric: str, *, assign: bool) -> Matches:
-        """Return the matches of the first `queries` queries; further ones only take part in the balance."""
+        """Return the matches of the first `queries` queries; others only count in the balance."""
         items = len(self._numbers)
         pairs = Pairs.union(self._parts, items)
         biases, warnings, facts = balanced(pairs, items, spread_of(self._moments))
+
         pairs = pairs.of_first(queries)
         matched = pairs.scores - biases[pairs.items]
-        ranks, raw_ranks = pairs.ranks(matched), pairs.ranks(pairs.scores)
+        ranks = pairs.ranks(matched)
+        raw_ranks = pairs.ranks(pairs.scores)
         chosen = np.flatnonzero(one_to_one(pairs, matched, items) if assign else ranks <= limit)
+        # By query, then by rank.
         chosen = chosen[np.lexsort((ranks[chosen], pairs.queries[chosen]))]
-        keys = np.array(
-            list(self._numbers),
-            np.int64 if all(type(key) is int for key in self._numbers) else object,
-        )
+
+        are_whole_numbers = all(type(key) is int for key in self._numbers)
+        keys = np.array(list(self._numbers), np.int64 if are_whole_numbers else object)
         sign = np.float32(-2 if metric == "L2" else 1)
         columns = {
             "query": pairs.queries[chosen],
@@ -184,24 +205,33 @@ def match(
     folder: Path | None,
     progress: Progress | None,
 ) -> Operation[Matches]:
-    """Match queries with the rows of a collection; see `HubnessClient.match`. search: further arguments of a search, by
-    name. Raises InvalidInput, InvalidParameter, UnreadableFile, DimensionMismatch, MissingExtra."""
+    """Match queries with the rows of a collection; see `HubnessClient.match`.
+
+    search: further arguments of a search, by name. Raises InvalidInput, InvalidParameter,
+    UnreadableFile, DimensionMismatch, MissingExtra.
+    """
     with naming_extras():
         from milvus_hubness.basics.progress import silent
         from milvus_hubness.jobs.common.inputs import only_field
+
     candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
     limit = whole_number("limit", limit)
     if limit > candidates:
         raise InvalidParameter(
             f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates"
         )
-    report, search = progress or silent, dict(search)
-    params, partitions = search.pop("search_params"), search["partition_names"]
+    report = progress or silent
+    search = dict(search)
+    params = search.pop("search_params")
+    partitions = search["partition_names"]
     bank = QueryBank.of(queries)
     count = len(bank)
+
     info = yield InStore(lambda store: store.info(collection))
-    field = search["anns_field"] = search["anns_field"] or only_field(info)
-    state, vector = info.state_of(field), info.vector_fields[field]
+    field = search["anns_field"] or only_field(info)
+    search["anns_field"] = field
+    state = info.state_of(field)
+    vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
     bank.expect_dim(layout.dim, "the field")
     if with_bank:
@@ -210,9 +240,9 @@ def match(
                 f"{info.name!r} is not corrected and has no bank: leave out --with-bank"
             )
         stored = yield from operations.biases.bank(info.name, state, state.profile)
-        bank = replace(
-            bank, vectors=np.concatenate([bank.vectors, stored.queries.vectors]), origins=None
-        )
+        joined = np.concatenate([bank.vectors, stored.queries.vectors])
+        bank = replace(bank, vectors=joined, origins=None)
+
     inputs = {
         "collection": info.name,
         "field": field,
@@ -221,30 +251,41 @@ def match(
         "search": str(params),
     }
     pool = Candidates({**inputs, "candidates": candidates, "queries": bank.fingerprint}, folder)
+
     # Without a sampler: a batch does not stand for the queries of users.
     searches = Searches(operations.states, operations.biases, operations.reads, 0.0, None)
     while pool.searched < len(bank):
         report("searching the queries", pool.searched, len(bank))
         part = bank.vectors[pool.searched :][: max(1, HITS_PER_REQUEST // candidates)]
-        vectors, fields = encode(part, vector.dtype), [info.key_field]
         question = Question(
-            vectors, candidates, search_params=params, output_fields=fields, strength=0.0
+            encode(part, vector.dtype),
+            candidates,
+            search_params=params,
+            output_fields=[info.key_field],
+            strength=0.0,
         )
         answers = yield from searches.search(info.name, question, filter, search)
-        numbers = pool.searched + np.repeat(np.arange(len(part)), [len(hits) for hits in answers])
-        scores = np.concatenate([hits.distances for hits in answers]) * (
-            -0.5 if layout.metric == "L2" else 1.0
-        )
-        pool.add(numbers, [key for hits in answers for key in hits.ids], scores, searched=len(part))
-    reduced, pages = layout.reduce_queries(bank.vectors), operations.pages
+
+        hit_counts = [len(hits) for hits in answers]
+        numbers = pool.searched + np.repeat(np.arange(len(part)), hit_counts)
+        keys = [key for hits in answers for key in hits.ids]
+        # Balancing needs inner products: under L2 the greatest has the smallest distance.
+        sign = -0.5 if layout.metric == "L2" else 1.0
+        scores = np.concatenate([hits.distances for hits in answers]) * sign
+        pool.add(numbers, keys, scores, searched=len(part))
+
+    reduced = layout.reduce_queries(bank.vectors)
+    pages = operations.pages
     options = {"filter": filter, "partition_names": partitions, "timeout": search["timeout"]}
     rows, key_field = yield from pages.begin(Ask("query", (info.name,), options))
     while page := (
         yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, [key_field, field])
     ):
         report("searching the rows", pool.scanned, info.rows)
-        keys, vectors = [row[key_field] for row in page], [row[field] for row in page]
+        keys = [row[key_field] for row in page]
+        vectors = [row[field] for row in page]
         yield Compute(partial(_scan, pool, keys, vectors, vector, layout, reduced))
+
     report("balancing", 0, 1)
     matches: Matches = yield Compute(
         lambda: pool.matches(count, limit, layout.metric, assign=one_to_one)
@@ -264,15 +305,13 @@ def _scan(
     items = decode(vectors, field.dtype)
     valid = np.flatnonzero(~layout.invalid(items)).tolist()
     items = layout.reduce_items(items[valid])
-    near = topk(items, queries, min(QUERIES_PER_ITEM, len(queries)))
-    sample = queries[
-        np.linspace(0, len(queries) - 1, min(SAMPLED_QUERIES, len(queries)), dtype=np.int64)
-    ]
+    nearest = topk(items, queries, min(QUERIES_PER_ITEM, len(queries)))
+    sampled = np.linspace(0, len(queries) - 1, min(SAMPLED_QUERIES, len(queries)), dtype=np.int64)
     pool.add(
-        near.indices.ravel(),
+        nearest.indices.ravel(),
         [keys[i] for i in valid],
-        near.values.ravel(),
+        nearest.values.ravel(),
         scanned=len(keys),
         last=keys[-1],
-        moments=moments(items @ sample.T),
+        moments=moments(items @ queries[sampled].T),
     )

@@ -28,6 +28,7 @@ GROUPED = ("group_by_field", "group_by_fields")
 ITERATED = ("iterator", "search_iter_v2")
 """Arguments that make the server answer page by page."""
 RANGE_BOUNDS = ("radius", "range_filter")
+"""Search parameters that bound the scores of hits."""
 QUICK_FORM = (
     "dimension",
     "primary_field_name",
@@ -41,100 +42,114 @@ QUICK_FORM = (
 Bias = Literal["compute", "pending"]
 """Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
 
-
 OF_SEARCHES = ("strength", "profile", "rerank", "candidates", "with_raw_score")
+"""Arguments that clients of this package add to searches."""
 OF_CLIENTS = ("strength", "state_ttl", "bank_budget", "sample_queries")
-"""Arguments that clients of this package add to searches, and to the constructor."""
+"""Arguments that clients of this package add to the constructor."""
 ALIKE = 0.75
-"""The similarity from which on a name counts as a mistyped one; pymilvus's own names are less alike."""
+"""The similarity from which on a name counts as mistyped; pymilvus's own names are less alike."""
 
 
 def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
-    """Raise InvalidParameter for the name of an argument that looks like one of `names`: pymilvus ignores arguments
-    that it does not know."""
+    """Raise InvalidParameter for the name of an argument that looks like one of `names`.
+
+    pymilvus ignores arguments that it does not know, so a mistyped one would have no effect.
+    """
     if not options:
         return
 
     from difflib import get_close_matches
 
     for name in options:
-        near = get_close_matches(name, names, n=1, cutoff=ALIKE)
-        if near and near[0] != name:
-            raise InvalidParameter(f"unknown argument {name!r}: did you mean {near[0]!r}?")
+        alike = get_close_matches(name, names, n=1, cutoff=ALIKE)
+        if alike and alike[0] != name:
+            raise InvalidParameter(f"unknown argument {name!r}: did you mean {alike[0]!r}?")
 
 
 def expect_question(
     data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]
 ) -> None:
-    """Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers."""
+    """Raises ParamError as pymilvus does, and InvalidParameter for bounds that are not numbers."""
     check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
     check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
+
     params = search_params or {}
     inner = params.get("params", {}) if isinstance(params, Mapping) else params
     if not isinstance(inner, Mapping):
         raise ParamError(message=f"Search params must be a dict, got {type(inner)}")
+
     if "offset" in options and "offset" in params:
         raise ParamError(message="Provide offset both in kwargs and param, expect just one")
     offset = options.get("offset") or params.get("offset")
     if offset is not None and not isinstance(offset, int):
         raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
-    for place in (params, inner):
+
+    for mapping in (params, inner):
         for name in RANGE_BOUNDS:
             try:
-                float(place.get(name) or 0.0)
+                float(mapping.get(name) or 0.0)
             except (TypeError, ValueError):
-                raise InvalidParameter(f"{name} must be a number, got {place[name]!r}") from None
+                message = f"{name} must be a number, got {mapping[name]!r}"
+                raise InvalidParameter(message) from None
 
 
 def expect_whole_hits(
     output_fields: Any, fields: Collection[str], options: Mapping[str, Any]
 ) -> None:
-    """Raises UnsupportedOperation for answers that the client cannot decode. fields: the corrected fields."""
+    """Raises UnsupportedOperation for answers that the client cannot decode.
+
+    fields: the corrected fields.
+    """
     if fields and (name := first_set(options, IN_BACKGROUND)):
         raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
     if fields and first_set(options, ("namespace",)):
         raise UnsupportedOperation(
             "namespace on a corrected collection, which has none: leave it out"
         )
+
     named = output_fields if isinstance(output_fields, list) else []
     vectors = [name for name in named if name in fields or (fields and name == "*")]
     if vectors and first_set(options, ("search_aggregation",)):
         raise UnsupportedOperation(
-            f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored vectors with "
-            "their biases: name other fields, and get the vectors by key"
+            f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored "
+            "vectors with their biases: name other fields, and get the vectors by key"
         )
 
 
 def first_set(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """Return the first of these arguments that is set."""
-    return next((name for name in names if options.get(name) not in (None, False, "", [])), None)
+    unset: list[Any] = [None, False, "", []]
+    return next((name for name in names if options.get(name) not in unset), None)
 
 
 def normalises_scores(ranker: Any) -> bool:
     """Whether a ranker normalises scores by the metric of the field."""
     functions = getattr(ranker, "functions", None) or [ranker]
-    params = [getattr(function, "params", None) or {} for function in functions]
-    return any(str(own.get("norm_score", "")).lower() == "true" for own in params)
+    for function in functions:
+        params = getattr(function, "params", None) or {}
+        if str(params.get("norm_score", "")).lower() == "true":
+            return True
+    return False
 
 
 def expect_strength(strength: Any) -> None:
     """Check a strength: None or a finite number. Raises InvalidParameter."""
-    number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
-    if strength is not None and not (number and math.isfinite(strength)):
+    is_number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
+    if strength is not None and not (is_number and math.isfinite(strength)):
         raise InvalidParameter(f"strength must be a finite number, not {strength!r}")
 
 
 def expect_state_ttl(seconds: Any) -> None:
     """Check a TTL: a number of at least 0. Raises InvalidParameter."""
-    number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-    if not (number and seconds >= 0):
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (is_number and seconds >= 0):
         raise InvalidParameter(
             f"state_ttl must be a number of seconds of at least 0, not {seconds!r}"
         )
 
 
 def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
-    """Raises InvalidParameter if `candidates` is not a positive integer, or if no re-ranker uses it."""
+    """Raises InvalidParameter if `candidates` is no positive integer, or if nothing uses it."""
     if candidates is None:
         return
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
@@ -147,29 +162,32 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
 
 @dataclass(slots=True)
 class Question:
-    """A search as the user requested it.
-
-    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one. rerank: a
-    GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an Adaptive one ranks
-    corrected candidates. candidates: how many; None uses the number of the re-ranker. activated: keys that open the
-    gate, if the search is gated. with_raw_score: hits have their uncorrected scores too. ids: of rows to search with.
-    """
+    """A search as the user requested it."""
 
     data: npt.ArrayLike
+    """The queries."""
     limit: int
     offset: int = 0
     search_params: Mapping[str, Any] | None = None
     output_fields: list[str] | None = None
     round_decimal: int = -1
     strength: float | None = None
+    """w; None uses that of the profile."""
     profile: str | None = None
+    """The name of a bias profile; None uses the active one."""
     rerank: GloballyCorrected | Adaptive | None = None
+    """A GloballyCorrected ranks raw candidates against `bank`, an Adaptive corrected candidates."""
     candidates: int | None = None
+    """How many candidates the re-ranker gets; None uses its own number."""
     bank: Floats | None = None
+    """The queries of the bank, (m, d)."""
     activated: AbstractSet[Any] = frozenset()
+    """Keys that open the gate, if the search is gated."""
     with_raw_score: bool = False
+    """Hits have their uncorrected scores, too."""
     filter: str = ""
     ids: Any = None
+    """Keys of rows to search with, in place of `data`."""
 
     def pool(self, how: GloballyCorrected | Adaptive) -> int:
         """Return how many candidates a re-ranker needs: at least up to the end of the page."""
@@ -177,37 +195,44 @@ class Question:
 
     @property
     def page(self) -> slice:
+        """The ranks of the hits to return."""
         return slice(self.offset, self.offset + self.limit)
 
 
 @dataclass(slots=True)
 class SearchRequest:
-    """A request for the server, and `answer`, which converts its results for the user, perhaps for long (`works`).
-    biases_of: the side collection, if `answer` also takes biases by key from it, after the results."""
+    """A request for the server, and the conversion of its results for the user."""
 
     data: Any
+    """The encoded queries."""
     limit: int
     offset: int
     search_params: dict[str, Any]
     output_fields: list[str] | None
     answer: Callable[..., Any]
+    """Converts the results for the user, in place."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the search."""
     biases_of: str | None = None
+    """The side collection, if `answer` also takes biases by key from it, after the results."""
     works: bool = False
+    """Whether `answer` may take long, and so must not run in an event loop."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """An insert or an upsert, as the caller requested it. method: "insert" or "upsert". data: rows, or a single row.
-    options: further arguments of the method."""
+    """An insert or an upsert, as the caller requested it."""
 
     method: str
+    """`insert` or `upsert`."""
     collection: str
     data: Any
+    """Rows, or a single row."""
     timeout: float | None = None
     partition_name: str | None = ""
     bias: Bias = "compute"
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the method."""
 
     @property
     def rows(self) -> Any:
@@ -227,7 +252,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Deletion:
-    """A deletion, as the caller requested it. options: further arguments of MilvusClient.delete."""
+    """A deletion, as the caller requested it."""
 
     collection: str
     ids: Any = None
@@ -235,7 +260,14 @@ class Deletion:
     filter: str | None = None
     partition_name: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of MilvusClient.delete."""
+
+    @property
+    def by_filter(self) -> bool:
+        """Whether a filter alone names the rows."""
+        return bool(self.filter) and not (self.ids or self.options.get("pks"))
 
     def ask(self) -> Ask:
+        """Return the request of this deletion."""
         args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
         return Ask("delete", args, dict(self.options))

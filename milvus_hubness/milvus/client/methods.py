@@ -1,4 +1,4 @@
-"""The methods that HubnessClient and AsyncHubnessClient share: signatures, docstrings and operations."""
+"""The methods that both clients share: signatures, docstrings and operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pymilvus import AnnSearchRequest
 
 from milvus_hubness.basics.defaults import STATE_TTL
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.errors import HubnessError, InvalidParameter
+from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.collection_methods import CollectionMethods
 from milvus_hubness.milvus.client.messages import (
     OF_CLIENTS,
@@ -28,8 +28,6 @@ from milvus_hubness.milvus.client.steps import (
     Operation,
     PlainConnection,
     Step,
-    T,
-    as_milvus,
     refusing,
 )
 from milvus_hubness.milvus.pymilvus_private import forget_schema
@@ -42,24 +40,11 @@ if TYPE_CHECKING:
 DEFAULT_BANK_BUDGET = 1 << 30
 
 
-def raising_as_milvus(operation: Operation[T]) -> Operation[T]:
-    """Run an operation; its HubnessError is raised as a MilvusException too."""
-    try:
-        return (yield from operation)
-    except HubnessError as error:
-        raise as_milvus(error) from error
-
-
-def with_checked(
-    options: Mapping[str, Any], names: Sequence[str], operation: Operation[T]
-) -> Operation[T]:
-    """Run an operation of a call with these further arguments. Raises as `expect_arguments` does."""
-    expect_arguments(options, names)
-    return (yield from operation)
-
-
 def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
-    """Run an operation and return its result. answer: runs one step; the operation receives its exceptions."""
+    """Run an operation and return its result.
+
+    answer: runs one step and returns its outcome. The operation receives its exceptions.
+    """
     try:
         step = next(operation)
         while True:
@@ -74,7 +59,7 @@ def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
 
 
 async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]) -> Any:
-    """Run an operation as `drive` does, with awaited answers. Other tasks may run operations meanwhile."""
+    """Run an operation as `drive` does, with awaited answers. Other tasks may run meanwhile."""
     try:
         step = next(operation)
         while True:
@@ -91,12 +76,11 @@ async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaita
 class Methods(CollectionMethods):
     """Methods of a client of pymilvus, for corrected collections.
 
-    They return the result in HubnessClient, and an awaitable of the result in AsyncHubnessClient. A subclass inherits
-    from this class first and from a client of pymilvus second.
+    Each method describes its call, and `_run` runs the operation. So they return the result in
+    HubnessClient, and an awaitable of it in AsyncHubnessClient. A subclass inherits from this class
+    first and from a client of pymilvus second.
     """
 
-    _drive: Callable[..., Any]
-    """`drive` or `drive_async`."""
     _perform: Callable[[Effect], Any]
     """Runs a step that is not a request of pymilvus's own client."""
     policy = ClientPolicy()
@@ -116,7 +100,8 @@ class Methods(CollectionMethods):
         sample_queries: bool = True,
         **kwargs: Any,
     ) -> None:
-        # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
+        # Here, as they need more modules than pymilvus's client: programs that only name the class
+        # start sooner.
         from milvus_hubness.milvus.client.operations import Operations
         from milvus_hubness.milvus.client.query_samples import Sampler
         from milvus_hubness.milvus.store.server import expect_lite
@@ -126,7 +111,8 @@ class Methods(CollectionMethods):
             expect_arguments(kwargs, OF_CLIENTS)
             if not isinstance(sample_queries, bool):
                 raise InvalidParameter(
-                    f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"
+                    f"sample_queries must be true or false, not {sample_queries!r}: "
+                    "the bank has a rate"
                 )
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(
@@ -144,13 +130,18 @@ class Methods(CollectionMethods):
 
         put_samples(self._plain.client(), target, samples, WRITE_SECONDS)
 
-    def _run(self, operation: Operation[Any]) -> Any:
-        return self._drive(raising_as_milvus(operation), self._answer)
-
     def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):
-            return getattr(super(CollectionMethods, self), step.method)(*step.args, **step.options)
+            # pymilvus's own method, behind the one of this package that has the same name.
+            request = getattr(super(CollectionMethods, self), step.method)
+            return request(*step.args, **step.options)
         return self._perform(step)
+
+    def _expect_arguments(self, options: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Raise InvalidParameter, as a MilvusException too, for a mistyped argument."""
+        if options:
+            with refusing():
+                expect_arguments(options, names)
 
     def _learn_schema(self, connection: Any, collection: str) -> None:
         forget_schema(self, connection, collection)
@@ -161,7 +152,7 @@ class Methods(CollectionMethods):
         self._plain.use_database(new_database)
         self._operations.states.forget()
 
-    # -- writes ---------------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -175,12 +166,13 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Insert rows as pymilvus does, and compute their biases from the bank.
 
-        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if bank_budget has no
-        room for the bank, and DimensionMismatch, NonFiniteVectors and, under COSINE,
-        ZeroVectors, with the rows in the message.
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if
+        bank_budget has no room for the bank, and DimensionMismatch, NonFiniteVectors and, under
+        COSINE, ZeroVectors, with the rows in the message.
         """
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
-        return self._run(with_checked(kwargs, ["bias"], self._operations.dual_writes.write(write)))
+        self._expect_arguments(kwargs, ["bias"])
+        return self._run(self._operations.dual_writes.write(write))
 
     def upsert(
         self,
@@ -194,10 +186,12 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Upsert rows as pymilvus does, and compute the bias of rows that have a vector.
 
-        A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
+        A partial update without a vector leaves the vector and the bias as they are. Raises as
+        `insert` does.
         """
         write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
-        return self._run(with_checked(kwargs, ["bias"], self._operations.dual_writes.write(write)))
+        self._expect_arguments(kwargs, ["bias"])
+        return self._run(self._operations.dual_writes.write(write))
 
     def write_import_files(
         self,
@@ -208,16 +202,15 @@ class Methods(CollectionMethods):
         *,
         bias: Bias = "compute",
     ) -> Any:
-        """Write new rows of a corrected collection, with their biases, to Parquet files for a bulk import.
+        """Write new rows, with their biases, to Parquet files for a bulk import.
 
-        Returns the paths. Raises as `insert` does, and UnsupportedOperation if the biases are in a side collection or
-        a job works on the collection.
+        Returns the paths. Raises as `insert` does, and UnsupportedOperation if the biases are in a
+        side collection or a job works on the collection.
         """
-        return self._run(
-            self._operations.writes.write_import_files(
-                collection_name, data, Path(folder), bias, timeout
-            )
+        operation = self._operations.writes.write_import_files(
+            collection_name, data, Path(folder), bias, timeout
         )
+        return self._run(operation)
 
     def delete(
         self,
@@ -232,7 +225,7 @@ class Methods(CollectionMethods):
         deletion = Deletion(collection_name, ids, timeout, filter, partition_name, kwargs)
         return self._run(self._operations.dual_writes.delete(deletion))
 
-    # -- searches and reads -----------------------------------------------------------------------------
+    # -- searches and reads ------------------------------------------------------------------------
 
     def search(
         self,
@@ -260,12 +253,17 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Search as pymilvus does, ranked by the corrected score.
 
-        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of the bias
-        profile. rerank: ranks more raw candidates against the bank or, if it is a QuariReranker, more corrected
-        candidates by its model. candidates: how many; None uses the number of the re-ranker. with_raw_score: hits also
-        have their uncorrected score, as "raw_score". On a field that is not corrected, these have no effect, except
-        that a QuariReranker raises UnsupportedOperation. Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores.
+        profile: name of the bias profile.
+        rerank: ranks more raw candidates against the bank or, if it is a QuariReranker, more
+        corrected candidates by its model.
+        candidates: how many; None uses the number of the re-ranker.
+        with_raw_score: hits also have their uncorrected score, as "raw_score".
+
+        On a field that is not corrected, these have no effect, except that a QuariReranker raises
+        UnsupportedOperation. Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
+        self._expect_arguments(kwargs, OF_SEARCHES)
         question = Question(
             data,
             limit,
@@ -282,8 +280,6 @@ class Methods(CollectionMethods):
             "partition_names": partition_names,
             "anns_field": anns_field,
             "ranker": ranker,
-        }
-        options |= {
             "function_chains": function_chains,
             "search_aggregation": search_aggregation,
             **kwargs,
@@ -293,7 +289,7 @@ class Methods(CollectionMethods):
         operation = self._operations.searches.search(
             collection_name, question, filter, options, ids=ids
         )
-        return self._run(with_checked(kwargs, OF_SEARCHES, operation) if kwargs else operation)
+        return self._run(operation)
 
     def match(
         self,
@@ -313,32 +309,46 @@ class Methods(CollectionMethods):
         progress: Callable[[str, int, int], None] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Match a batch of queries with rows: each row gets a bias that balances the queries against all rows.
+        """Match a batch of queries with rows.
 
-        queries: (m, d). candidates: rows that the index finds for each query, by raw score. with_bank: the stored bank
-        joins the queries, which helps if these ask for some of the rows only. one_to_one: each row goes to at most one
-        query, and limit has no effect. folder: for parts, from which an interrupted call with the same arguments
-        continues. progress: called with the step, and the done and total numbers. Returns `Matches`. Raises
-        MissingExtra without milvus-hubness[jobs], UnreadableFile for parts that cannot be used, and as `search` does.
+        Each row gets a bias that balances the queries against all rows.
+
+        queries: (m, d).
+        candidates: rows that the index finds for each query, by raw score.
+        with_bank: the stored bank joins the queries, which helps if these ask for some of the rows
+        only.
+        one_to_one: each row goes to at most one query, and limit has no effect.
+        folder: for parts, from which an interrupted call with the same arguments continues.
+        progress: called with the step, and the done and total numbers.
+
+        Returns `Matches`. Raises MissingExtra without milvus-hubness[jobs], UnreadableFile for
+        parts that cannot be used, and as `search` does.
         """
         from milvus_hubness.milvus.client.matching import match
 
-        search = {
+        own_options = ("candidates", "with_bank", "one_to_one", "folder", "progress")
+        self._expect_arguments(kwargs, own_options)
+        options = {
             "search_params": search_params,
             "timeout": timeout,
             "partition_names": partition_names,
             **kwargs,
+            "anns_field": anns_field,
         }
         operation = match(
-            self._operations, collection_name, queries, limit, filter, {**search, "anns_field": anns_field},
-            candidates=candidates, with_bank=with_bank, one_to_one=one_to_one,
-            folder=Path(folder) if folder else None, progress=progress,
-        )  # fmt: skip
-        return self._run(
-            with_checked(
-                kwargs, ["candidates", "with_bank", "one_to_one", "folder", "progress"], operation
-            )
+            self._operations,
+            collection_name,
+            queries,
+            limit,
+            filter,
+            options,
+            candidates=candidates,
+            with_bank=with_bank,
+            one_to_one=one_to_one,
+            folder=Path(folder) if folder else None,
+            progress=progress,
         )
+        return self._run(operation)
 
     def query(
         self,
@@ -352,16 +362,14 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Query as pymilvus does."""
         options = {
+            "ids": ids,
             "output_fields": output_fields,
             "timeout": timeout,
             "partition_names": partition_names,
             **kwargs,
         }
-        return self._run(
-            self._operations.reads.read(
-                Ask("query", (collection_name, filter), {"ids": ids, **options})
-            )
-        )
+        request = Ask("query", (collection_name, filter), options)
+        return self._run(self._operations.reads.read(request))
 
     def get(
         self,
@@ -379,7 +387,8 @@ class Methods(CollectionMethods):
             "partition_names": partition_names,
             **kwargs,
         }
-        return self._run(self._operations.reads.read(Ask("get", (collection_name, ids), options)))
+        request = Ask("get", (collection_name, ids), options)
+        return self._run(self._operations.reads.read(request))
 
     def hybrid_search(
         self,
@@ -397,24 +406,16 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Search as pymilvus's hybrid_search does, with corrected scores on corrected fields.
 
-        If the server cannot weigh a corrected field in the user's metric, the client sends the requests one by one and
-        merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a ranker other than
-        RRFRanker and WeightedRanker.
+        If the server cannot weigh a corrected field in the user's metric, the client sends the
+        requests one by one and merges the answers as Milvus does. Raises UnsupportedOperation if
+        that needs groups, or a ranker other than RRFRanker and WeightedRanker.
         """
+        self._expect_arguments(kwargs, OF_SEARCHES)
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
-        arguments = (
-            collection_name,
-            reqs,
-            ranker,
-            limit,
-            output_fields,
-            options,
-            strength,
-            profile,
+        operation = self._operations.searches.hybrid_search(
+            collection_name, reqs, ranker, limit, output_fields, options, strength, profile
         )
-        return self._run(
-            with_checked(kwargs, OF_SEARCHES, self._operations.searches.hybrid_search(*arguments))
-        )
+        return self._run(operation)
 
     @property
     def hubness_samples(self) -> Sampled:

@@ -33,20 +33,23 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 class CorrectionConfig:
     """The correction of a vector field of a new collection.
 
-    bank: (m, d) reference queries. estimator: one that needs no gallery, as the collection is empty; a later
-    refresh can use any other. target_bank: reference items. anns_field: by default the only vector field.
-    bank_collection: by default <collection>__bank, for a field after the first <collection>__bank_<field>.
-    strength: w of searches that name none. profiles: number of bias profiles that the stored rows have room for.
     Raises as QueryBank does, and InvalidInput for a path and for anything but an estimator.
     """
 
     bank: BankLike
+    """Reference queries, (m, d)."""
     estimator: Estimator = field(default_factory=lambda: NNN(16))
+    """One that needs no gallery, as the collection is empty; a later refresh can use any other."""
     target_bank: BankLike | None = None
+    """Reference items."""
     anns_field: str | None = None
+    """By default the only vector field."""
     bank_collection: str | None = None
+    """By default <collection>__bank, and <collection>__bank_<field> for a field after the first."""
     strength: float = 1.0
+    """w of searches that name none."""
     profiles: int = 1
+    """The number of bias profiles that the stored rows have room for."""
 
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
@@ -57,13 +60,18 @@ class CorrectionConfig:
 def schema_and_indexes(
     arguments: Mapping[str, Any],
 ) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
-    """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection. For the quick form,
-    the schema and the index are those that pymilvus would create. Raises InvalidParameter."""
+    """Return the schema, the indexes and the further arguments of MilvusClient.create_collection.
+
+    For the quick form, the schema and the index are those that pymilvus would create. Raises
+    InvalidParameter.
+    """
     further = dict(arguments)
     quick = {name: further.pop(name) for name in QUICK_FORM}
-    schema, index = further.pop("schema"), further.pop("index_params")
+    schema = further.pop("schema")
+    index = further.pop("index_params")
     if schema is not None:
         return schema, index or IndexParams(), further
+
     kinds = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
     kind = quick["id_type"]
     kind = kinds.get(kind) if isinstance(kind, str) else kind
@@ -71,6 +79,7 @@ def schema_and_indexes(
         raise InvalidParameter(f'id_type is "int" or "string", got {quick["id_type"]!r}')
     if quick["dimension"] is None:
         raise InvalidParameter("a new collection needs a dimension or a schema: pass one of them")
+
     schema = MilvusClient.create_schema(
         auto_id=quick["auto_id"], enable_dynamic_field=further.pop("enable_dynamic_field", True)
     )
@@ -79,6 +88,7 @@ def schema_and_indexes(
     schema.add_field(quick["primary_field_name"], kind, is_primary=True, **limits)
     schema.add_field(quick["vector_field_name"], DataType.FLOAT_VECTOR, dim=quick["dimension"])
     schema.verify()
+
     index = IndexParams()
     index.add_index(
         quick["vector_field_name"], index_type="AUTOINDEX", metric_type=quick["metric_type"]
@@ -88,11 +98,13 @@ def schema_and_indexes(
 
 @dataclass(frozen=True, eq=False)
 class NewField:
-    """A corrected field of a collection to be created. state: returns its state, given its saved bank."""
+    """A corrected field of a collection to be created."""
 
     name: str
     save_bank: Callable[[Store], tuple[BankReference, Made]]
+    """Saves its bank in a store."""
     state: Callable[[BankReference], CollectionState]
+    """Returns its state, given its saved bank."""
 
 
 def new_fields(
@@ -101,7 +113,10 @@ def new_fields(
     schema: CollectionSchema,
     index: IndexParams,
 ) -> list[NewField]:
-    """Return the fields to correct in a collection of this schema, each with its fitted bank. Raises InvalidInput."""
+    """Return the fields to correct in a collection of this schema, each with its fitted bank.
+
+    Raises InvalidInput if they cannot be corrected.
+    """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
     vector_fields = {
@@ -141,15 +156,22 @@ def _new_field(
     index: Mapping[str, Any],
     suffix: str,
 ) -> NewField:
-    """Fit the bank of a field. The mean bias is 0 until the first full refresh, as the collection has no rows yet.
-    Under L2 the layout's constants, which stay, are measured on the target bank's items, or else on the queries, since
-    vectors near each other have similar lengths."""
+    """Fit the bank of a field.
+
+    The mean bias is 0 until the first full refresh, as the collection has no rows yet. Under L2 the
+    layout's constants, which stay, are measured on the target bank's items, or else on the queries,
+    since vectors near each other have similar lengths.
+    """
     if config.estimator.needs_gallery:
         raise InvalidInput(
-            f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
-            "begin with NNN or an estimator with an absolute tau, and refresh once it has rows"
+            f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no "
+            "rows yet: begin with NNN or an estimator with an absolute tau, and refresh once it "
+            "has rows"
         )
-    dim, dtype = int(field.params["dim"]), milvus_schema.DTYPES[field.dtype]
+
+    dim = int(field.params["dim"])
+    dtype = milvus_schema.DTYPES[field.dtype]
+    # Product quantisation divides a vector into m parts of one length.
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
     vector = VectorField(
@@ -162,7 +184,9 @@ def _new_field(
         multiple_of,
         spread=milvus_schema.bias_spread(vector, dim, vector.metric),
     )
-    bank, targets = QueryBank.of(config.bank), optional_bank(config.target_bank)
+
+    bank = QueryBank.of(config.bank)
+    targets = optional_bank(config.target_bank)
     bank.expect_dim(dim, "the field")
     layout = measured_on(
         layout,
@@ -198,8 +222,10 @@ def _new_field(
 
 
 def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) -> IndexParams:
-    """Return the indexes that the server builds: corrected fields have the metric IP. Raises InvalidParameter if the
-    metric of a field differs from the metric of its correction."""
+    """Return the indexes that the server builds: corrected fields have the metric IP.
+
+    Raises InvalidParameter if the metric of a field differs from the metric of its correction.
+    """
     served = IndexParams()
     for params in index:
         configs = dict(params.get_index_configs())
@@ -209,7 +235,8 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
             metric = str(configs.get("metric_type") or state.metric).upper()
             if metric != state.metric:
                 raise InvalidParameter(
-                    f"field {params.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
+                    f"field {params.field_name!r} was corrected for {state.metric}: its index "
+                    f"cannot take {metric}"
                 )
             configs["metric_type"] = "IP"
         served.add_index(

@@ -50,13 +50,15 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 Row = dict[str, Any]
 Key = int | str
 
+# A server answers in key order to a request with these.
 _IN_KEY_ORDER = {ITERATOR_FIELD: "True", REDUCE_STOP_FOR_BEST: "True"}
+# Arguments of iterators that one query, or one search, does not take.
 _NOT_OF_QUERY = ("batch_size", "limit", OFFSET, ITERATOR_SESSION_CP_FILE)
 _NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_filter_func")
 
 
 class CorrectedIterator:
-    """An iterator of pymilvus that converts its pages; all methods but `next` are those of pymilvus."""
+    """An iterator of pymilvus that converts its pages; other methods are those of pymilvus."""
 
     def __init__(self, iterator: Any, page_out: Callable[[Any], Any]) -> None:
         self._iterator = iterator
@@ -85,10 +87,15 @@ class Pages:
     def query_iterator(
         self, collection: str, output_fields: list[str] | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """Open a query_iterator whose rows have the user's form. options: its further arguments, by name."""
+        """Open a query_iterator whose rows have the user's form.
+
+        options: its further arguments, by name.
+        """
         cached = yield from self._states.read_again(collection, options["timeout"])
         fields = cached.reading.fields(output_fields)
         further = {**options, "output_fields": fields.requested}
+
+        # pymilvus skips rows by one request, which cannot skip more rows than a page has.
         to_skip = further.get(OFFSET, 0)
         takes_pages = isinstance(to_skip, int) and to_skip > query_iterator.MAX_BATCH_SIZE
         if takes_pages:
@@ -111,9 +118,13 @@ class Pages:
     def search_iterator(
         self, collection: str, question: Question, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """Open a search_iterator, by the corrected score if the field is corrected. options: its further arguments, by
-        name. Raises UnsupportedOperation if candidates would be re-ranked."""
-        data, output_fields = question.data, question.output_fields
+        """Open a search_iterator, by the corrected score if the field is corrected.
+
+        options: its further arguments, by name. Raises UnsupportedOperation if candidates would be
+        re-ranked.
+        """
+        data = question.data
+        output_fields = question.output_fields
         cached = yield from self._states.read_again(collection, options["timeout"])
         further = {
             **options,
@@ -122,6 +133,7 @@ class Pages:
         }
         if not cached.states:
             return with_escaped_keys((yield Ask("search_iterator", (collection, data), further)))
+
         expect_whole_hits(output_fields, cached.states, options)
         state = cached.searched(options["anns_field"])
         if state is None:
@@ -129,6 +141,7 @@ class Pages:
             further = {**cached.uncorrected(further), "output_fields": fields.requested}
             answer = partial(cached.reading.hits_out, fields=fields)
             return (yield from _opened(collection, data, further, answer))
+
         data = without_tensors(data)
         question = replace(question, data=data)
         rounding = {"round_decimal": question.round_decimal}
@@ -137,12 +150,16 @@ class Pages:
             question = replace(question, strength=self._searches.strength)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
+
         options = {**options, "anns_field": state.searched_field}
         request = yield from self._ordered(collection, cached.key_field, rewrite, question, options)
         further |= options
-        further |= {"output_fields": request.output_fields, "search_params": request.search_params}
-        further |= {"round_decimal": -1, **request.options}
+        further["output_fields"] = request.output_fields
+        further["search_params"] = request.search_params
         further["search_params"]["metric_type"] = state.codec.served_metric
+        # The client rounds, after it has converted the scores.
+        further["round_decimal"] = -1
+        further |= request.options
         return (yield from _opened(collection, request.data, further, request.answer))
 
     def _ordered(
@@ -153,15 +170,16 @@ class Pages:
         question: Question,
         options: Mapping[str, Any],
     ) -> Operation[SearchRequest]:
-        """Return the request for all rows in one order; a gate chooses it by the raw nearest row."""
+        """Return the request for all rows in one order, which a gate chooses by the nearest row."""
         if rewrite.ranks_candidates(question):
             raise UnsupportedOperation(
-                f"search_iterator cannot follow the corrected order of {collection!r}: its biases are "
-                "outside the vectors, so candidates are re-ranked within one answer: call search() with a larger "
-                "limit, iterate with strength=0, or migrate the collection"
+                f"search_iterator cannot follow the corrected order of {collection!r}: its biases "
+                "are outside the vectors, so candidates are re-ranked within one answer: call "
+                "search() with a larger limit, iterate with strength=0, or migrate the collection"
             )
         if not rewrite.is_gated(question):
             return rewrite.ask(question)
+
         bank = yield from self._biases.bank(collection, rewrite.state, rewrite.profile(question))
         raw = rewrite.ask(replace(question, strength=0.0))
         args = (collection, raw.data, options["filter"] or "", 1, [key_field], raw.search_params)
@@ -169,34 +187,39 @@ class Pages:
         nearest = yield Ask("search", args, further)
         if not any(hit.id in bank.activated for hits in nearest for hit in hits):
             return raw
-        opened = rewrite.profile(question).model_copy(update={"gate": None})
-        return replace(rewrite, state=rewrite.state.with_profile(opened, question.profile)).ask(
-            question
-        )
+
+        without_gate = rewrite.profile(question).model_copy(update={"gate": None})
+        state = rewrite.state.with_profile(without_gate, question.profile)
+        return replace(rewrite, state=state).ask(question)
 
     def _key_at(
-        self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
+        self, collection: str, key_field: str, number: int, options: Mapping[str, Any]
     ) -> Operation[Key | None]:
-        """Return the key of the row at this place in key order, counted from 1, or else the last key."""
+        """Return the key of the row of this number in key order, from 1, or else the last key."""
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
         rows = Ask("query", (collection,), further)
         last: Key | None = None
-        while place > 0:
-            page = yield from self.page(
-                rows, key_field, last, min(place, query_iterator.MAX_BATCH_SIZE), [key_field]
-            )
+        remaining = number
+        while remaining > 0:
+            size = min(remaining, query_iterator.MAX_BATCH_SIZE)
+            page = yield from self.page(rows, key_field, last, size, [key_field])
             if not page:
                 break
-            place, last = place - len(page), page[-1][key_field]
+            remaining -= len(page)
+            last = page[-1][key_field]
         return last
 
     def begin(self, rows: Ask) -> Operation[tuple[Ask, str]]:
-        """Wait until the pages of the query `rows` show every row that was inserted before. Returns the query, fixed to
-        one moment if the server reports it, and the name of the key field."""
+        """Wait until the pages of the query `rows` show every row that was inserted before.
+
+        Returns the query, fixed to one moment if the server reports it, and the name of the key
+        field.
+        """
         description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])
-        # Pages have the consistency level of the collection, not of the request; they show what this strongly
-        # consistent query has shown.
+
+        # Pages have the consistency level of the collection, not of the request; they show what
+        # this strongly consistent query has shown.
         options = {
             "consistency_level": "Strong",
             **rows.options,
@@ -217,12 +240,24 @@ class Pages:
         size: int,
         output_fields: list[str] | None,
     ) -> Operation[list[Row]]:
-        """Return at most `size` rows in key order after the key `behind`; more rows may follow a short page."""
-        condition = rows.options["filter"]
-        cursor = "" if behind is None else f"{key_field} > {literal(behind)}"
-        where = " and ".join(filter(None, [cursor, condition and f"({condition})"]))
-        page = {**_IN_KEY_ORDER, "filter": where, "limit": size, "output_fields": output_fields}
-        answer = yield from self._reads.read(Ask("query", rows.args, {**rows.options, **page}))
+        """Return at most `size` rows in key order after the key `behind`.
+
+        More rows may follow a short page.
+        """
+        conditions = []
+        if behind is not None:
+            conditions.append(f"{key_field} > {literal(behind)}")
+        if rows.options["filter"]:
+            conditions.append(f"({rows.options['filter']})")
+        options = {
+            **rows.options,
+            **_IN_KEY_ORDER,
+            "filter": " and ".join(conditions),
+            "limit": size,
+            "output_fields": output_fields,
+        }
+        answer = yield from self._reads.read(Ask("query", rows.args, options))
+
         # Milvus 2.3 returns fewer rows if keys have duplicates, and more rows from several shards.
         by_key = {row[key_field]: row for row in answer}
         if list(by_key) != sorted(by_key):
@@ -233,11 +268,13 @@ class Pages:
 def _opened(
     collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
 ) -> Operation[Any]:
+    """Open a search_iterator of pymilvus, whose pages `answer` converts."""
 
     def answered(hits: Any) -> Any:
         with refusing():
             return answer([hits])[0]
 
+    # The user's function is to see the user's hits, and pymilvus calls it before a page is out.
     choose = arguments["external_filter_func"]
     if choose is not None:
         arguments = {**arguments, "external_filter_func": lambda hits: choose(answered(hits))}
@@ -262,8 +299,11 @@ class _Cut(list[Any]):
 
 
 class AsyncQueryIterator:
-    """MilvusClient.query_iterator for asyncio: rows page by page, in key order, also to tasks that share an iterator. A
-    page may have fewer than `batch_size` rows although more follow; an empty page is the end."""
+    """MilvusClient.query_iterator for asyncio: rows page by page, in key order.
+
+    Tasks may share an iterator. A page may have fewer than `batch_size` rows although more follow;
+    an empty page is the end.
+    """
 
     def __init__(
         self,
@@ -279,15 +319,15 @@ class AsyncQueryIterator:
         if filter is not None and not isinstance(filter, str):
             raise DataTypeNotMatchException(message=ExceptionsMessage.ExprType % type(filter))
         if not 0 < batch_size <= query_iterator.MAX_BATCH_SIZE:
-            raise ParamError(
-                message=f"batch size must be between 1 and {query_iterator.MAX_BATCH_SIZE}, got {batch_size}"
-            )
+            most = query_iterator.MAX_BATCH_SIZE
+            raise ParamError(message=f"batch size must be between 1 and {most}, got {batch_size}")
         if arguments.get(ITERATOR_SESSION_CP_FILE) is not None:
             raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
         if filter and "element_filter" in filter.lower():
             raise UnsupportedOperation(
                 "a query iterator for asyncio gives whole rows, not their elements"
             )
+
         self._pages = pages
         self._run = run
         self._to_skip = int(arguments.pop(OFFSET, 0))
@@ -301,17 +341,22 @@ class AsyncQueryIterator:
         self._turn = asyncio.Lock()
 
     async def next(self) -> list[Row]:
-        """Return the next page; empty at the end and after `close`. Raises as MilvusClient.query does, and StoreError
-        if the server does not answer in key order. A call after an error continues at the failed page."""
+        """Return the next page; empty at the end and after `close`.
+
+        Raises as MilvusClient.query does, and StoreError if the server does not answer in key
+        order. A call after an error continues at the failed page.
+        """
         async with self._turn:
             if self._closed:
                 return []
             if not self._key_field:
                 self._rows, self._key_field = await self._run(self._pages.begin(self._rows))
-            while self._to_skip > 0 and (
-                skipped := await self._page(self._to_skip, [self._key_field])
-            ):
+            while self._to_skip > 0:
+                skipped = await self._page(self._to_skip, [self._key_field])
+                if not skipped:
+                    break
                 self._to_skip -= len(skipped)
+
             if self._left is None:
                 return await self._page(self._batch_size, self._output_fields)
             page = await self._page(self._left, self._output_fields)
@@ -334,22 +379,19 @@ class AsyncQueryIterator:
     async def _page(self, size: int, output_fields: list[str] | None) -> list[Row]:
         if size <= 0:
             return []
-        page: list[Row] = await self._run(
-            self._pages.page(
-                self._rows,
-                self._key_field,
-                self._behind,
-                min(size, self._batch_size),
-                output_fields,
-            )
-        )
+        size = min(size, self._batch_size)
+        operation = self._pages.page(self._rows, self._key_field, self._behind, size, output_fields)
+        page: list[Row] = await self._run(operation)
         if page:
             self._behind = page[-1][self._key_field]
         return page
 
 
 class Operations:
-    """The operations of a client: parts over one cache of collection states. Raises InvalidParameter."""
+    """The operations of a client, by subject, over one cache of collection states.
+
+    Raises InvalidParameter for an invalid strength or TTL.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _SENT_IN_PARTS = "a request on %r exceeds a limit of the server (%s): it was sen
 
 
 def held_for_parts(collection: str) -> HeldErrors:
-    """Return a context that holds back pymilvus's error records of requests that are sent again in parts."""
+    """Return a context that holds back error records of requests that are sent again in parts."""
     return HeldErrors(collection, _SENT_IN_PARTS)
 
 
@@ -38,13 +38,13 @@ def in_two(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
 def write_in_parts(
     write: Write, rows: Sequence[Any], put: Callable[[Any], Operation[dict[str, Any]]]
 ) -> Operation[dict[str, Any]]:
-    """Write rows by `put`, in order, in as few parts as the server takes, and return one answer for all of them.
+    """Write rows by `put`, in order, in as few parts as the server takes; return one answer.
 
     Raises PartialWrite if a later part fails, and the error of pymilvus if the first one does.
     """
     answers: list[dict[str, Any]] = []
     row_count = 0
-    waiting = [rows]
+    waiting = [rows]  # The next part is at the end.
 
     with held_for_parts(write.collection) as held:
         while waiting:
@@ -68,9 +68,10 @@ def _stopped_at(
 ) -> PartialWrite:
     again = "upsert" if write.method == "insert" else write.method
     failed = PartialWrite(
-        f"the first {row_count:,} of {total:,} rows were written to {write.collection!r}; the rows with their biases "
-        f"exceed what the server takes at once, so they were sent in parts, and the next part failed: {error}. "
-        f"Write the rows from number {row_count} on again, by {again}, as some of them may have arrived"
+        f"the first {row_count:,} of {total:,} rows were written to {write.collection!r}; the rows "
+        "with their biases exceed what the server takes at once, so they were sent in parts, and "
+        f"the next part failed: {error}. Write the rows from number {row_count} on again, by "
+        f"{again}, as some of them may have arrived"
     )
     failed.row_count = row_count
     failed.answer = joined_answers(answers)
@@ -78,16 +79,19 @@ def _stopped_at(
 
 
 def joined_answers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answers to the parts of a write as one: counts and costs are added, lists of keys joined."""
+    """Return the answers to the parts of a write as one, with the sums of counts and all keys."""
     if len(answers) == 1:
         return answers[0]
+
     joined: dict[str, Any] = OmitZeroDict(answers[0])
     for answer in answers[1:]:
         for name, value in answer.items():
-            before = joined.get(name)
-            joined[name] = value if before is None else _added(before, value)
+            so_far = joined.get(name)
+            joined[name] = value if so_far is None else _added(so_far, value)
     return joined
 
 
-def _added(before: Any, value: Any) -> Any:
-    return before + value if isinstance(value, int | float) else [*before, *value]
+def _added(so_far: Any, value: Any) -> Any:
+    if isinstance(value, int | float):
+        return so_far + value
+    return [*so_far, *value]

@@ -23,12 +23,17 @@ from milvus_hubness.milvus.store.banks import Sample, SamplesOf
 BUFFERED = 1_000
 """Largest number of waiting samples; further samples are dropped."""
 BATCH = 200
+"""Number of waiting samples that are written at once."""
 FLUSH_SECONDS = 2.0
+"""Longest time until fewer samples are written."""
 WRITE_SECONDS = 5.0
+"""Time limit of a write."""
 REST_SECONDS = 60.0
 """Time for which samples of a collection are dropped after a failed write to it, in seconds."""
 CLOSE_SECONDS = 2.0
+"""Longest wait of a client that closes, until the waiting samples are written."""
 NUMBER_BITS = 52
+"""Bits of a sample's random number."""
 
 Write = Callable[[SamplesOf, Sequence[Sample]], None]
 """Writes samples of a collection."""
@@ -36,26 +41,35 @@ Write = Callable[[SamplesOf, Sequence[Sample]], None]
 
 @dataclass(frozen=True)
 class Sampled:
-    """Counts of sampled queries: stored, dropped because they could not be stored, and still waiting."""
+    """Counts of sampled queries."""
 
     stored: int
     dropped: int
+    """Those that could not be stored."""
     waiting: int
+    """Those that are still to be stored."""
 
 
 class Sampler:
-    """Samples live queries at the rates of the online banks, and stores them from one thread, which runs while samples
-    wait. Samples not stored are dropped."""
+    """Samples live queries at the rates of the online banks.
+
+    One thread stores them, which runs while samples wait. Samples that it cannot store are dropped.
+    """
 
     def __init__(self, write: Write) -> None:
         self._write_samples = write
         self._gaps: dict[tuple[str, str, float], int] = {}
+        """How many queries to skip before the next sample, by bank and rate."""
         self._resting: dict[SamplesOf, float] = {}
+        """Until when samples of a collection are dropped, after a failed write."""
         self._waiting: list[tuple[SamplesOf, Sample]] = []
-        self._stored = self._dropped = 0
+        self._stored = 0
+        self._dropped = 0
+
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._closing = self._is_writing = False
+        self._closing = False
+        self._is_writing = False
 
     def offer(
         self, online_bank: OnlineBank, owner: CollectionId, state: CollectionState, queries: Any
@@ -65,13 +79,17 @@ class Sampler:
             target = SamplesOf(online_bank.helper, owner)
             rate = online_bank.rate
             name = (online_bank.samples_collection, online_bank.profile, rate)
-            gap, count = self._gaps.get(name), len(queries)
-            gap = _gap(rate) if gap is None else gap
+            gap = self._gaps.get(name)
+            if gap is None:
+                gap = _gap(rate)
+
+            count = len(queries)
             while gap < count:
                 self._take(target, online_bank, state, queries[gap])
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
+            # The search was answered: no fault of a sample may fail it.
             self._dropped += 1
             log.warning("a query of %r was not sampled: %s", online_bank.samples_collection, error)
 
@@ -81,7 +99,10 @@ class Sampler:
             return Sampled(self._stored, self._dropped, len(self._waiting))
 
     def discard(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Drop the waiting samples before `write` changes its destination; wait at most `seconds` for a write."""
+        """Drop the waiting samples before `write` changes its destination.
+
+        Waits at most `seconds` for a write in progress.
+        """
         with self._changed:
             self._dropped += len(self._waiting)
             self._waiting = []
@@ -141,7 +162,9 @@ class Sampler:
                 self._changed.wait_for(
                     lambda: len(self._waiting) >= BATCH or self._closing, FLUSH_SECONDS
                 )
-            batch, self._waiting = self._waiting, []
+
+            batch = self._waiting
+            self._waiting = []
             if not batch:
                 self._thread = None
             self._is_writing = bool(batch)
@@ -151,7 +174,8 @@ class Sampler:
         try:
             try:
                 self._write_samples(target, samples)
-            except Exception:  # Milvus Lite closes connections that were idle for half a minute.
+            except Exception:
+                # Milvus Lite closes connections that were idle for half a minute.
                 time.sleep(0.1)
                 self._write_samples(target, samples)
         except Exception as error:
@@ -170,7 +194,10 @@ class Sampler:
 def online_banks_in(
     properties: Mapping[str, str], collection: str
 ) -> dict[tuple[str, str], OnlineBank]:
-    """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
+    """Return the online banks, by field and profile.
+
+    There are none if their record is broken, so that searches continue.
+    """
     try:
         online = OnlineBanks.read(properties, collection) or OnlineBanks()
         return {(bank.field, bank.profile): bank for bank in online.banks}
@@ -180,5 +207,10 @@ def online_banks_in(
 
 
 def _gap(rate: float) -> int:
-    """Return how many queries to skip before the next sample; the number is geometrically distributed."""
-    return 0 if rate >= 1 else int(math.log(1.0 - random.random()) / math.log1p(-rate))
+    """Return how many queries to skip before the next sample.
+
+    The number is geometrically distributed, as if each query were drawn by itself.
+    """
+    if rate >= 1:
+        return 0
+    return int(math.log(1.0 - random.random()) / math.log1p(-rate))

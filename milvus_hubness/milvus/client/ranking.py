@@ -1,7 +1,8 @@
 """Hybrid search and learned re-rankers: several result lists become one. No I/O.
 
-Milvus merges by rank, or by weighted scores that it first normalises by metric. It would weigh a field wrongly whose
-index has the metric IP while the user's metric is COSINE or L2: the client merges such answers by the user's metric.
+Milvus merges by rank, or by weighted scores that it first normalises by metric. It would weigh a
+field wrongly whose index has the metric IP while the user's metric is COSINE or L2: the client
+merges such answers by the user's metric.
 """
 
 from __future__ import annotations
@@ -31,38 +32,52 @@ from milvus_hubness.milvus.client.rewrite import (
 )
 
 SIMILARITIES = frozenset({"IP", "COSINE", "BM25", "MHJACCARD"})
+"""The metrics under which a greater score is better."""
 DEFAULT_RRF_K = 60
 
 
 @dataclass(frozen=True)
 class Ranker:
-    """The merge strategy of a hybrid search: "rrf", "weighted", or another one that only the server can apply."""
+    """How a hybrid search merges answers."""
 
     strategy: str
+    """`rrf`, `weighted`, or another one that only the server can apply."""
     weights: tuple[float, ...] = ()
+    """The weight of each answer, if the strategy is `weighted`."""
     normalise: bool = True
+    """Whether scores are first brought to the range from 0 to 1."""
     k: float = DEFAULT_RRF_K
+    """The constant of reciprocal rank fusion."""
 
     @classmethod
     def of(cls, ranker: Any) -> Ranker:
         """Read pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
         if hasattr(ranker, "dict"):
             result = ranker.dict()
-            strategy, params, normalise = result["strategy"], result["params"], True
+            strategy = result["strategy"]
+            params = result["params"]
+            normalise = True
         else:
             params = dict(getattr(ranker, "params", None) or {})
-            strategy, normalise = str(params.get("reranker", "")).lower(), False
+            strategy = str(params.get("reranker", "")).lower()
+            normalise = False
+
         weights = params.get("weights", ())
+        if isinstance(weights, str):
+            weights = json.loads(weights)
         return cls(
             strategy,
-            tuple(map(float, json.loads(weights) if isinstance(weights, str) else weights)),
+            tuple(map(float, weights)),
             bool(params.get("norm_score", normalise)),
             float(params.get("k", DEFAULT_RRF_K)),
         )
 
 
 def require_profile(profile: str | None, states: Sequence[CollectionState]) -> None:
-    """Raises InvalidInput if none of these fields has the profile; one without it is searched by its active profile."""
+    """Raises InvalidInput if none of these fields has the profile.
+
+    A field without it is searched by its active profile.
+    """
     if profile is None or not states or any(profile in state.profiles for state in states):
         return
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
@@ -71,8 +86,11 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
 
 
 def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) -> bool:
-    """Whether the client must merge the answers, because the server cannot. corrected: the requests on corrected
-    fields. Raises UnsupportedOperation if the client cannot merge them either."""
+    """Whether the client must merge the answers, because the server cannot.
+
+    corrected: the requests on corrected fields. Raises UnsupportedOperation if the client cannot
+    merge them either.
+    """
     in_products = all(rewrite.state.metric == "IP" for rewrite, _ in corrected)
     in_one_request = all(
         not rewrite.codec.needs_candidates
@@ -84,8 +102,9 @@ def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) ->
         return False
     if ranker.strategy not in ("rrf", "weighted"):
         raise UnsupportedOperation(
-            f"the ranker {ranker.strategy!r} runs on the server only, which has other scores for corrected "
-            "fields of metric COSINE or L2, or with biases outside them: use RRFRanker or WeightedRanker"
+            f"the ranker {ranker.strategy!r} runs on the server only, which has other scores for "
+            "corrected fields of metric COSINE or L2, or with biases outside them: use RRFRanker "
+            "or WeightedRanker"
         )
     return True
 
@@ -110,13 +129,15 @@ def merge(
     page: slice,
     round_decimal: int = -1,
 ) -> Any:
-    """Merge the answers to several requests into the first one, in place, and return it. metrics: of each answer.
+    """Merge the answers to several requests into the first one, in place, and return it.
 
-    A weighted ranker without normalisation leaves scores as they are, but reverses L2 distances if other answers have
-    similarities. Raises InvalidInput if the numbers of weights and requests differ.
+    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but
+    reverses L2 distances if other answers have similarities. Raises InvalidInput if the numbers of
+    weights and requests differ.
     """
     if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
         raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
+
     conversions, ascending = _score_conversions(ranker, metrics)
     for number, first in enumerate(answers[0]):
         scores: dict[Any, float] = {}
@@ -129,9 +150,11 @@ def merge(
                 else:
                     share = ranker.weights[i] * conversions[i](hit["distance"])
                 scores[hit.id] = scores.get(hit.id, 0.0) + share
-        best = sorted(scores, key=lambda key: (scores[key] if ascending else -scores[key], key))[
-            page
-        ]
+
+        # Milvus too orders equal scores by key.
+        sign = 1 if ascending else -1
+        in_order = sorted((sign * score, key) for key, score in scores.items())
+        best = [key for _, key in in_order[page]]
         keep(first, [by_key[key] for key in best])
         rescore(first, [scores[key] for key in best], round_decimal)
     return answers[0]
@@ -140,14 +163,20 @@ def merge(
 def _score_conversions(
     ranker: Ranker, metrics: Sequence[str]
 ) -> tuple[list[Callable[[float], float]], bool]:
-    """Return the conversion of each answer's scores for a weighted sum, and whether small sums are best."""
+    """Return the conversion of each answer's scores for a weighted sum.
+
+    Also returns whether small sums are best.
+    """
     if ranker.strategy == "weighted" and not ranker.normalise and SIMILARITIES.isdisjoint(metrics):
         return [float] * len(metrics), True
+
     conversions = _NORMALISED if ranker.normalise else _UNCHANGED
-    return [
-        conversions.get(metric, lambda distance: 1 - 2 * math.atan(distance) / math.pi)
-        for metric in metrics
-    ], False
+    return [conversions.get(metric, _similarity_of) for metric in metrics], False
+
+
+def _similarity_of(distance: float) -> float:
+    """Return a similarity from 0 to 1 for a distance, as Milvus computes it."""
+    return 1 - 2 * math.atan(distance) / math.pi
 
 
 # Milvus Lite reports BM25 scores with the sign reversed; BM25 itself is never negative.
@@ -166,17 +195,20 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 def reranked(
     rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorrected
 ) -> SearchRequest:
-    """Return the search request that answers a question for its re-ranker: derived queries, or candidates to rank.
+    """Return the request that answers a question for its re-ranker.
 
-    Hits that an Adaptive ranks have its score, and greater is better under every metric. A GloballyCorrected ranks raw
-    candidates, which keep their scores. Raises as `Rewrite.ask` does, and DimensionMismatch if an Adaptive is for
+    It has derived queries, or asks for candidates to rank. Hits that an Adaptive ranks have its
+    score, and greater is better under every metric. A GloballyCorrected ranks raw candidates, which
+    keep their scores. Raises as `Rewrite.ask` does, and DimensionMismatch if an Adaptive is for
     vectors of another dimension.
     """
     if isinstance(how, Adaptive):
         how.expect_dim(rewrite.state.dim)
+
     queries = rewrite.queries(question)
     if isinstance(how, Adaptive) and how.direct:
         return rewrite.ask(replace(question, data=how.direct_queries(queries), rerank=None))
+
     fields = rewrite.fields_for(question, with_vector=True)
     limit = question.pool(how)
     for_candidates = replace(
@@ -190,6 +222,7 @@ def reranked(
         rerank=None,
         with_raw_score=False,
     )
+    # The candidates keep their stored vectors, from which `_rank` computes.
     search_request = replace(rewrite, reading=Reading(())).ask(for_candidates)
 
     def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
@@ -208,11 +241,14 @@ def _rank(
     candidates: Any,
 ) -> None:
     """Sort the candidates of each query by their re-ranker and cut them to the page, in place."""
-    layout, vectors = rewrite.codec.layout, [rewrite.vectors_of(hits) for hits in candidates]
+    layout = rewrite.codec.layout
+    vectors = [rewrite.vectors_of(hits) for hits in candidates]
     if isinstance(how, Adaptive):
         adapted = how.scores(queries, vectors)
     elif question.bank is not None:
-        bank, reduced = layout.reduce_queries(question.bank), layout.reduce_queries(queries)
+        bank = layout.reduce_queries(question.bank)
+        reduced = layout.reduce_queries(queries)
+
     for i, hits in enumerate(candidates):
         if not hits:
             continue
@@ -226,7 +262,8 @@ def _rank(
         else:
             items = layout.reduce_items(vectors[i])
             order = how.order(items @ reduced[i], items, bank)[question.page]
-        keep(hits, [hits[place] for place in order])
+
+        keep(hits, [hits[number] for number in order])
         rescore(hits, scores[order], question.round_decimal)
         if question.with_raw_score:
             add_raw_scores(hits, raw[order], question.round_decimal)

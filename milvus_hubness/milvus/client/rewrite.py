@@ -1,4 +1,4 @@
-"""Rewrites searches and their answers for one corrected field. No I/O: clients and the proxy share it."""
+"""Rewrites searches and their answers for one corrected field, in clients and the proxy. No I/O."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.pymilvus_private import ORIGINAL_ROW, unread_columns
 
 RAW_SCORE = "raw_score"
+"""The name of a hit's uncorrected score."""
 MAX_QUERIES = 16_384
 """Largest number of queries in a request to Milvus, unless its configuration has another one."""
 
@@ -40,6 +41,7 @@ SEARCHED_AT_LEAST = ("ef", "search_list")
 Row = MutableMapping[str, Any]
 
 Asking = Callable[[npt.ArrayLike], SearchRequest]
+"""Builds the request of a search for any queries."""
 
 
 @dataclass(slots=True)
@@ -47,23 +49,27 @@ class FieldRequest:
     """The fields to request from the server, and those to remove from the answer."""
 
     requested: list[str] | None
+    """The output_fields of the request."""
     hidden: tuple[str, ...]
+    """The fields to remove."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Decodes the rows of a collection. states: of every corrected field of the collection."""
+    """Decodes the rows of a collection."""
 
     states: tuple[CollectionState, ...]
+    """The states of all its corrected fields."""
 
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
         """Return the fields to request so that vectors can be decoded, and the fields to hide again.
 
-        default_all: no output_fields means every field, as for query and get. An argument that is not a list
-        passes unchanged, so that pymilvus refuses it.
+        default_all: no output_fields means every field, as for query and get. An argument that is
+        not a list passes unchanged, so that pymilvus refuses it.
         """
         if output_fields is not None and not isinstance(output_fields, list):
             return FieldRequest(output_fields, ())
+
         named = list(output_fields or [])
         hidden = tuple(name for name in self._hidden if name not in named)
         if "*" not in named:
@@ -74,30 +80,33 @@ class Reading:
                 for name in codec.decoding_fields
             ]
             named += [name for name in needed if name in hidden]
-        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
+        if named:
+            return FieldRequest(named, hidden)
+        return FieldRequest(["*"] if default_all else output_fields, hidden)
 
     def rows_out(
         self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False
     ) -> None:
-        """Convert rows to the user's form, in place: with the user's vectors, and without the hidden fields.
+        """Convert rows to the user's form, in place: the user's vectors, and no hidden fields.
 
-        strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
-        width than the collection state names.
+        strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored
+        vectors have another width than the collection state names.
         """
         unread = unread_columns(rows)
         raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
         rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
+
         for codec in self._codecs:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
                 continue
-            for row, vector in zip(
-                with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True
-            ):
+            vectors = returned(codec.vectors_of(with_vector), codec.dtype)
+            for row, vector in zip(with_vector, vectors, strict=True):
                 in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
                 row[codec.field] = [vector] if in_list else vector
                 if strict_float32 and codec.dtype == "float32":
                     row[codec.field] = list(np.asarray(vector, np.float32))
+
         for row in rows:
             for name in fields.hidden:
                 row.pop(name, None)
@@ -109,7 +118,9 @@ class Reading:
             if self._columns_out(results[0].lazy_field_data, rows, fields):
                 self.rows_out(rows, fields)
                 return results
-        for hits in results:  # all hits of one query have the same fields
+
+        for hits in results:
+            # All hits of one query have the same fields.
             if hits and not self.changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
@@ -117,20 +128,25 @@ class Reading:
     def _columns_out(
         self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest
     ) -> bool:
-        """Decode vectors of rows that are still in columns of the answer: pymilvus takes them out of these when a row
-        is read. Returns False, and leaves all as it is, if the columns are not those of float32 vectors of all rows."""
+        """Decode vectors of rows that are still in columns of the answer.
+
+        pymilvus takes them out of these when a row is read. Returns False, and leaves all as it is,
+        if the columns are not those of float32 vectors of all rows.
+        """
         columns = {column.field_name: column.vectors for column in unread}
         codecs = [
             codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors
         ]
         if not columns.keys().isdisjoint(fields.hidden) or any(ORIGINAL_ROW in row for row in rows):
             return False
+
         for codec in codecs:
             count = len(columns[codec.field].float_vector.data)
             if count != len(rows) * columns[codec.field].dim or any(
                 row.get(codec.field) is not None for row in rows
             ):
                 return False
+
         for codec in codecs:
             column = columns[codec.field]
             stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
@@ -164,6 +180,7 @@ class Rewrite:
         return self.state.codec
 
     def profile(self, question: Question) -> Profile:
+        """Return the bias profile of a question. Raises InvalidInput."""
         return self.state.profile_of(question.profile)
 
     def strength(self, question: Question) -> float:
@@ -183,22 +200,24 @@ class Rewrite:
         return how is not None and not (isinstance(how, Adaptive) and how.direct)
 
     def expect_answerable(self, question: Question, options: Mapping[str, Any]) -> None:
-        """Raises UnsupportedOperation if the server would rank, sort or group hits by scores other than the answer's.
-        options: further arguments of the search."""
+        """Raises UnsupportedOperation if the server would use scores other than the answer's.
+
+        It does where it ranks, sorts or groups hits. options: further arguments of the search.
+        """
         field = f"of field {self.state.field!r}"
         if first_set(options, ("is_embedding_list",)):
             raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
         if self.ranks_candidates(question):
             if name := first_set(options, (*ORDERED, *GROUPED, *ITERATED)):
                 raise UnsupportedOperation(
-                    f"{name} would see uncorrected scores {field}, as candidates are ranked by the client: "
-                    "search with strength=0 and without rerank, or migrate the collection"
+                    f"{name} would see uncorrected scores {field}, as candidates are ranked by the "
+                    "client: search with strength=0 and without rerank, or migrate the collection"
                 )
         elif self.is_gated(question):
             if name := first_set(options, (*ORDERED, *ITERATED)):
                 raise UnsupportedOperation(
-                    f"{name} {field}, whose searches are gated by the order of scores: search with "
-                    "strength=0, or with a profile that has no gate"
+                    f"{name} {field}, whose searches are gated by the order of scores: search "
+                    "with strength=0, or with a profile that has no gate"
                 )
             if (
                 question.offset
@@ -206,30 +225,37 @@ class Rewrite:
                 and options.get("group_size") not in (None, 1)
             ):
                 raise UnsupportedOperation(
-                    f"group_size with an offset {field}, whose searches are gated: ask for the first page"
+                    f"group_size with an offset {field}, whose searches are gated: ask for the "
+                    "first page"
                 )
         if question.with_raw_score and first_set(options, ("search_aggregation",)):
             raise UnsupportedOperation(
                 "search_aggregation has no room for raw scores: leave with_raw_score out"
             )
+
         if self.codec.served_metric == self.state.metric:
             return
         if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):
             raise UnsupportedOperation(
-                f"{name} computes with scores on the server, which has inner products {field} in place of L2 "
-                "distances: rank the answer in the application, or correct with the biases in fields"
+                f"{name} computes with scores on the server, which has inner products {field} in "
+                "place of L2 distances: rank the answer in the application, or correct with the "
+                "biases in fields"
             )
         if self.state.metric == "COSINE" and normalises_scores(options.get("ranker")):
             raise UnsupportedOperation(
-                f"a ranker with norm_score {field}: the server would normalise inner products in place of "
-                "cosines: leave norm_score out"
+                f"a ranker with norm_score {field}: the server would normalise inner products in "
+                "place of cosines: leave norm_score out"
             )
 
     def queries(self, question: Question) -> Floats:
-        """Return the user's queries, float32 (m, d). Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
+        """Return the user's queries, float32 (m, d).
+
+        Raises DimensionMismatch, NonFiniteVectors, InvalidInput.
+        """
         return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
 
     def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
+        """Return queries (m, d) as they are sent."""
         return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
 
     def apart(self, question: Question) -> list[Question]:
@@ -242,24 +268,28 @@ class Rewrite:
             question.search_params
         ):
             return [replace(question, data=[query]) for query in self.queries(question)]
+
         data: Any = question.data
-        if self.is_gated(question) and len(data) > MAX_QUERIES // 2:
-            starts = range(0, len(data), MAX_QUERIES // 2)
-            return [
-                replace(question, data=data[start : start + MAX_QUERIES // 2]) for start in starts
-            ]
+        at_once = MAX_QUERIES // 2
+        if self.is_gated(question) and len(data) > at_once:
+            starts = range(0, len(data), at_once)
+            return [replace(question, data=data[start : start + at_once]) for start in starts]
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:
-        """Return the one request that answers a search without a re-ranker: corrected or gated. Raises
-        DimensionMismatch, InvalidInput, InvalidParameter."""
+        """Return the one request that answers a search without a re-ranker, corrected or gated.
+
+        Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        """
         if asking := self.asking(question):
             return asking(question.data)
         return self._gated(question)
 
     def asking(self, question: Question) -> Asking | None:
-        """Return a function that builds the request of this question for other data, and raises as `ask` does; None if
-        a gate limits the correction to some queries."""
+        """Return a function that builds the request of this question for other data.
+
+        It raises as `ask` does. Returns None if a gate limits the correction to some queries.
+        """
         strength = self.strength(question)
         if self.is_gated(question):
             return None
@@ -290,33 +320,42 @@ class Rewrite:
         )
 
     def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
-        """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
+        """Return parameters without the metric, with range bounds in the server's scores.
+
+        Raises InvalidParameter for another metric than the field's.
+        """
         if not requested:
             return {}
+
         params = copied(requested)
         metric = params.pop("metric_type", None)
         if metric and str(metric).upper() != self.state.metric:
             raise InvalidParameter(
-                f"metric type not match: expected {self.state.metric}, not {metric} of search_params"
+                f"metric type not match: expected {self.state.metric}, not {metric} of "
+                "search_params"
             )
-        for place in places(params):
+        for mapping in parameters_in(params):
             for name in RANGE_BOUNDS:
-                if place.get(name) is not None:
-                    place[name] = float(self.codec.layout.products(place[name], queries[0]))
+                if mapping.get(name) is not None:
+                    mapping[name] = float(self.codec.layout.products(mapping[name], queries[0]))
         return params
 
     def _gated(self, question: Question) -> SearchRequest:
         """Return one request that has every query twice, raw and corrected."""
-        queries, strength = self.queries(question), self.strength(question)
+        queries = self.queries(question)
+        strength = self.strength(question)
         params = self.search_params(question.search_params, queries)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
-            before, after = results[: len(queries)], results[len(queries) :]
-            self._score(before, queries, 0.0, question)
-            self._score(after, queries, strength, question)
-            nearest = [hits[0].id if hits else None for hits in before]
-            results[:] = gate(before, after, nearest, question.activated)
+            raw = results[: len(queries)]
+            corrected = results[len(queries) :]
+            self._score(raw, queries, 0.0, question)
+            self._score(corrected, queries, strength, question)
+
+            # A query is corrected if its raw nearest row is one that opens the gate.
+            nearest = [hits[0].id if hits else None for hits in raw]
+            results[:] = gate(raw, corrected, nearest, question.activated)
             for hits in results:
                 keep(hits, hits[question.offset :])
             return self.reading.hits_out(results, fields)
@@ -348,11 +387,15 @@ class Rewrite:
                 add_raw_scores(hits, raw, question.round_decimal)
 
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
+        """Return the user's vectors (n, d) of hits that have them."""
         return self.codec.vectors_of([hit["entity"] for hit in hits])
 
 
 def floats_in(array: Any) -> Floats:
-    """Return the numbers of a FloatArray of Milvus's protocol, which has them packed as they are in memory."""
+    """Return the numbers of a FloatArray of Milvus's protocol, which has them as in memory.
+
+    To read them one by one would take many times as long.
+    """
     array.DiscardUnknownFields()
     message = array.SerializeToString()
     return np.frombuffer(message, "<f4", offset=len(message) - 4 * len(array.data))
@@ -361,7 +404,10 @@ def floats_in(array: Any) -> Floats:
 def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
     """Set the numbers of a FloatArray."""
     packed = np.ascontiguousarray(numbers, "<f4")
-    size, length = packed.nbytes, bytearray()
+
+    # The message is a tag, its length in groups of seven bits, and the numbers.
+    size = packed.nbytes
+    length = bytearray()
     while size > 127:
         length.append(size & 127 | 128)
         size >>= 7
@@ -377,19 +423,20 @@ def keep(hits: Any, chosen: list[Any]) -> None:
 
 def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
     """Set the score of each hit, rounded to `round_decimal` decimals unless that is −1."""
-    values = np.asarray(scores, np.float64)
-    hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
+    hits.distances = _rounded(scores, round_decimal).tolist()
     for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
         hit["distance"] = score
 
 
 def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
     """Set the uncorrected score of each hit, rounded to `round_decimal` decimals unless that is −1."""
-    values = np.asarray(scores, np.float64)
-    for hit, score in zip(
-        hits, values.round(round_decimal) if round_decimal >= 0 else values, strict=True
-    ):
+    for hit, score in zip(hits, _rounded(scores, round_decimal), strict=True):
         hit[RAW_SCORE] = float(score)
+
+
+def _rounded(scores: npt.ArrayLike, round_decimal: int) -> npt.NDArray[np.float64]:
+    values = np.asarray(scores, np.float64)
+    return values.round(round_decimal) if round_decimal >= 0 else values
 
 
 def rounded_vectors(vectors: Any, state: CollectionState) -> Any:
@@ -399,13 +446,15 @@ def rounded_vectors(vectors: Any, state: CollectionState) -> Any:
     return rounded(decode(vectors, state.dtype), state.dtype)
 
 
-def places(params: Mapping[str, Any] | None) -> tuple[Any, ...]:
+def parameters_in(params: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """Return the mappings that may have search parameters: the outer one and its "params"."""
     return (params, params.get("params") or {}) if params else ()
 
 
 def _has_bounds(params: Mapping[str, Any] | None) -> bool:
-    return any(place.get(name) is not None for place in places(params) for name in RANGE_BOUNDS)
+    return any(
+        mapping.get(name) is not None for mapping in parameters_in(params) for name in RANGE_BOUNDS
+    )
 
 
 def copied(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -415,9 +464,9 @@ def copied(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Raise the parameters of a graph search to the number of requested hits, in place, and return them."""
-    for place in places(params):
+    """Raise the parameters of a graph search to the number of hits, in place, and return them."""
+    for mapping in parameters_in(params):
         for name in SEARCHED_AT_LEAST:
-            if isinstance(place.get(name), int):
-                place[name] = max(place[name], limit)
+            if isinstance(mapping.get(name), int):
+                mapping[name] = max(mapping[name], limit)
     return params

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,20 @@ from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 KEYS_PER_REQUEST = 8_000
-Kind = tuple[Any, ...]
-"""The part of a search that stays the same when only its data, filter, timeout and the like differ."""
-_Part = tuple[AnnSearchRequest, Question, Rewrite | None]
+"""Keys in the filter of one request to a side collection."""
 MAX_PREPARED = 256
+"""Prepared searches of a collection state; further ones are built for each call."""
+Kind = tuple[Any, ...]
+"""What stays the same when only the data, the filter, the timeout and the like differ."""
+_Part = tuple[AnnSearchRequest, Question, Rewrite | None]
+"""A request of a hybrid search, its question, and the rewrite if its field is corrected."""
 
 
 class Searches:
-    """`search` and `hybrid_search`. strength: w of searches that name none. Raises InvalidParameter."""
+    """`search` and `hybrid_search`.
+
+    strength: w of searches that name none. Raises InvalidParameter for an invalid one.
+    """
 
     def __init__(
         self,
@@ -71,8 +78,9 @@ class Searches:
         *,
         ids: Any = None,
     ) -> Operation[Any]:
-        """Search by the corrected score. options: of MilvusClient.search, by name. ids: of rows to search with.
+        """Search by the corrected score.
 
+        options: of MilvusClient.search, by name. ids: of rows to search with.
         If the request exceeds a limit of the server, because it is larger than the user's, its
         queries are sent in parts.
         """
@@ -88,6 +96,7 @@ class Searches:
                 if cached.searched(options.get("anns_field")) is None:
                     raise
                 held.recovered.append(error)
+
             results: Any = None
             for part in in_two(data):
                 answer = yield from self.search(
@@ -100,19 +109,30 @@ class Searches:
         self, collection: str, question: Question, filter: str, options: Mapping[str, Any], ids: Any
     ) -> Operation[Any]:
         kind = kind_of(question, options) if ids is None else None
-
-        def call(cached: CachedState) -> Operation[Any]:
-            prepared = cached.prepared.get(kind) if kind is not None else None
-            if prepared is None:
-                whole = replace(question, filter=filter, ids=ids)
-                return (yield from self._search(collection, cached, whole, options, kind))
-            search_request = prepared.ask(question.data)
-            results = yield _request(collection, prepared.field, filter, search_request, options)
-            answer = search_request.answer(results)
-            self.sample(cached, prepared.state, question.profile, question.data)
-            return answer
-
+        call = partial(self._search_on, collection, question, filter, options, ids, kind)
         return self._states.retrying(collection, options.get("timeout"), call)
+
+    def _search_on(
+        self,
+        collection: str,
+        question: Question,
+        filter: str,
+        options: Mapping[str, Any],
+        ids: Any,
+        kind: Kind | None,
+        cached: CachedState,
+    ) -> Operation[Any]:
+        """Search by this collection state, by one request if such a search was prepared."""
+        prepared = cached.prepared.get(kind) if kind is not None else None
+        if prepared is None:
+            whole = replace(question, filter=filter, ids=ids)
+            return (yield from self._search(collection, cached, whole, options, kind))
+
+        search_request = prepared.ask(question.data)
+        results = yield _request(collection, prepared.field, filter, search_request, options)
+        answer = search_request.answer(results)
+        self.sample(cached, prepared.state, question.profile, question.data)
+        return answer
 
     def _search(
         self,
@@ -122,18 +142,22 @@ class Searches:
         options: Mapping[str, Any],
         kind: Kind | None,
     ) -> Operation[Any]:
-        """Search in as many steps as needed, and prepare the searches of this kind if one request answers."""
+        """Search in as many steps as needed; prepare this kind if one request answers it."""
         expect_candidates(question.rerank, question.candidates)
         expect_whole_hits(question.output_fields, cached.states, options)
         state = cached.searched(options.get("anns_field"))
         if state is None:
             return (yield from _uncorrected(collection, cached, question, options))
+
         question = replace(question, data=without_tensors(question.data))
         expect_question(
             question.data, question.ids, question.output_fields, question.search_params, options
         )
         rewrite = yield from self._states.rewrite(cached, state)
-        further, params = dict(options), dict(question.search_params or {})
+
+        # The offset, the rounding and w become parts of the question.
+        further = dict(options)
+        params = dict(question.search_params or {})
         question = replace(
             question,
             offset=further.pop("offset", None) or params.pop("offset", None) or 0,
@@ -145,6 +169,7 @@ class Searches:
             vectors = yield from self.vectors(collection, cached, state, question.ids, options)
             question = replace(question, data=vectors)
         rewrite.expect_answerable(question, further)
+
         if further.get("search_aggregation") is not None:
             # Hits are inside buckets: the server rounds their scores.
             further["round_decimal"] = question.round_decimal
@@ -152,6 +177,7 @@ class Searches:
         if isinstance(question.rerank, GloballyCorrected) or rewrite.is_gated(question):
             bank = yield from self._biases.bank(collection, state, rewrite.profile(question))
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+
         results: Any = None
         parts = rewrite.apart(question)
         for part in parts:
@@ -164,20 +190,21 @@ class Searches:
             )
             answer = yield from self._answered(cached, search_request, request)
             results = answer if results is None else _joined(results, answer)
+
         if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
-            copied = copy.deepcopy(
-                replace(question, data=())
-            )  # the caller may change its lists and dictionaries
+            # A copy, as the caller may change its lists and dictionaries.
+            copied = copy.deepcopy(replace(question, data=()))
             if ask := rewrite.asking(copied):
                 cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
-        if question.ids is None:  # else the queries are items of the gallery
+        if question.ids is None:
+            # Otherwise the queries are items of the gallery, not queries of users.
             self.sample(cached, state, question.profile, question.data)
         return results
 
     def sample(
         self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
     ) -> None:
-        """Offer the queries of an answered search to the sampler, if the profile has an online bank."""
+        """Offer the queries of an answered search to the sampler, for an online bank."""
         if cached.online_banks and self._sampler is not None:
             online_bank = cached.online_banks.get((state.field, profile or state.active))
             if online_bank is not None:
@@ -186,9 +213,11 @@ class Searches:
     def _answered(
         self, cached: CachedState, search_request: SearchRequest, request: Ask
     ) -> Operation[Any]:
-        arguments = [(yield request)]
+        """Send a request, and convert its results, with biases from a side collection if needed."""
+        results = yield request
+        arguments = [results]
         if side := search_request.biases_of:
-            keys = list(dict.fromkeys(hit.id for hits in arguments[0] for hit in hits))
+            keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
             arguments.append((yield from self.side_biases(cached, side, keys, request.options)))
         if search_request.works:
             return (yield Compute(lambda: search_request.answer(*arguments)))
@@ -197,8 +226,11 @@ class Searches:
     def side_biases(
         self, cached: CachedState, side: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
-        """Return the biases in every slot by key. options: of the search, whose consistency level applies. Raises
-        StateError if `side` belongs to another collection."""
+        """Return the biases in every slot, by key.
+
+        options: of the search, whose consistency level applies. Raises StateError if `side` belongs
+        to another collection.
+        """
         timeout = options.get("timeout")
         key_field = cached.key_field
         yield from self._states.expect_sides(cached, timeout)
@@ -220,7 +252,7 @@ class Searches:
         ids: Any,
         options: Mapping[str, Any],
     ) -> Operation[list[Any]]:
-        """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
+        """Return the vectors of the rows with these ids. Raises InvalidInput if one is missing."""
         keys = ids if isinstance(ids, list) else [ids]
         further = {
             "output_fields": [state.field],
@@ -245,21 +277,24 @@ class Searches:
         strength: float | None,
         profile: str | None,
     ) -> Operation[Any]:
-        """Hybrid search, with corrected scores for each request on a corrected field. Raises InvalidInput if no
-        corrected field has the profile, and UnsupportedOperation if it cannot merge answers."""
+        """Hybrid search, with corrected scores for each request on a corrected field.
+
+        Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it
+        cannot merge answers.
+        """
         arguments = (ranker, limit, output_fields, options, strength, profile)
         with held_for_parts(collection) as held:
             try:
                 return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
             except REFUSALS as error:
-                if not all(
-                    can_be_halved(request.data) for request in requests
-                ) or not exceeds_limit(error):
+                can_be_divided = all(can_be_halved(request.data) for request in requests)
+                if not can_be_divided or not exceeds_limit(error):
                     raise
                 cached = yield from self._states.cached_state(collection, options.get("timeout"))
                 if all(cached.searched(request.anns_field) is None for request in requests):
                     raise
                 held.recovered.append(error)
+
             results: Any = None
             divided = [
                 [_asking(request, data) for data in in_two(request.data)] for request in requests
@@ -280,46 +315,66 @@ class Searches:
         strength: float | None,
         profile: str | None,
     ) -> Operation[Any]:
-        weight = self.strength if strength is None else strength
-
-        def call(cached: CachedState) -> Operation[Any]:
-            expect_whole_hits(output_fields, cached.states, options)
-            states = [cached.searched(request.anns_field) for request in requests]
-            ranking.require_profile(profile, [state for state in states if state])
-            parts: list[_Part] = []
-            for request, state in zip(requests, states, strict=True):
-                question = Question(
-                    without_tensors(request.data) if state else request.data,
-                    request.limit,
-                    search_params=request.param,
-                    output_fields=output_fields,
-                    strength=weight,
-                    profile=profile if state and profile in state.profiles else None,
-                )
-                rewrite = (yield from self._states.rewrite(cached, state)) if state else None
-                parts.append((request, question, rewrite))
-            merging = ranking.Ranker.of(ranker)
-            corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
-            if ranking.must_merge(merging, corrected):
-                offset = int(options.get("offset") or 0)
-                return (
-                    yield from self._merged(
-                        collection, parts, merging, slice(offset, offset + limit), options
-                    )
-                )
-            sent = [
-                ranking.rewritten(request, rewrite, question) if rewrite else request
-                for request, question, rewrite in parts
-            ]
-            fields = cached.reading.fields(output_fields)
-            results = yield Ask(
-                "hybrid_search", (collection, sent, ranker, limit, fields.requested), dict(options)
-            )
-            for rewrite, question in corrected:
-                self.sample(cached, rewrite.state, question.profile, question.data)
-            return cached.reading.hits_out(results, fields)
-
+        call = partial(
+            self._hybrid_search_on,
+            collection,
+            requests,
+            ranker,
+            limit,
+            output_fields,
+            options,
+            self.strength if strength is None else strength,
+            profile,
+        )
         return self._states.retrying(collection, options.get("timeout"), call)
+
+    def _hybrid_search_on(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: Any,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        strength: float | None,
+        profile: str | None,
+        cached: CachedState,
+    ) -> Operation[Any]:
+        """Search by this collection state, by one request if the server can merge the answers."""
+        expect_whole_hits(output_fields, cached.states, options)
+        states = [cached.searched(request.anns_field) for request in requests]
+        ranking.require_profile(profile, [state for state in states if state])
+
+        parts: list[_Part] = []
+        for request, state in zip(requests, states, strict=True):
+            question = Question(
+                without_tensors(request.data) if state else request.data,
+                request.limit,
+                search_params=request.param,
+                output_fields=output_fields,
+                strength=strength,
+                profile=profile if state and profile in state.profiles else None,
+            )
+            rewrite = (yield from self._states.rewrite(cached, state)) if state else None
+            parts.append((request, question, rewrite))
+
+        merging = ranking.Ranker.of(ranker)
+        corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
+        if ranking.must_merge(merging, corrected):
+            offset = int(options.get("offset") or 0)
+            page = slice(offset, offset + limit)
+            return (yield from self._merged(collection, parts, merging, page, options))
+
+        sent = [
+            ranking.rewritten(request, rewrite, question) if rewrite else request
+            for request, question, rewrite in parts
+        ]
+        fields = cached.reading.fields(output_fields)
+        args = (collection, sent, ranker, limit, fields.requested)
+        results = yield Ask("hybrid_search", args, dict(options))
+        for rewrite, question in corrected:
+            self.sample(cached, rewrite.state, question.profile, question.data)
+        return cached.reading.hits_out(results, fields)
 
     def _merged(
         self,
@@ -329,13 +384,16 @@ class Searches:
         page: slice,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
+        """Search part by part, and merge the answers as Milvus does."""
         if name := first_set(options, ("search_aggregation", "function_chains")):
             raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
         if options.get("group_by_field"):
             raise UnsupportedOperation(
-                "grouping a hybrid search is not supported if the client merges the answers: with a gate, with "
-                "biases outside the vectors, and with a weighted ranker on fields of metric COSINE or L2"
+                "grouping a hybrid search is not supported if the client merges the answers: with "
+                "a gate, with biases outside the vectors, and with a weighted ranker on fields of "
+                "metric COSINE or L2"
             )
+
         not_of_parts = ("offset", "round_decimal", "timezone")
         shared = {name: value for name, value in options.items() if name not in not_of_parts}
         answers: list[Any] = []
@@ -344,9 +402,9 @@ class Searches:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            answers.append(
-                (yield from self.search(collection, question, request.expr or "", further))
-            )
+            answer = yield from self.search(collection, question, request.expr or "", further)
+            answers.append(answer)
+
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
             if not metric:
                 metric = yield from self._states.metric(
@@ -380,7 +438,7 @@ def _joined(results: Any, more: Any) -> Any:
 
 
 def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a search that set the consistency and the cluster of its further reads."""
+    """Return the options of a search that apply to its further reads: consistency, cluster."""
     names = ("consistency_level", "guarantee_timestamp", "cluster_id")
     return {name: options[name] for name in names if options.get(name) is not None}
 
@@ -401,12 +459,14 @@ def _request(
     search_request: SearchRequest,
     options: Mapping[str, Any],
 ) -> Ask:
+    """Return the request to the server; options of the rewrite replace the user's."""
     further = {**options, **search_request.options, **field}
     if search_request.offset:
         further["offset"] = search_request.offset
+    queries = [query if type(query) is bytes else query.tobytes() for query in search_request.data]
     args = (
         collection,
-        [query if type(query) is bytes else query.tobytes() for query in search_request.data],
+        queries,
         filter,
         search_request.limit,
         search_request.output_fields,
@@ -422,6 +482,7 @@ def _uncorrected(
         raise UnsupportedOperation(
             f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it first"
         )
+
     fields = cached.reading.fields(question.output_fields)
     args = (
         collection,
@@ -436,26 +497,29 @@ def _uncorrected(
 
 
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
-    limit, names, strength = question.limit, question.output_fields, question.strength
-    usual = (
+    """Return the kind of a search; None for unusual arguments and such as may be refused."""
+    limit = question.limit
+    names = question.output_fields
+    strength = question.strength
+    are_names = names is None or (
+        isinstance(names, list) and all(type(name) is str and name for name in names)
+    )
+    is_usual = (
         type(limit) is int
         and _are_dense(question.data)
-        and (
-            names is None
-            or (isinstance(names, list) and all(type(name) is str and name for name in names))
-        )
+        and are_names
         and (strength is None or type(strength) in (float, int))
         and question.rerank is None
         and question.candidates is None
         and "offset" not in options
         and "round_decimal" not in options
     )
-    if not usual:
+    if not is_usual:
         return None
     for name in (*USE_SCORES, *IN_BACKGROUND):
         if options.get(name) is not None:
             return None
+
     return (
         options.get("anns_field"),
         limit,

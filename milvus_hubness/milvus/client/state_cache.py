@@ -76,6 +76,7 @@ class CachedBank:
 
     @property
     def size(self) -> int:
+        """The bytes of its vectors and potentials."""
         targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
         return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets
 
@@ -102,6 +103,9 @@ class BankCache:
         cached = self._cached.get(name)
         if cached is None or cached.profile != profile:
             return None
+
+        # The bank used last is at the end. Threads share the cache: another one may have dropped
+        # the bank meanwhile.
         self._cached.pop(name, None)
         self._cached[name] = cached
         return cached
@@ -110,13 +114,18 @@ class BankCache:
         self, name: Name, profile: Profile, bank: StoredBank, in_use: Collection[Name] = ()
     ) -> CachedBank:
         """Keep a bank, and evict others but those in use."""
+        cached = CachedBank(profile, bank)
         self._cached.pop(name, None)
-        self._cached[name] = cached = CachedBank(profile, bank)
+        self._cached[name] = cached
         self.evict({name, *in_use})
         return cached
 
     def evict(self, in_use: Collection[Name]) -> None:
-        """Evict the banks that were not used for longest, but none in use, until the budget has room for the rest."""
+        """Evict the banks that were not used for longest, until the budget has room for the rest.
+
+        A bank in use stays.
+        """
+        # A copy, as other threads may change the cache.
         entries = list(self._cached.items())
         size = sum(entry.size for _, entry in entries)
         for name, entry in entries:
@@ -130,8 +139,11 @@ class BankCache:
 T = TypeVar("T")
 
 CUT_OVER_PAUSE = 0.02
+"""Time between two attempts while a name may be moving to a copy, in seconds."""
 CLOSING_SECONDS = 0.1
+"""Time after which Milvus Lite has closed and renamed a collection."""
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
+"""The messages of a server that got rows for a collection with vectors of another width."""
 
 PERHAPS_OUTDATED = (
     MilvusException,
@@ -147,11 +159,14 @@ PERHAPS_OUTDATED = (
 
 @dataclass(frozen=True)
 class PreparedSearch:
-    """A search of one request, which `ask` builds for any data. field: the arguments that name the field."""
+    """A search that one request answers, whatever its data."""
 
     state: CollectionState
+    """The state of the searched field."""
     ask: Asking
+    """Builds the request for any data."""
     field: Mapping[str, Any]
+    """The arguments of the request that name the field."""
 
 
 NO_COLLECTION = CollectionId(name="")
@@ -165,21 +180,22 @@ def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
 
 @dataclass(frozen=True)
 class CachedState:
-    """A collection state in the cache.
-
-    states: of its corrected fields, by name. prepared: prepared searches by their kind. checked: the collections that
-    the properties name and that were found to belong to this one. dual_write: the copy that also gets the writes.
-    online_banks: by field and profile. intent_log: the log that takes notes of writes first.
-    """
+    """The state of a collection in the cache, as its properties had it when they were read."""
 
     key_field: str
     states: Mapping[str, CollectionState]
+    """The states of its corrected fields, by field."""
     collection_id: CollectionId = NO_COLLECTION
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
+    """Prepared searches, by their kind."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
+    """Collections that the properties name and that were found to belong to this one."""
     dual_write: DualWrite | None = None
+    """The copy that also gets the writes, during a migration."""
     online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
+    """Online banks, by field and profile."""
     intent_log: WriteIntentLog | None = None
+    """The log in which writes are noted first, while a job rewrites rows."""
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:
@@ -188,21 +204,25 @@ class CachedState:
 
     @cached_property
     def reading(self) -> Reading:
+        """Decodes rows of the collection."""
         return Reading(tuple(self.states.values()))
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
-        """Return the state of the named field; without a name, the state of the only corrected field."""
+        """Return the state of the named field, or else of the only corrected field."""
         if anns_field:
             return self.states.get(anns_field)
         return next(iter(self.states.values())) if len(self.states) == 1 else None
 
     def searched(self, anns_field: str | None) -> CollectionState | None:
-        """Return the state that corrects a search on this field; None if the search is not corrected."""
+        """Return the state that corrects a search on this field; None if nothing corrects it."""
         state = self.state_of(anns_field)
         return state if state and state.serves else None
 
     def uncorrected(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of an uncorrected search: Milvus needs the field's name if there is a second one."""
+        """Return the arguments of an uncorrected search, with the field's name where it is needed.
+
+        If the augmented vectors are in a second field, Milvus would not know which one to search.
+        """
         state = self.state_of(options.get("anns_field"))
         if state is None or state.searched_field == state.field:
             return options
@@ -210,20 +230,34 @@ class CachedState:
 
 
 NOTHING = CachedState("", {})
+"""The state of a collection that does not exist."""
 
 
 class StateCache:
-    """The cache of collection states. state_ttl: TTL of a state, in seconds. Raises InvalidParameter."""
+    """The cache of collection states, and what else a client remembers of collections.
+
+    state_ttl: TTL of a state, in seconds. Raises InvalidParameter for an invalid one.
+    """
 
     def __init__(self, state_ttl: float, policy: ClientPolicy) -> None:
         expect_state_ttl(state_ttl)
-        self._state_ttl, self.policy, self._chains = state_ttl, policy, policy.chains
+        self.policy = policy
+        self._state_ttl = state_ttl
+
         self._states: dict[str, tuple[float, CachedState]] = {}
+        """States and the ends of their TTL, by collection."""
         self._last: dict[str, CachedState] = {}
+        """The states that were read last, also after their TTL."""
         self._changed: dict[str, float] = {}
-        self._loaded: set[str] = set()
-        self._metrics: dict[tuple[str, str], str] = {}
+        """When a state was last read that differed from the one before."""
         self._forgotten = 0
+        """How often states were invalidated."""
+
+        self._loaded: set[str] = set()
+        """Side collections and banks that are loaded."""
+        self._metrics: dict[tuple[str, str], str] = {}
+        """Metrics of indexes, by collection and field."""
+        self._chains = policy.chains
         self._version: str | None = None
 
     def forget(self, collection: str | None = None) -> None:
@@ -247,21 +281,25 @@ class StateCache:
     def remembered(self, collection: str) -> CachedState | None:
         """Return the state if it is cached and not older than the TTL."""
         remembered = self._states.get(collection)
-        return (
-            remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
-        )
+        if remembered is None:
+            return None
+        end_of_ttl, cached = remembered
+        return cached if time.monotonic() < end_of_ttl else None
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the collection state, read at most once in `state_ttl` seconds.
 
-        A missing collection has an empty state: the call that follows reports it in Milvus's own words. If it had a
-        copy, the operation waits, because a cutover may be moving its name to the copy.
+        A missing collection has an empty state: the call that follows reports it in Milvus's own
+        words. If it had a copy, the operation waits, because a cutover may be moving its name to
+        the copy.
         """
         if remembered := self.remembered(collection):
             return remembered
+
         until = time.monotonic() + self.policy.cut_over_seconds
         while True:
-            forgotten, began = self._forgotten, time.monotonic()
+            forgotten = self._forgotten
+            began = time.monotonic()
             try:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
@@ -273,79 +311,84 @@ class StateCache:
                 self._last.pop(collection, None)
                 return NOTHING
             yield Pause(CUT_OVER_PAUSE)
-        key_field = next(
-            str(entry["name"]) for entry in description["fields"] if entry.get("is_primary")
-        )
-        properties = description.get("properties", {})
-        cached = CachedState(
-            key_field,
-            read_states(properties, collection),
-            id_in(description, collection),
-            dual_write=DualWrite.read(properties, collection),
-            online_banks=online_banks_in(properties, collection),
-            intent_log=WriteIntentLog.read(properties, collection),
-        )
-        if cached.states and self._last.get(collection, NOTHING).states != cached.states:
-            yield LearnSchema(collection)
-        if (
-            cached.intent_log
-            and self._last.get(collection, NOTHING).intent_log != cached.intent_log
-        ):
-            for name in (cached.intent_log.collection, cached.intent_log.rows):
-                yield LearnSchema(name)
+
+        cached = _described(description, collection)
+        yield from self._learn_changed_schemas(collection, cached)
         if self._last.get(collection, cached) != cached:
             self._changed[collection] = began
         self._last[collection] = cached
-        if forgotten == self._forgotten:  # no other task or thread has invalidated it
+        # Unless another task or thread has invalidated the state while it was read.
+        if forgotten == self._forgotten:
             self._states[collection] = (began + self._state_ttl, cached)
         return cached
+
+    def _learn_changed_schemas(self, collection: str, cached: CachedState) -> Operation[None]:
+        """Let pymilvus read the schemas again that may have changed since the last state."""
+        last = self._last.get(collection, NOTHING)
+        if cached.states and last.states != cached.states:
+            yield LearnSchema(collection)
+        intent_log = cached.intent_log
+        if intent_log and last.intent_log != intent_log:
+            yield LearnSchema(intent_log.collection)
+            yield LearnSchema(intent_log.rows)
 
     def retrying(
         self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
-        """Run `call` on the cached state, and again if it fails and the collection has changed."""
+        """Run `call` on the cached state, and again if it fails and the collection has changed.
+
+        So the operation `call` may run several times, each time from its start and on another
+        state, and any of its requests may have been answered before: it must be one that can be
+        repeated.
+        """
         with HeldErrors(collection) as held:
-            cached = self.remembered(collection) or (
-                yield from self.cached_state(collection, timeout)
-            )
+            state = self.remembered(collection)
+            if state is None:
+                state = yield from self.cached_state(collection, timeout)
+            had_copy = state.dual_write is not None
+
             try:
-                return (yield from call(cached))
+                return (yield from call(state))
             except PERHAPS_OUTDATED as error:
-                now = yield from self.read_again(collection, timeout)
-                if (
-                    now == cached
-                    and cached.dual_write is not None
-                    and isinstance(error, MilvusException)
-                ):
-                    # The name may be moving: Milvus Lite closes a collection before it renames it.
-                    yield Pause(CLOSING_SECONDS)
-                    now = yield from self.read_again(collection, timeout)
-                was_away = cached.dual_write is not None and _code(error) == COLLECTION_NOT_FOUND
-                if (
-                    now == cached
-                    and not was_away
-                    and not self._met_another(collection, cached, error)
-                ):
+                changed = yield from self._state_for_retry(collection, state, error, timeout)
+                if changed is None:
                     raise
                 held.recovered.append(error)
+
+            # A switch of names has several steps: the next one may have come after the state was
+            # read, so one retry need not be enough.
             until = time.monotonic() + self.policy.cut_over_seconds
             while True:
+                state = changed
                 try:
-                    return (yield from call(now))
+                    return (yield from call(state))
                 except PERHAPS_OUTDATED as error:
-                    used = now
-                    # Milvus Lite gives a collection its new name before it can be read under that name.
-                    may_go_on = (
-                        cached.dual_write is not None and _code(error) == COLLECTION_NOT_LOADED
-                    )
-                    if not may_go_on:
-                        # A switch has several steps: the next may have come after the state was read.
-                        now = yield from self.read_again(collection, timeout)
-                        may_go_on = now != used or self._met_another(collection, now, error)
-                    if not may_go_on or time.monotonic() > until:
+                    # Milvus Lite gives a collection its new name before it can be read under it.
+                    is_opening = had_copy and _code(error) == COLLECTION_NOT_LOADED
+                    if not is_opening:
+                        changed = yield from self.read_again(collection, timeout)
+                        if changed == state and not self._met_another(collection, changed, error):
+                            raise
+                    if time.monotonic() > until:
                         raise
                     held.recovered.append(error)
                 yield Pause(CUT_OVER_PAUSE)
+
+    def _state_for_retry(
+        self, collection: str, used: CachedState, error: Exception, timeout: float | None
+    ) -> Operation[CachedState | None]:
+        """Return the state for another attempt; None if the error is not due to a change."""
+        had_copy = used.dual_write is not None
+        now = yield from self.read_again(collection, timeout)
+        if now == used and had_copy and isinstance(error, MilvusException):
+            # The name may be moving: Milvus Lite closes a collection before it renames it.
+            yield Pause(CLOSING_SECONDS)
+            now = yield from self.read_again(collection, timeout)
+
+        was_away = had_copy and _code(error) == COLLECTION_NOT_FOUND
+        if now != used or was_away or self._met_another(collection, used, error):
+            return now
+        return None
 
     def read_again(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the state as the collection has it now."""
@@ -353,18 +396,20 @@ class StateCache:
         return self.cached_state(collection, timeout)
 
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
-        """Whether one part of the server refused rows because the name has just moved to another collection."""
+        """Whether the server refused rows because the name has just moved to another collection.
+
+        One part of the server may know this before another one does.
+        """
         changed = self._changed.get(collection, -self.policy.cut_over_seconds)
         is_moving = (
             cached.dual_write is not None
             or time.monotonic() - changed < self.policy.cut_over_seconds
         )
         # pymilvus raises its own refusals as subclasses.
-        return (
-            is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
-        )
+        is_of_server = type(error) is MilvusException
+        return is_moving and is_of_server and bool(_OTHER_WIDTH.search(str(error)))
 
-    # -- the collections that properties name ---------------------------------------------------------
+    # -- the collections that properties name ------------------------------------------------------
 
     def expect_sides(self, cached: CachedState, timeout: float | None) -> Operation[None]:
         """Raise StateError unless the side collections belong to this collection."""
@@ -396,10 +441,11 @@ class StateCache:
             cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes of this collection go to the copy, too."""
+        """Raise StateError unless a migration lets the writes go to this copy, too."""
         if dual_write in cached.checked:
             return
-        origin, copy = cached.collection_id, dual_write.collection
+        origin = cached.collection_id
+        copy = dual_write.collection
         bodies = yield InStore(partial(migrations_to, (origin.name, copy)))
         expect_copy(origin, copy, DUAL_WRITE_PROPERTY, bodies)
         cached.checked.add(dual_write)
@@ -414,7 +460,7 @@ class StateCache:
     def insertable(
         self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
     ) -> Operation[list[dict[str, Any]]]:
-        """Return rows of a query in the form that pymilvus inserts; see `milvus_schema.insertable_rows`."""
+        """Return rows of a query in the form that pymilvus inserts; see `insertable_rows`."""
         lite = is_lite((yield from self._server_version()))
         return milvus_schema.insertable_rows(rows, description, lite=lite)
 
@@ -424,19 +470,38 @@ class StateCache:
         return self._version
 
     def ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
-        """Load a side collection or a bank, which the user may not have loaded, unless it is loaded."""
-        if collection not in self._loaded:
-            if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
-                yield Ask("load_collection", (collection, timeout))
-            self._loaded.add(collection)
+        """Load a side collection or a bank, which the user may not have loaded."""
+        if collection in self._loaded:
+            return
+        answer = yield Ask("get_load_state", (collection,))
+        if answer["state"].name != "Loaded":
+            yield Ask("load_collection", (collection, timeout))
+        self._loaded.add(collection)
 
     def metric(self, collection: str, field: str, timeout: float | None) -> Operation[str]:
+        """Return the metric of a field's index, in capitals."""
         key = (collection, field)
         if key not in self._metrics:
             names = yield Ask("list_indexes", key)
             index = yield Ask("describe_index", (collection, names[0], timeout))
             self._metrics[key] = str(index["metric_type"]).upper()
         return self._metrics[key]
+
+
+def _described(description: Mapping[str, Any], collection: str) -> CachedState:
+    """Return the state that a description of the collection has."""
+    properties = description.get("properties", {})
+    key_field = next(
+        str(entry["name"]) for entry in description["fields"] if entry.get("is_primary")
+    )
+    return CachedState(
+        key_field,
+        read_states(properties, collection),
+        id_in(description, collection),
+        dual_write=DualWrite.read(properties, collection),
+        online_banks=online_banks_in(properties, collection),
+        intent_log=WriteIntentLog.read(properties, collection),
+    )
 
 
 def _listed_helpers(owner: CollectionId, store: MilvusStore) -> frozenset[str]:

@@ -1,4 +1,10 @@
-"""The limits of a client, the steps of an operation, the connection of some steps, and errors as MilvusException."""
+"""Steps of an operation, the limits of a client, its plain connection, errors as MilvusException.
+
+An operation is a generator: it yields what it needs of the outside world as a step, and is resumed
+with the outcome. So it does no I/O itself, and the same operation runs in HubnessClient (`sync`),
+in AsyncHubnessClient (`aio`) and in the proxy (`proxy.sessions`), each of which runs steps its own
+way. CONTRIBUTING.md has a drawing.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +49,18 @@ def refusing() -> Iterator[None]:
 
 
 _KINDS: dict[type[HubnessError], type[HubnessError]] = {}
+"""The classes that `as_milvus` has made, by the class of the error."""
 
 
 def as_milvus(error: HubnessError) -> HubnessError:
-    """Return the error as an instance of its own class and of MilvusException, with the same message and name."""
+    """Return the error as an instance of its own class and of MilvusException.
+
+    It has the same name, message and attributes, so that programs can catch either class.
+    """
     kind = type(error)
     if issubclass(kind, MilvusException):
         return error
+
     if kind not in _KINDS:
         members = {
             "__str__": lambda self: self.message,
@@ -57,6 +68,7 @@ def as_milvus(error: HubnessError) -> HubnessError:
             "__doc__": kind.__doc__,
         }
         _KINDS[kind] = type(kind.__name__, (kind, MilvusException), members)
+
     refusal = _KINDS[kind]()
     is_input_error = isinstance(error, InvalidInput)
     MilvusException.__init__(
@@ -72,55 +84,71 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Ask:
-    """Call a method of pymilvus's own client."""
+    """Call a method of pymilvus's own client; the outcome is its answer."""
 
     method: str
+    """The name of the method."""
     args: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    """Arguments by name."""
 
 
 @dataclass(frozen=True)
 class LoadBank:
-    """Read a bank from the database; the outcome is a StoredBank."""
+    """Read a bank from the database; the outcome is a StoredBank.
+
+    Not a case of InStore, because tasks of one client that need the same bank wait for one reading.
+    """
 
     reference: BankReference
 
 
 @dataclass(frozen=True)
 class InStore:
-    """Work on the database through a store; the outcome is the value that `work` returns."""
+    """Work on the database through a store; the outcome is the value that `work` returns.
+
+    A store has a connection of its own, which opens with the first such step.
+    """
 
     work: Callable[[MilvusStore], Any]
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Run long work outside the event loop."""
+    """Run long work outside the event loop; the outcome is the value that `work` returns."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait for `seconds`."""
+    """Wait for `seconds`, without a thread in asyncio."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class LearnSchema:
-    """Make pymilvus read the schema of a collection again, because servers before 2.6 do not report a change."""
+    """Make pymilvus read the schema of a collection again.
+
+    pymilvus caches schemas, and servers before 2.6 do not report a change.
+    """
 
     collection: str
 
 
 Effect = LoadBank | InStore | Compute | Pause | LearnSchema
+"""Steps that are no request of the user's own client."""
 Step = Ask | Effect
 Operation = Generator[Step, Any, T]
+"""Yields steps, is resumed with their outcomes or errors, and returns its result."""
 
 
 class PlainConnection:
-    """A plain MilvusClient for stores and query samples, which connects when first needed. Threads may share it."""
+    """A plain MilvusClient for stores and query samples, which connects when first needed.
+
+    Threads may share it.
+    """
 
     def __init__(self, uri: str, db_name: str, timeout: float | None, **options: Any) -> None:
         timeout = CONNECT_SECONDS if timeout is None else timeout
@@ -148,6 +176,7 @@ class PlainConnection:
 
     def close(self) -> None:
         with self._lock:
-            client, self._client = self._client, None
+            client = self._client
+            self._client = None
         if client is not None:
             client.close()

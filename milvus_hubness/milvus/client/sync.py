@@ -9,14 +9,17 @@ from typing import Any
 from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
+from milvus_hubness.errors import HubnessError
 from milvus_hubness.milvus.client.messages import OF_SEARCHES, Question
-from milvus_hubness.milvus.client.methods import Methods, drive, with_checked
+from milvus_hubness.milvus.client.methods import Methods, drive
 from milvus_hubness.milvus.client.steps import (
     Effect,
     InStore,
     LearnSchema,
     LoadBank,
+    Operation,
     Pause,
+    as_milvus,
     refusing,
 )
 from milvus_hubness.milvus.pymilvus_private import connection_of
@@ -25,21 +28,29 @@ from milvus_hubness.milvus.pymilvus_private import connection_of
 class HubnessClient(Methods, MilvusClient):
     """A MilvusClient that searches corrected collections by the corrected score.
 
-    Use it wherever a MilvusClient is used. Ordinary collections pass through untouched. Every error that it
-    raises is also a MilvusException.
+    Use it wherever a MilvusClient is used. Ordinary collections pass through untouched. Every error
+    that it raises is also a MilvusException.
 
-    On corrected collections, insert, upsert, search, query, get, delete, describe_collection and describe_index use the
-    original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's metric. c is the mean bias in the
-    collection state; it changes no ranking and keeps scores on the scale that the application expects.
+    On corrected collections, insert, upsert, search, query, get, delete, describe_collection and
+    describe_index use the original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the
+    user's metric. c is the mean bias in the collection state; it changes no ranking and keeps
+    scores on the scale that the application expects.
 
-    strength: w of every search that names none; None uses the strength of the collection (1.0 unless changed).
-    state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two refreshes.
+    strength: w of every search that names none; None uses the strength of the collection (1.0
+    unless changed).
+    state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two
+    refreshes.
     bank_budget: bytes of query banks in memory; with a larger bank, only bias="pending" writes rows.
-    sample_queries: whether queries are sampled for online banks. A sample has the query's vector, its profile and the
-    time; no search waits for it.
+    sample_queries: whether queries are sampled for online banks. A sample has the query's vector,
+    its profile and the time; no search waits for it.
     """
 
-    _drive = staticmethod(drive)
+    def _run(self, operation: Operation[Any]) -> Any:
+        """Run an operation; its HubnessError is raised as a MilvusException too."""
+        try:
+            return drive(operation, self._answer)
+        except HubnessError as error:
+            raise as_milvus(error) from error
 
     def _perform(self, step: Effect) -> Any:
         if isinstance(step, LoadBank):
@@ -53,15 +64,20 @@ class HubnessClient(Methods, MilvusClient):
         return step.work()
 
     def plain_client(self) -> MilvusClient:
-        """Return a MilvusClient of the same server that shows collections as they are stored; this client closes it."""
+        """Return a MilvusClient of the same server, which shows collections as they are stored.
+
+        This client closes it.
+        """
         with refusing():
             return self._plain.client()
 
     def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
-        """List collections as MilvusClient does; include_internal lists those of this package, too."""
-        names: list[str] = self._run(
-            self._operations.catalog.list_collections((), kwargs, include_internal)
-        )
+        """List collections as MilvusClient does.
+
+        include_internal: list the collections of this package, too.
+        """
+        operation = self._operations.catalog.list_collections((), kwargs, include_internal)
+        names: list[str] = self._run(operation)
         return names
 
     def search_iterator(
@@ -86,9 +102,10 @@ class HubnessClient(Methods, MilvusClient):
     ) -> Any:
         """Iterate as MilvusClient.search_iterator does, in the order of the corrected score.
 
-        strength, profile, with_raw_score: as in `search`. Raises as `search` does, and UnsupportedOperation if the
-        collection needs candidate re-ranking, unless the strength is 0.
+        strength, profile, with_raw_score: as in `search`. Raises as `search` does, and
+        UnsupportedOperation if the collection needs candidate re-ranking, unless the strength is 0.
         """
+        self._expect_arguments(kwargs, OF_SEARCHES)
         question = Question(
             data,
             batch_size or 0,
@@ -104,15 +121,14 @@ class HubnessClient(Methods, MilvusClient):
             "filter": filter,
             "limit": limit,
             "timeout": timeout,
-        }
-        options |= {
             "partition_names": partition_names,
             "anns_field": anns_field,
             "round_decimal": round_decimal,
+            "external_filter_func": external_filter_func,
+            **kwargs,
         }
-        options |= {"external_filter_func": external_filter_func, **kwargs}
         operation = self._operations.pages.search_iterator(collection_name, question, options)
-        return self._run(with_checked(kwargs, OF_SEARCHES, operation))
+        return self._run(operation)
 
     def query_iterator(
         self,
@@ -131,11 +147,11 @@ class HubnessClient(Methods, MilvusClient):
             "limit": limit,
             "filter": filter,
             **kwargs,
+            "partition_names": partition_names,
+            "timeout": timeout,
         }
-        options |= {"partition_names": partition_names, "timeout": timeout}
-        return self._run(
-            self._operations.pages.query_iterator(collection_name, output_fields, options)
-        )
+        operation = self._operations.pages.query_iterator(collection_name, output_fields, options)
+        return self._run(operation)
 
     def use_database(self, db_name: str, **kwargs: Any) -> None:
         """Switch the database as MilvusClient.use_database does."""
@@ -143,7 +159,10 @@ class HubnessClient(Methods, MilvusClient):
         self._leave_database(db_name)
 
     def close(self) -> None:
-        """Close as MilvusClient.close does, and wait at most two seconds to write the query samples."""
+        """Close as MilvusClient.close does.
+
+        It waits at most two seconds until the query samples are written.
+        """
         if self._sampler is not None:
             self._sampler.close()
         super().close()

@@ -1,18 +1,19 @@
 """The write-intent log: writes noted before they are made, while a job rewrites rows. No I/O.
 
-A job reads a row and upserts it with another bias, which undoes a client's write in between. So clients note their
-writes before they make them. After the job's upsert it reads the notes of that row and replays them
-(`operations.row_writer`). Because a note precedes its write, either the job reads the note, or the client's write comes
-after the job's upsert and stays.
+A job reads a row and upserts it with another bias, which undoes a client's write in between. So
+clients note their writes before they make them. After the job's upsert it reads the notes of that
+row and replays them (`jobs.common.row_writer`). Because a note precedes its write, either the job
+reads the note, or the client's write comes after the job's upsert and stays.
 
-Notes under one key are replaced in one step, so a key has one last note, of a row or of its deletion. If clients write
-the same row at the same instant, either of their writes may remain.
+Notes under one key are replaced in one step, so a key has one last note, of a row or of its
+deletion. If clients write the same row at the same instant, either of their writes may remain.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -33,7 +34,6 @@ from milvus_hubness.milvus.store.write_intents import (
     NAME_FIELD,
     NOTE_KEY_FIELD,
     changed_in,
-    new_row_name,
     notes_filter,
     partition_of,
     row_names_in,
@@ -43,6 +43,8 @@ from milvus_hubness.milvus.store.write_intents import (
 T = TypeVar("T")
 Key = int | str
 
+Row = dict[str, Any]
+
 KEYS_PER_PAGE = 16_384
 KEYS_PER_REQUEST = 8_000
 ROWS_PER_REQUEST = 1_000
@@ -50,7 +52,6 @@ STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 NOTING_SECONDS = 30.0
 """Slower notes are made again: half the time after which a job drops a row that no note names."""
-Row = dict[str, Any]
 
 
 class WriteIntents:
@@ -68,117 +69,168 @@ class WriteIntents:
     ) -> Operation[tuple[T, T, CachedState]]:
         """Run write(cached), which notes its changes if `cached` has a write-intent log.
 
-        If a log was announced meanwhile, run again(cached), because a job may have started. Returns the results of the
-        first and the last run, and the state that the last run used or, if that has no copy, the newest.
+        If a log was announced meanwhile, run again(cached), because a job may have started. Returns
+        the results of the first and the last run, and the state as `repeated` does.
         """
+        first, cached = yield from self._states.retrying(
+            collection, timeout, partial(_with_state, write)
+        )
+        last, newest = yield from self.repeated(collection, timeout, cached, first, again)
+        return first, last, newest
 
-        def run(
-            call: Callable[[CachedState], Operation[T]], cached: CachedState
-        ) -> Operation[tuple[T, CachedState]]:
-            return (yield from call(cached)), cached
+    def repeated(
+        self,
+        collection: str,
+        timeout: float | None,
+        cached: CachedState,
+        result: T,
+        again: Callable[[CachedState], Operation[T]],
+    ) -> Operation[tuple[T, CachedState]]:
+        """Repeat a write by again(cached) until it has used the newest write-intent log.
 
-        first, cached = yield from self._states.retrying(collection, timeout, partial(run, write))
-        last = first
+        A job may have announced its log after the write had read the state `cached`, and may then
+        have undone the write. Returns the last result, at first `result`, and the state that the
+        last run used or, if that has no copy, the newest.
+        """
         while True:
             now = yield from self._cached_after(collection, cached, timeout)
             if now.intent_log in (None, cached.intent_log):
-                return first, last, cached if cached.dual_write else now
-            last, cached = yield from self._states.retrying(
-                collection, timeout, partial(run, again)
+                return result, cached if cached.dual_write else now
+
+            result, cached = yield from self._states.retrying(
+                collection, timeout, partial(_with_state, again)
             )
 
     def _cached_after(
         self, collection: str, cached: CachedState, timeout: float | None
     ) -> Operation[CachedState]:
-        """Return the state after a write that used `cached`; `cached` if it cannot be read or names a copy."""
+        """Return the state after a write that used `cached`.
+
+        It is `cached` if that names a copy, or if the state cannot be read.
+        """
         if now := self._states.remembered(collection):
             return now
         if cached.dual_write is not None:
             return cached
+
         try:
             return (yield from self._states.cached_state(collection, timeout))
         except PERHAPS_OUTDATED:
             return cached
 
-    def note_rows(self, cached: CachedState, write: Write) -> Operation[None]:
-        """Note the rows of a write, as they are to be stored. Raises WriteIntentFailed. Rows whose keys the server
-        creates need no note, because no job can have read them before."""
-        intent_log, rows, timeout = cached.intent_log, write.rows, write.timeout
-        if intent_log is None or (intent_log.auto_id and write.method == "insert"):
+    # -- rows --------------------------------------------------------------------------------------
+
+    def note_rows(
+        self, cached: CachedState, intent_log: WriteIntentLog, write: Write
+    ) -> Operation[None]:
+        """Note the rows of a write, as they are to be stored. Raises WriteIntentFailed."""
+        rows = write.rows
+
+        # No job can have read rows before whose keys the server creates.
+        if intent_log.auto_id and write.method == "insert":
             return
+        # pymilvus refuses such a write, which changes nothing.
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             return
         if not rows or not all(cached.key_field in row for row in rows):
             return
 
-        def note() -> Operation[None]:
-            keys = [row[cached.key_field] for row in rows]
-            while True:
+        yield from self._states.expect_log(cached, write.timeout)
+        with _refusing_write(write.collection, intent_log):
+            noted_in_time = False
+            while not noted_in_time:
                 began = time.monotonic()
-                names = [new_row_name(intent_log) for _ in rows]
-                named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
-                changed: dict[Key, set[str]] = {}
-                if write.method == "upsert" and write.in_part:
-                    changed = yield from self._note_in_part(cached, intent_log, write, named)
-                else:
-                    yield from self._insert_rows(intent_log, named, timeout)
-                places = dict(zip(keys, names, strict=True))
-                yield from self._point(intent_log, places, write.partition_name, timeout, changed)
-                # A job drops rows that no note names after a while; these may have been among them.
-                if time.monotonic() - began < NOTING_SECONDS:
-                    return
+                yield from self._note_rows_once(cached, intent_log, write)
+                # A job drops noted rows that no note names after a while; these may have been
+                # among them.
+                noted_in_time = time.monotonic() - began < NOTING_SECONDS
 
-        yield from self._states.expect_log(cached, timeout)
-        yield from self._noting(write.collection, intent_log, note())
+    def _note_rows_once(
+        self, cached: CachedState, intent_log: WriteIntentLog, write: Write
+    ) -> Operation[None]:
+        """Store the rows under new names, then notes that point to these names."""
+        rows = write.rows
+        names = [new_row_name(intent_log) for _ in rows]
+        named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
 
-    def _note_in_part(
+        changed: dict[Key, set[str]] = {}
+        if write.method == "upsert" and write.in_part:
+            changed = yield from self._note_updates(cached, intent_log, write, named)
+        else:
+            yield from self._insert_rows(intent_log, named, write.timeout)
+
+        keys = [row[cached.key_field] for row in rows]
+        name_of_key = dict(zip(keys, names, strict=True))
+        yield from self._point(
+            intent_log, name_of_key, write.partition_name, write.timeout, changed
+        )
+
+    def _note_updates(
         self, cached: CachedState, intent_log: WriteIntentLog, write: Write, named: Sequence[Row]
     ) -> Operation[dict[Key, set[str]]]:
-        """Note the whole rows that a partial update produces, and return the fields that it changes, by key. Each row
-        is based on the last noted one, or else on that of the collection, which no job has then read before a client
-        wrote it. The collection is read first, so that the writer of that row has noted it. The fields include those of
-        the partial updates noted just before."""
+        """Store the whole rows that a partial update produces, under the names of `named`.
+
+        Returns the changed fields by key, with those of the updates noted just before.
+        """
         changes: dict[Key, set[str]] = {}
-        key_field, timeout, partition_name = cached.key_field, write.timeout, write.partition_name
-        within = partition_of(intent_log, partition_name) or partition_name
-        for part in in_parts(named, ROWS_PER_REQUEST):
-            keys = [row[key_field] for row in part]
-            in_collection = yield from self._whole_rows(
-                write.collection, key_field, keys, within, timeout
-            )
-            options = {
-                "output_fields": [NOTE_KEY_FIELD, "name", "changed"],
-                "timeout": timeout,
-                **STRONG,
-            }
-            args = (intent_log.collection, notes_filter(intent_log, keys, partition_name))
-            notes = yield Ask("query", args, options)
-            last = row_names_in(intent_log, notes, keys, partition_name)
-            names = [name for name in last.values() if name]
-            changed_before = {noted["name"]: changed_in(noted) for noted in notes if noted["name"]}
-            for row in part:
-                key = row[key_field]
-                changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {
-                    NAME_FIELD,
-                    key_field,
-                }
-            noted_rows = yield from self._whole_rows(
-                intent_log.rows, NAME_FIELD, names, None, timeout
-            )
-            before = {
-                key: noted_rows.get(last[key]) if key in last else in_collection.get(key)
-                for key in keys
-            }
-            bases = [
-                {**base, NAME_FIELD: row[NAME_FIELD]}
-                for row in part
-                if (base := before[row[key_field]])
-            ]
-            yield from self._insert_rows(intent_log, bases, timeout)
-            if changed := [row for row in part if before[row[key_field]]]:
-                yield Ask("upsert", (intent_log.rows, changed, timeout), dict(write.options))
-            without_base = [row for row in part if not before[row[key_field]]]
-            yield from self._insert_rows(intent_log, without_base, timeout)
+        for rows in in_parts(named, ROWS_PER_REQUEST):
+            changes |= yield from self._note_part_of_updates(cached, intent_log, write, rows)
+        return changes
+
+    def _note_part_of_updates(
+        self, cached: CachedState, intent_log: WriteIntentLog, write: Write, updates: Sequence[Row]
+    ) -> Operation[dict[Key, set[str]]]:
+        """Do as `_note_updates` does, for as many rows as one request may have."""
+        key_field = cached.key_field
+        partition = write.partition_name
+        timeout = write.timeout
+        keys = [row[key_field] for row in updates]
+
+        # The collection is read before the notes: the client that wrote a row read here has noted
+        # it before, so the notes below show it.
+        within = partition_of(intent_log, partition) or partition
+        stored_rows = yield from self._whole_rows(
+            write.collection, key_field, keys, within, timeout
+        )
+        notes = yield Ask(
+            "query",
+            (intent_log.collection, notes_filter(intent_log, keys, partition)),
+            {"output_fields": [NOTE_KEY_FIELD, "name", "changed"], "timeout": timeout, **STRONG},
+        )
+        last_names = row_names_in(intent_log, notes, keys, partition)
+        noted_rows = yield from self._whole_rows(
+            intent_log.rows,
+            NAME_FIELD,
+            [name for name in last_names.values() if name],
+            None,
+            timeout,
+        )
+
+        # An update starts from the last noted row. Without a note no job has read the stored row
+        # before a client wrote it, so that one is the base. A deleted row has none.
+        bases: dict[Key, Row | None] = {}
+        for key in keys:
+            if key in last_names:
+                bases[key] = noted_rows.get(last_names[key])
+            else:
+                bases[key] = stored_rows.get(key)
+
+        with_base = [row for row in updates if bases[row[key_field]]]
+        without_base = [row for row in updates if not bases[row[key_field]]]
+        named_bases = [
+            {**(bases[row[key_field]] or {}), NAME_FIELD: row[NAME_FIELD]} for row in with_base
+        ]
+        # The server merges the update into a copy of the base, as it does in the collection.
+        yield from self._insert_rows(intent_log, named_bases, timeout)
+        if with_base:
+            yield Ask("upsert", (intent_log.rows, with_base, timeout), dict(write.options))
+        yield from self._insert_rows(intent_log, without_base, timeout)
+
+        changed_before = {note["name"]: changed_in(note) for note in notes if note["name"]}
+        changes: dict[Key, set[str]] = {}
+        for row in updates:
+            earlier = changed_before.get(last_names.get(row[key_field], ""), ())
+            changes[row[key_field]] = {*row, *earlier} - {NAME_FIELD, key_field}
         return changes
 
     def _whole_rows(
@@ -198,13 +250,16 @@ class WriteIntents:
         rows = yield Ask("query", args, dict(STRONG))
         return {row[field]: row for row in (yield from self._states.insertable(rows, description))}
 
+    # -- deletions ---------------------------------------------------------------------------------
+
     def note_deletion(
-        self, cached: CachedState, deletion: Deletion, keys: Sequence[Key]
+        self,
+        cached: CachedState,
+        intent_log: WriteIntentLog,
+        deletion: Deletion,
+        keys: Sequence[Key],
     ) -> Operation[None]:
         """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""
-        intent_log = cached.intent_log
-        if intent_log is None:
-            return
         yield from self._states.expect_log(cached, deletion.timeout)
         partitions = yield from self._partitions(intent_log, deletion)
         for partition in partitions:
@@ -220,21 +275,20 @@ class WriteIntents:
         self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion
     ) -> Operation[Any]:
         """Delete the rows that a filter matches now, by their keys. Raises WriteIntentFailed."""
-        further = {
-            name: value
-            for name, value in deletion.options.items()
-            if name not in ("filter_params", "pks")
-        }
+        # The keys replace the filter, its parameters and "pks".
+        options = dict(deletion.options)
+        options.pop("filter_params", None)
+        options.pop("pks", None)
+
         answers: list[Any] = []
         yield from self._states.expect_log(cached, deletion.timeout)
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
-            for part in in_parts(
-                (yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST
-            ):
+            keys = yield from self.matching(cached.key_field, within)
+            for part in in_parts(keys, KEYS_PER_REQUEST):
                 yield from self._note_keys(intent_log, deletion, partition, part)
                 where = is_one_of(cached.key_field, part)
-                by_key = replace(within, ids=None, filter=where, options=further)
+                by_key = replace(within, ids=None, filter=where, options=options)
                 answers.append((yield by_key.ask()))
         return _together(answers)
 
@@ -245,24 +299,27 @@ class WriteIntents:
         partition: str | None,
         keys: Sequence[Key],
     ) -> Operation[None]:
-        note = self._point(intent_log, dict.fromkeys(keys, ""), partition, deletion.timeout)
-        yield from self._noting(deletion.collection, intent_log, note)
+        with _refusing_write(deletion.collection, intent_log):
+            no_names = dict.fromkeys(keys, "")
+            yield from self._point(intent_log, no_names, partition, deletion.timeout)
 
     def matching(self, key_field: str, deletion: Deletion) -> Operation[list[Key]]:
-        """Return the keys of the rows that a deletion's filter matches, in key order. Raises StoreError."""
-        collection, where = deletion.collection, deletion.filter
+        """Return the keys of the rows that a filter matches, in key order. Raises StoreError."""
+        collection = deletion.collection
+        where = deletion.filter
         partitions = [deletion.partition_name] if deletion.partition_name else None
         template = {
             name: deletion.options[name] for name in ("filter_params",) if name in deletion.options
         }
 
-        def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
+        def ask(filter: str, limit: int, options: Mapping[str, Any]) -> Ask:
             args = (collection, filter, [key_field], deletion.timeout, None, partitions)
-            return Ask("query", args, {**template, **how, "limit": limit})
+            return Ask("query", args, {**template, **options, "limit": limit})
 
-        # Pages have the consistency level of the collection, not of the request; they show what this strongly
-        # consistent query has shown.
+        # Pages have the consistency level of the collection, not of the request; they show what
+        # this strongly consistent query has shown.
         yield ask(str(where), 1, STRONG)
+
         keys: list[Key] = []
         while True:
             cursor = f"{key_field} > {literal(keys[-1])} and " if keys else ""
@@ -295,7 +352,10 @@ class WriteIntents:
         timeout: float | None,
         changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
     ) -> Operation[None]:
-        """Note the names of the rows that keys refer to; an empty one notes a deletion. changed: by partial updates."""
+        """Note the names of the rows that keys refer to; an empty name notes a deletion.
+
+        changed: the fields that partial updates change, by key.
+        """
         notes = [
             stored_note(intent_log, key, partition_name, name, changed.get(key, ()))
             for key, name in names.items()
@@ -303,29 +363,39 @@ class WriteIntents:
         for part in in_parts(notes, ROWS_PER_REQUEST):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
-    def _noting(
-        self, collection: str, intent_log: WriteIntentLog, note: Operation[None]
-    ) -> Operation[None]:
-        """Run a note. Raises WriteIntentFailed, or the error of pymilvus for rows that it refuses itself."""
-        try:
-            yield from note
-        except (MilvusException, grpc.RpcError) as error:
-            of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
-            if of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
-                raise
-            raise WriteIntentFailed(
-                f"nothing was written to {collection!r}: a refresh rewrites its rows, a write must be noted first in "
-                f"{intent_log.collection!r}, which failed: {error}. "
-                "Write again; the client needs the right to write to that collection"
-            ) from error
+
+def _with_state(
+    call: Callable[[CachedState], Operation[T]], cached: CachedState
+) -> Operation[tuple[T, CachedState]]:
+    """Run call(cached); return its result and the state, which `StateCache.retrying` chooses."""
+    return (yield from call(cached)), cached
+
+
+@contextmanager
+def _refusing_write(collection: str, intent_log: WriteIntentLog) -> Iterator[None]:
+    """Convert errors of a note to WriteIntentFailed, except pymilvus's own about the rows."""
+    try:
+        yield
+    except (MilvusException, grpc.RpcError) as error:
+        # pymilvus raises its own refusals as subclasses, a server's as the class itself.
+        is_of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
+        if is_of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
+            raise
+        raise WriteIntentFailed(
+            f"nothing was written to {collection!r}: a refresh rewrites its rows, a write must be "
+            f"noted first in {intent_log.collection!r}, which failed: {error}. "
+            "Write again; the client needs the right to write to that collection"
+        ) from error
 
 
 def _together(answers: Sequence[Any]) -> Any:
-    """Combine the answers of several deletions: the number of deleted rows or, from old servers, their keys."""
+    """Combine the answers of deletions: the number of deleted rows or, from old servers, keys."""
     if any(isinstance(answer, list) for answer in answers):
         return [key for answer in answers for key in answer]
     if len(answers) == 1:
         return answers[0]
-    return OmitZeroDict(
-        {name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")}
-    )
+
+    sums = {}
+    for name in ("delete_count", "cost"):
+        sums[name] = sum(answer.get(name, 0) for answer in answers)
+    return OmitZeroDict(sums)

@@ -1,9 +1,14 @@
-"""`insert`, `upsert`, `delete` and `create_collection`, without I/O."""
+"""`insert`, `upsert`, `delete` and `create_collection`, without I/O.
+
+A write goes from the cached collection state to the biases of its rows, to the augmented vectors,
+to the server. What more it needs while a job rewrites the collection is in `write_intents` and
+`dual_write`; the collection state says that a job is running.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -40,7 +45,23 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 if TYPE_CHECKING:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
-PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
+PUT_BACK_TRIES = 5
+PUT_BACK_PAUSE = 0.2
+"""Waits, in seconds, until a job has put back a row that it hides for an instant."""
+
+SideRows = tuple[str, list[dict[str, Any]]]
+"""A side collection, and the rows with biases for it."""
+
+
+@dataclass(frozen=True)
+class SentWrite:
+    """A write that the server has taken, but for the biases in side collections."""
+
+    answer: dict[str, Any]
+    cached: CachedState
+    """The collection state by which the rows were encoded."""
+    side_rows: Sequence[SideRows]
+    """Rows that are still to be written to side collections."""
 
 
 class Writes:
@@ -54,70 +75,96 @@ class Writes:
     def write(
         self, write: Write, *, valid: bool = True
     ) -> Operation[tuple[dict[str, Any], CachedState]]:
-        """Insert or upsert rows, with a bias for each row that has a vector; return the answer and a collection state.
+        """Insert or upsert rows, with a bias for each row that has a vector.
 
-        valid: refuse invalid vectors instead of giving them bias 0. If a write to a side collection fails, the rows are
-        stored without biases. Raises WriteIntentFailed if the write could not be noted; nothing is stored then.
+        valid: refuse invalid vectors instead of giving them bias 0. Returns the answer and a
+        collection state. If a write to a side collection fails, the rows are stored without biases.
+        Raises WriteIntentFailed if the write could not be noted; nothing is stored then.
         """
-        collection, timeout = write.collection, write.timeout
+        collection = write.collection
+        timeout = write.timeout
         are_new = write.method == "insert"
 
-        def put(write: Write, cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
-            stored, side_columns = yield from self._encoded(
-                cached, write, are_new=are_new, valid=valid
+        put = partial(self._put, write, are_new, valid)
+        sent = yield from self._states.retrying(collection, timeout, put)
+        answer = sent.answer
+        cached = sent.cached
+
+        is_current = self._states.remembered(collection) is cached
+        if not is_current:
+            # A job may have begun meanwhile, and may have undone the write.
+            put_again = partial(self._put_again, write, are_new, valid)
+            sent, cached = yield from self._intents.repeated(
+                collection, timeout, cached, sent, put_again
             )
-            yield from self._intents.note_rows(cached, replace(write, data=stored))
-            answer = yield from _put(cached, write, stored)
-            upserts = []
-            for side, columns in side_columns:
-                keys = answer.get("ids") or [row[cached.key_field] for row in write.rows]
-                upserts.append(
-                    (side, with_columns([{cached.key_field: key} for key in keys], columns))
-                )
-            return answer, upserts
 
-        def put_again(cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
-            if write.adds:
-                raise WriteIntentFailed(
-                    f"the write to {collection!r} was so slow that a refresh, which began meanwhile, may have undone "
-                    "it: read the rows again, and write the update again where it is missing"
-                )
-            return (
-                yield from put(replace(write, method="upsert"), cached)
-            )  # an insert would create duplicates
-
-        (answer, _), (_, upserts), cached = yield from self._intents.noted(
-            collection, timeout, partial(put, write), put_again
-        )
         # The rows are stored at this point: a later failure must not write them again.
-        try:
-            for side, lines in upserts:
-                yield from write_in_parts(
-                    replace(write, collection=side), lines, partial(_upsert, side, timeout)
-                )
-        except PERHAPS_OUTDATED:
-            self._states.forget(collection)
-            raise
+        if sent.side_rows:
+            yield from self._put_biases(write, sent.side_rows)
         return answer, cached
 
+    def _put(
+        self, write: Write, are_new: bool, valid: bool, cached: CachedState
+    ) -> Operation[SentWrite]:
+        """Encode the rows by this collection state, and send them."""
+        stored, side_columns = yield from self._encoded(cached, write, are_new, valid)
+        if cached.intent_log is not None:
+            noted = replace(write, data=stored)
+            yield from self._intents.note_rows(cached, cached.intent_log, noted)
+
+        if cached.states and isinstance(stored, list):
+            # Augmented vectors are longer than the user's: together they may exceed a limit.
+            send = partial(_send, cached, write)
+            answer = yield from write_in_parts(write, stored, send)
+        else:
+            answer = yield from _send(cached, write, stored)
+        return SentWrite(answer, cached, _side_rows(cached, write, answer, side_columns))
+
+    def _put_again(
+        self, write: Write, are_new: bool, valid: bool, cached: CachedState
+    ) -> Operation[SentWrite]:
+        """Write rows again that a job may have overwritten."""
+        if write.adds:
+            raise WriteIntentFailed(
+                f"the write to {write.collection!r} was so slow that a refresh, which began "
+                "meanwhile, may have undone it: read the rows again, and write the update again "
+                "where it is missing"
+            )
+        # Another insert would create duplicates.
+        upsert = replace(write, method="upsert")
+        return (yield from self._put(upsert, are_new, valid, cached))
+
+    def _put_biases(self, write: Write, side_rows: Iterable[SideRows]) -> Operation[None]:
+        """Write the biases of written rows to their side collections."""
+        try:
+            for side, rows in side_rows:
+                upsert = partial(_upsert, side, write.timeout)
+                yield from write_in_parts(replace(write, collection=side), rows, upsert)
+        except PERHAPS_OUTDATED:
+            self._states.forget(write.collection)
+            raise
+
     def _encoded(
-        self, cached: CachedState, write: Write, *, are_new: bool, valid: bool = True
+        self, cached: CachedState, write: Write, are_new: bool, valid: bool
     ) -> Operation[tuple[Any, list[tuple[str, Columns]]]]:
         """Return the rows as they are stored, and the columns of each side collection."""
-        rows, bias = write.rows, write.bias
+        rows = write.rows
         stored = write.data
         side_columns: list[tuple[str, Columns]] = []
         for state in cached.states.values():
             if not _bring_vectors(rows, state.field):
                 continue
-            codec, vectors = state.codec, vectors_of(state, rows, valid=valid)
+
+            vectors = vectors_of(state, rows, valid=valid)
             biases = yield from self._biases.of_rows(
-                write.collection, state, vectors, bias, are_new=are_new
+                write.collection, state, vectors, write.bias, are_new=are_new
             )
+            codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
+
             if codec.side_collection is None:
                 rows = stored = with_columns(rows, columns)
-            elif bias == "compute":
+            elif write.bias == "compute":
                 yield from self._states.expect_sides(cached, write.timeout)
                 side_columns.append((codec.side_collection, columns))
         return stored, side_columns
@@ -135,28 +182,38 @@ class Writes:
         cached = yield from self._states.cached_state(collection, timeout)
         _expect_importable(collection, cached)
         writer = yield InStore(lambda store: store.import_writer(collection, folder))
-        source, number = iter(rows), 0
+        source = iter(rows)
+        row_count = 0
         while batch := list(islice(source, ROWS_PER_REQUEST)):
-            for i, row in enumerate(batch, number):
+            for i, row in enumerate(batch, row_count):
                 if lacking := [name for name in cached.states if name not in row]:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
+
             write = Write("insert", collection, batch, timeout, bias=bias)
-            stored, _ = yield from self._encoded(cached, write, are_new=True)
+            stored, _ = yield from self._encoded(cached, write, are_new=True, valid=True)
             yield Compute(partial(writer.add, stored))
-            number += len(batch)
+            row_count += len(batch)
         paths: list[str] = yield Compute(writer.commit)
         return paths
 
     def delete(self, deletion: Deletion, cached: CachedState) -> Operation[dict[str, int]]:
-        """Delete rows, and their biases in a side collection if keys name them; otherwise the next refresh does."""
+        """Delete rows, and their biases in a side collection if keys name them.
+
+        After a deletion by a filter, the next refresh removes these biases.
+        """
         keys = [*_listed(deletion.options.get("pks")), *_listed(deletion.ids)]
         answer: dict[str, int]
+
         yield from self._states.expect_sides(cached, deletion.timeout)
-        if cached.intent_log is not None and deletion.filter and not keys:
-            answer = yield from self._intents.delete_matching(cached, cached.intent_log, deletion)
-        else:
-            yield from self._intents.note_deletion(cached, deletion, keys)
+        intent_log = cached.intent_log
+        if intent_log is None:
             answer = yield deletion.ask()
+        elif deletion.filter and not keys:
+            answer = yield from self._intents.delete_matching(cached, intent_log, deletion)
+        else:
+            yield from self._intents.note_deletion(cached, intent_log, deletion, keys)
+            answer = yield deletion.ask()
+
         for state in cached.states.values():
             if deletion.ids and (side := state.codec.side_collection):
                 yield Ask("delete", (side, deletion.ids, deletion.timeout))
@@ -168,24 +225,27 @@ class Writes:
         arguments: Mapping[str, Any],
         hubness: CorrectionConfig | Sequence[CorrectionConfig] | None,
     ) -> Operation[None]:
-        """Create a collection, with banks and states for the fields of `hubness`. arguments: of pymilvus, by name."""
+        """Create a collection, with banks and states for the fields of `hubness`.
+
+        arguments: of pymilvus, by name. After an error nothing of it is left.
+        """
         if hubness is None:
-            yield from self._states.forgetting(
-                Ask("create_collection", (collection,), dict(arguments))
-            )
+            call = Ask("create_collection", (collection,), dict(arguments))
+            yield from self._states.forgetting(call)
             return
+
         schema, index, further = new_collections.schema_and_indexes(arguments)
         timeout = further["timeout"]
         corrected = new_collections.new_fields(collection, hubness, schema, index)
         saved: list[tuple[BankReference, Made]] = []
         created = False
         try:
+            states: dict[str, CollectionState] = {}
             for new_field in corrected:
-                saved.append((yield InStore(new_field.save_bank)))
-            states = {
-                new_field.name: new_field.state(reference)
-                for new_field, (reference, _) in zip(corrected, saved, strict=True)
-            }
+                reference, made = yield InStore(new_field.save_bank)
+                saved.append((reference, made))
+                states[new_field.name] = new_field.state(reference)
+
             properties = {state.property_name: state.to_json() for state in states.values()}
             further["properties"] = {**(further.get("properties") or {}), **properties}
             stored = CollectionSchema.construct_from_dict(schema.to_dict())
@@ -193,11 +253,11 @@ class Writes:
                 milvus_schema.widen(stored, state)
             yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
+
             for reference, _ in saved:
                 yield InStore(partial(_list_bank, collection, reference.collection))
-            yield Ask(
-                "create_index", (collection, new_collections.served_indexes(index, states), timeout)
-            )
+            served = new_collections.served_indexes(index, states)
+            yield Ask("create_index", (collection, served, timeout))
             yield Ask("load_collection", (collection, timeout))
         except Exception:
             if created:
@@ -221,6 +281,7 @@ def _list_bank(collection: str, bank: str, store: MilvusStore) -> None:
 
 
 def _expect_importable(collection: str, cached: CachedState) -> None:
+    """Raises InvalidInput, and UnsupportedOperation if imported rows would lack something."""
     if not cached.states:
         raise InvalidInput(
             f"collection {collection!r} is not corrected: use pymilvus's bulk writer"
@@ -238,52 +299,76 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
 
 
 def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
-    """Return the vectors (n, d) of rows that a user writes, float32. valid: require vectors that can have a bias."""
+    """Return the vectors (n, d) of rows that a user writes, float32.
+
+    valid: require vectors that can have a bias. This is the only check of a user's rows.
+    """
     hidden = state.codec.hidden_fields
     for i, row in enumerate(rows):
         if taken := [name for name in hidden if name in row]:
             raise InvalidInput(
                 f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
             )
+
     vectors = without_tensors([unpacked(row[state.field], state.dtype) for row in rows])
+    rounded = rounded_vectors(vectors, state)
     try:
-        as_stored = state.layout.rows(rounded_vectors(vectors, state))
+        return state.require_storable(rounded) if valid else state.layout.rows(rounded)
     except InvalidInput:
-        for i, vector in enumerate(vectors):
-            try:
-                got = f"shape {np.shape(vector)}"
-            except ValueError:
-                got = "lists of several lengths"
-            if got != f"shape {(state.dim,)}":
-                message = (
-                    f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
-                )
-                raise DimensionMismatch(message) from None
+        # The message of a vector of another shape is to name its row.
+        _expect_shapes(state, vectors)
         raise
-    return state.require_storable(as_stored) if valid else as_stored
 
 
-def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
-    """Write rows, those of a corrected collection in parts if they exceed the server's limits together."""
-    if cached.states and isinstance(stored, list):
-        return (yield from write_in_parts(write, stored, partial(_put_at_once, cached, write)))
-    return (yield from _put_at_once(cached, write, stored))
+def _expect_shapes(state: CollectionState, vectors: Sequence[Any]) -> None:
+    """Raise DimensionMismatch for the first vector of another shape than (d,)."""
+    for i, vector in enumerate(vectors):
+        try:
+            shape = np.shape(vector)
+        except ValueError:
+            got = "lists of several lengths"
+        else:
+            if shape == (state.dim,):
+                continue
+            got = f"shape {shape}"
+        raise DimensionMismatch(
+            f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
+        ) from None
 
 
-def _upsert(collection: str, timeout: float | None, rows: Any) -> Operation[dict[str, Any]]:
-    answer: dict[str, Any] = yield Ask("upsert", (collection, rows, timeout))
+def _side_rows(
+    cached: CachedState,
+    write: Write,
+    answer: Mapping[str, Any],
+    side_columns: Iterable[tuple[str, Columns]],
+) -> list[SideRows]:
+    """Return the rows of side collections for the keys of an answer."""
+    side_rows: list[SideRows] = []
+    for side, columns in side_columns:
+        keys = answer.get("ids") or [row[cached.key_field] for row in write.rows]
+        keyed = [{cached.key_field: key} for key in keys]
+        side_rows.append((side, with_columns(keyed, columns)))
+    return side_rows
+
+
+def _send(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
+    """Write rows by one request."""
+    args = (write.collection, stored, write.timeout, write.partition_name)
+    request = Ask(write.method, args, dict(write.options))
+    if write.in_part and cached.intent_log is not None:
+        return (yield from _update_noted(request))
+    answer: dict[str, Any] = yield request
     return answer
 
 
-def _put_at_once(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
-    """Write rows by one request.
+def _update_noted(request: Ask) -> Operation[dict[str, Any]]:
+    """Make a partial update while a job replays writes.
 
-    A partial update is tried again while a job that replays an outdated deletion may hide its row.
+    A job that replays an outdated deletion hides the row for an instant, which the server reports
+    as a missing row.
     """
-    args = (write.collection, stored, write.timeout, write.partition_name)
-    request = Ask(write.method, args, dict(write.options))
     answer: dict[str, Any]
-    for _ in range(PUT_BACK_TRIES if write.in_part and cached.intent_log is not None else 0):
+    for _ in range(PUT_BACK_TRIES):
         try:
             answer = yield request
         except MilvusException:
@@ -294,17 +379,25 @@ def _put_at_once(cached: CachedState, write: Write, stored: Any) -> Operation[di
     return answer
 
 
+def _upsert(collection: str, timeout: float | None, rows: Any) -> Operation[dict[str, Any]]:
+    answer: dict[str, Any] = yield Ask("upsert", (collection, rows, timeout))
+    return answer
+
+
 def _listed(keys: Any) -> list[Any]:
     """Return keys as a list; an empty list for invalid keys, which pymilvus refuses."""
     if isinstance(keys, int | str):
         return [keys]
-    return (
-        keys if isinstance(keys, list) and all(isinstance(key, int | str) for key in keys) else []
-    )
+    if isinstance(keys, list) and all(isinstance(key, int | str) for key in keys):
+        return keys
+    return []
 
 
 def _bring_vectors(rows: Any, field: str) -> bool:
-    """Whether these are rows with a vector of this field. Raises DataNotMatchException if only some have it."""
+    """Whether these are rows with a vector of this field.
+
+    Raises DataNotMatchException, as pymilvus does, if only some have it.
+    """
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False
     bring = [field in row for row in rows]

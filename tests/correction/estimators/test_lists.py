@@ -13,7 +13,7 @@ from milvus_hubness.correction.estimators.base import ALIASES, ESTIMATORS
 from milvus_hubness.errors import InvalidParameter
 from tests.docs import pages
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OWN = pytest.mark.parametrize("estimator", own_estimators(), ids=lambda one: one.class_name)
 
 

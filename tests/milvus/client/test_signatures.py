@@ -6,6 +6,8 @@ import pytest
 from pymilvus import AsyncMilvusClient, MilvusClient
 
 from milvus_hubness import AsyncHubnessClient, HubnessClient
+from milvus_hubness.milvus.client.collection_methods import CollectionMethods
+from milvus_hubness.milvus.client.methods import Methods
 
 PAIRS = [(HubnessClient, MilvusClient), (AsyncHubnessClient, AsyncMilvusClient)]
 NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -78,3 +80,12 @@ def test_a_search_names_its_re_ranker_and_how_many_candidates_it_takes(ours):
 def test_methods_that_pymilvus_adds_later_pass_through(monkeypatch):
     monkeypatch.setattr(MilvusClient, "brand_new", lambda self, what: ("new", what), raising=False)
     assert HubnessClient.brand_new is MilvusClient.brand_new
+
+
+def test_each_method_that_both_clients_share_is_a_coroutine_function_in_the_async_client():
+    for shared in (Methods, CollectionMethods):
+        for name, method in vars(shared).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                mine = getattr(AsyncHubnessClient, name)
+                assert inspect.iscoroutinefunction(mine), name
+                assert mine.__doc__, name
