@@ -34,6 +34,7 @@ from milvus_hubness.milvus.store.write_intents import (
     NAME_FIELD,
     NOTE_KEY_FIELD,
     changed_in,
+    new_row_name,
     notes_filter,
     partition_of,
     row_names_in,
