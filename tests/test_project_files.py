@@ -128,7 +128,9 @@ def test_the_image_of_qdrant_is_one_that_the_client_accepts():
     """It warns of others, and warnings are errors in tests."""
     legs = workflow("servers.yml")["jobs"]["server"]["strategy"]["matrix"]["include"]
     images = [leg["image"] for leg in legs if leg["tests"] == "qdrant-server"]
-    pinned = re.search(r'"QDRANT_IMAGE", "(.*)"', (ROOT / "tests" / "servers.py").read_text())
+    pinned = re.search(
+        r'"QDRANT_IMAGE", "(.*)"', (ROOT / "tests" / "support" / "servers.py").read_text()
+    )
     assert images == [pinned[1]]
     assert is_compatible(version("qdrant-client"), images[0].rpartition(":v")[2])
 

@@ -377,19 +377,24 @@ def find_themselves(
     first: Callable[[int], list[list[Key]]],
     second: Callable[[int], list[list[Key]]],
 ) -> tuple[Flags, Flags, Flags]:
-    """Return which rows count, and which are among the TOP best of searches for their own vectors, in the first place
-    and in the second, each (n,). first, second: search for the vectors of all rows, and return so many keys of each.
+    """Return which rows count, and which are found by their own vectors in two places, each (n,).
 
-    A row need not be its own nearest under IP, and new rows may push it out of its ten best. So the first place is
-    searched again after the second, and a row counts only if both answers agree: clients write meanwhile.
+    first, second: search one place for the vectors of all rows, and return so many keys of each. A
+    row is found if it is among the TOP best.
+
+    A row need not be its own nearest under IP, and new rows may push it out of its ten best. So the
+    first place is searched again after the second, and a row counts only if both answers agree:
+    clients write meanwhile.
     """
 
-    def found(search: Callable[[int], list[list[Key]]]) -> Flags:
+    def among_best(search: Callable[[int], list[list[Key]]]) -> Flags:
         return np.array(
             [key in best[:TOP] for key, best in zip(keys, search(SEARCHED), strict=True)], np.bool_
         )
 
-    before, by_second, after = found(first), found(second), found(first)
+    before = among_best(first)
+    by_second = among_best(second)
+    after = among_best(first)
     return before == after, before, by_second
 
 

@@ -486,12 +486,11 @@ class Proxy:
                 self.port = self._server.add_secure_port(address, credentials)
         if not self.port:
             await self._channel.close()
-            known = (
-                ", and a key that gRPC knows: RSA, or elliptic on P-256 or P-384"
-                if self.options.tls
-                else ""
-            )
-            raise InvalidParameter(f"cannot listen on {address}: choose a free port{known}")
+            remedy = "choose a free port"
+            if self.options.tls:
+                remedy += ", and a key that gRPC knows: RSA, or elliptic on P-256 or P-384"
+            raise InvalidParameter(f"cannot listen on {address}: {remedy}")
+
         await self._server.start()
 
     async def stop(self) -> None:

@@ -31,7 +31,9 @@ def copied(lite, name, items, bank):
 
 def enabled(lite, name, items, bank):
     with_second_field(lite.client(), name, items, "IP", 16)
-    plan = plan_enable(lite.store(), name, bank, estimator=NNN(4), where="vectors", force=True)
+    plan = plan_enable(
+        lite.store(), name, bank, estimator=NNN(4), where="second_vector", force=True
+    )
     return lambda: enable(lite.store(), plan, client_ttl=0.0)
 
 
