@@ -106,7 +106,8 @@ class Correction:
     def of_rows(self, vectors: Floats, *, are_new: bool) -> tuple[Floats, Floats]:
         """Return what `centred` and `locality_hints` return of vectors (n, d), from one product with the bank if it is
         of a size that NumPy computes at once. are_new: in place of that of the correction."""
-        bank, count = self.fitted.bank.vectors, len(vectors) * len(self.fitted.bank)
+        bank = self.fitted.bank.vectors
+        count = len(vectors) * len(self.fitted.bank)
         on_cuda = not uses_numpy(count * bank.shape[1]) and resolve_device().type == "cuda"
         if (
             on_cuda
@@ -133,7 +134,8 @@ class Correction:
     def _landmarks(self) -> tuple[Floats, Floats, Floats]:
         """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
         bank = self.fitted.bank.vectors
-        landmarks, lengths = evenly(bank), lengths_of(bank[places(len(bank))]).astype(np.float32)
+        landmarks = evenly(bank)
+        lengths = lengths_of(bank[places(len(bank))]).astype(np.float32)
         return (
             landmarks,
             coordinates(landmarks, self.layout.locality_directions),

@@ -367,7 +367,8 @@ class CollectionState(FrozenModel):
             return SecondVectorCodec(*common, second=self.second_vector)
         if self.reranking is None:
             return VectorCodec(*common)
-        side_collection, candidates = self.reranking.side_collection, self.reranking.candidates
+        side_collection = self.reranking.side_collection
+        candidates = self.reranking.candidates
         if side_collection is None:
             return FieldsCodec(*common, candidates=candidates)
         return SideCollectionCodec(*common, side_collection=side_collection, candidates=candidates)

@@ -49,7 +49,8 @@ def bank_coverage(
 ) -> Coverage:
     """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases; regions
     are clusters of items. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
-    query_vectors, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
+    query_vectors = QueryBank.of(bank).vectors
+    items = as_vectors(gallery, "the gallery")
     counts = k_occurrence(nearest(query_vectors, items, k), len(items), k)
     similarity: Vectors = np.asarray(topk_mean(items, query_vectors, 1), np.float32)
     return Coverage(counts, similarity, *_regions(items))
@@ -121,10 +122,8 @@ def drift_between(
 ) -> Drift:
     """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at random.
     With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors."""
-    at_most, permutations = (
-        whole_number("at_most", at_most),
-        whole_number("permutations", permutations),
-    )
+    at_most = whole_number("at_most", at_most)
+    permutations = whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
     first, second = (
         vectors[rng.permutation(len(vectors))[:at_most]]
@@ -172,7 +171,8 @@ def _compared(
 ) -> tuple[float, float, float]:
     """Return the unbiased MMD², the share of the variance between the samples, which sets a large shift apart from
     one merely significant, and the p-value by permutations (Gretton et al., JMLR 2012, eq. 3 and section 8)."""
-    n, m = len(first), len(second)
+    n = len(first)
+    m = len(second)
     kernel = _kernel(np.concatenate([first, second]))
     own = np.zeros(
         (n + m, 1 + permutations), np.float32

@@ -477,7 +477,8 @@ def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int6
     """Return (group, m) the rank of the best of each query's positives (m, p)."""
     import torch
 
-    scores, biases = bounds.scores, bounds.biases
+    scores = bounds.scores
+    biases = bounds.biases
     best = (scores.gather(1, positives) - biases[:, positives]).amax(2)
     # An item ranks before the positive if its corrected score is above this, (group, m).
     margins = MARGIN * bounds.largest.clamp(min=biases.abs().amax(1, keepdim=True))

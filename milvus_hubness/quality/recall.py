@@ -18,7 +18,8 @@ from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import Interval, confidence_interval
 
-ROWS, QUERIES = 20_000, 500
+ROWS = 20_000
+QUERIES = 500
 K = 10
 GRAPH_BUDGET = 5e8
 """Rows × width × efConstruction × M/16 of one graph: at most about 3.5 s on two cores."""
@@ -83,7 +84,8 @@ def measure_recall(
     locality_hints: (n, c), zeros by default. Compare the two recalls only with each other: the nearest items of a
     sample are easier to find than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
     """
-    rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
+    rows = np.asarray(vectors, np.float32)
+    query_vectors = np.asarray(queries, np.float32)
     columns = None if locality_hints is None else np.asarray(locality_hints)
     subtracted = np.asarray(biases, np.float32)
     spec = IndexSpec.of(index_type, index_params)
@@ -103,7 +105,8 @@ def measure_recall(
         len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total)
     )
     spec = spec.for_sample(len(chosen), total)
-    rows, subtracted = rows[chosen], subtracted[chosen]
+    rows = rows[chosen]
+    subtracted = subtracted[chosen]
     columns = None if columns is None else columns[chosen]
     k = min(K, len(rows))
     if spec.search_parameter is None or value is None:
@@ -113,17 +116,20 @@ def measure_recall(
             spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1
         )
 
-    reduced, reduced_queries = layout.reduce_items(rows), layout.reduce_queries(query_vectors)
+    reduced = layout.reduce_items(rows)
+    reduced_queries = layout.reduce_queries(query_vectors)
     scores = reduced_queries.astype(np.float64) @ reduced.astype(np.float64).T
     if layout.metric == "L2":
-        reduced, reduced_queries = rows, query_vectors
+        reduced = rows
+        reduced_queries = query_vectors
     form = _Form(reduced, reduced_queries, "L2" if layout.metric == "L2" else "IP", scores, k, spec)
     raw = form.recalls(value)
     scores -= subtracted
     fitted = measured_on(
         layout, rows, query_vectors, graph_hint=graph_hint, length_pull=length_pull
     )
-    stored, sent = fitted.augment(rows, subtracted, columns), fitted.encode_queries(query_vectors)
+    stored = fitted.augment(rows, subtracted, columns)
+    sent = fitted.encode_queries(query_vectors)
     form = _Form(stored, sent, "IP", scores, k, spec)
     return RecallGate(
         rows=len(rows),
@@ -161,7 +167,9 @@ class _Form:
         spec: IndexSpec,
     ) -> None:
         self.index = AnnIndex(items, spec, metric=metric)
-        self.queries, self.scores, self.k = queries, scores, k
+        self.queries = queries
+        self.scores = scores
+        self.k = k
         longest = np.square(items, dtype=np.float64).sum(axis=1).max()
         magnitude = (np.square(queries, dtype=np.float64).sum(axis=1) + longest) / 2
         self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * magnitude
@@ -184,11 +192,13 @@ def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
         return bool(difference.mean() >= -difference.std(ddof=1) / np.sqrt(len(difference)))
 
     most = min(LIMIT * value, form.index.spec.params.get("nlist", LIMIT * value))
-    low, high = value - 1, value
+    low = value - 1
+    high = value
     while not holds(high):
         if high >= most:
             return None
-        low, high = high, min(2 * high, most)
+        low = high
+        high = min(2 * high, most)
     return bisect_left(range(high), True, low + 1, key=holds)
 
 

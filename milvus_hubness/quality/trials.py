@@ -158,7 +158,8 @@ def _by_method(
 ) -> Iterator[list[Trial]]:
     """Yield the trials of each of `METHODS` kinds. best: the nearest items of each bank query. unit: the spread of
     scores. An agreement is that of the biases from two halves of the bank, as `FittedBias.with_agreement` has it."""
-    m, ks = len(bank), [k for k in KS if k <= len(bank)] or [1]
+    m = len(bank)
+    ks = [k for k in KS if k <= len(bank)] or [1]
     nearest = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), m))
     means = (
         nearest.values.cumsum(1, dtype=np.float64)[:, np.array(ks) - 1].T / np.array(ks)[:, None]
@@ -192,10 +193,8 @@ def _by_method(
     yield [Trial(fitted.estimator, 1.0, fitted.bias(gallery)) for fitted in flat]
 
     blended = Sinkhorn(temperature=BLENDED, neighbors=_neighbors(m * len(gallery)))
-    inputs, near = (
-        FitInputs(gallery, target_bank, None),
-        TopK(*(part[:, :NEIGHBORS] for part in nearest)),
-    )
+    inputs = FitInputs(gallery, target_bank, None)
+    near = TopK(*(part[:, :NEIGHBORS] for part in nearest))
     sinkhorns = [
         replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)
     ]
@@ -243,10 +242,8 @@ def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vect
     """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each bank query."""
     one = RelativeNNN()
     f = (-one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)).astype(np.float32)
-    rows, relative = (
-        np.pad(gallery, ((0, 0), (0, 1)), constant_values=1),
-        np.hstack([bank.vectors, f[:, None]]),
-    )
+    rows = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1)
+    relative = np.hstack([bank.vectors, f[:, None]])
     values = topk(rows, relative, min(max(RELATIVE_KS), len(bank))).values
     return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
 
@@ -255,10 +252,8 @@ def _logsumexps(
     gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float
 ) -> dict[float, Vectors]:
     """Return the log-sum-exp of each item's scores for each temperature, in one pass over the scores."""
-    steps, weights = (
-        AllScores(gallery, queries, scores="recomputed"),
-        np.zeros((len(temperatures), len(queries))),
-    )
+    steps = AllScores(gallery, queries, scores="recomputed")
+    weights = np.zeros((len(temperatures), len(queries)))
     return dict(
         zip(temperatures, -steps.from_items(weights, unit * np.array(temperatures)), strict=True)
     )

@@ -354,10 +354,8 @@ def _table(
     gains: Sequence[measures.Interval | None] = [None] * len(r1s)
     if outcome.ranks.size:
         hits = outcome.hits
-        r1s, gains = (
-            hits.mean(1).tolist(),
-            measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed),
-        )
+        r1s = hits.mean(1).tolist()
+        gains = measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
     kinds = [
         (None, 0.0, None, None),
         *((trial.estimator, trial.strength, *trial.form) for trial in trials),

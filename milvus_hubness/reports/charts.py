@@ -54,7 +54,8 @@ class _Drawing:
     """The elements of a chart, in SVG units. kind: the CSS class of an element."""
 
     def __init__(self, title: str, width: float, height: float) -> None:
-        self._title, self._size = title, (width, height)
+        self._title = title
+        self._size = (width, height)
         self._elements: list[Markup] = []
 
     def add(self, element: str, *values: object) -> None:
@@ -104,13 +105,15 @@ class _Plot:
         values: Sequence[float],
         label: Label,
     ) -> None:
-        self._drawing, (self._first, self._last) = drawing, ends
+        self._drawing = drawing
+        self._first, self._last = ends
         left, self.right, self.top, self.bottom = box
         ticks = round_ticks(min(values), max(values))
         # Labels end before the plot: long ones, such as 0.05%, need more room than `box` leaves.
         longest = max(len(label(tick)) for tick in ticks)
         self.left = max(left, LETTER * longest + LABEL_GAP)
-        self._low, self._high = min(*values, ticks[0]), max(*values, ticks[-1])
+        self._low = min(*values, ticks[0])
+        self._high = max(*values, ticks[-1])
         for tick in ticks:
             drawing.line("grid", self.left, self.right, self.y(tick), self.y(tick))
             drawing.text(self.left - LABEL_GAP, self.y(tick) + 4, label(tick), "end")
@@ -159,14 +162,13 @@ def curve(
     of: the name of the strength, in short and in full, and that of the mark."""
     name, against, marked = of
     drawing = _Drawing(f"{title} against {against}", WIDTH, height)
-    box, bounds = (
-        (44, WIDTH - 14, CURVE_TOP, height - 22),
-        [bound for _, *bounds in band for bound in bounds],
-    )
-    ends, label = (
-        (0, max(strengths) or 1.0),
-        lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}",
-    )
+    box = (44, WIDTH - 14, CURVE_TOP, height - 22)
+    bounds = [bound for _, *bounds in band for bound in bounds]
+    ends = (0, max(strengths) or 1.0)
+
+    def label(tick: float) -> str:
+        return f"{100 * tick:.4g}%" if percent else f"{tick:.4g}"
+
     plot = _Plot(drawing, box, ends, [*values, *bounds], label)
     last_label = -math.inf
     for strength in strengths:
@@ -184,7 +186,8 @@ def curve(
     plot.mark_now(now, f"{marked}: {now:g}", "middle", 70)
     for strength, value in zip(strengths, values, strict=True):
         shown = f"{100 * value:.1f}%" if percent else f"{value:.2f}"
-        kind, radius = "before" if strength == 0 else "after", 5 if strength in (0, now) else 3
+        kind = "before" if strength == 0 else "after"
+        radius = 5 if strength in (0, now) else 3
         drawing.dot(kind, plot.x(strength), plot.y(value), radius, f"{name} {strength:g}: {shown}")
     drawing.text(0, 14, title, "start", "name")
     return drawing.svg()
@@ -284,7 +287,8 @@ def round_ticks(low: float, high: float) -> list[float]:
     span = (high - low) or abs(high) or 1.0
     size = 10 ** math.floor(math.log10(span / 3))
     step = next(size * factor for factor in (1, 2, 5, 10) if span / (size * factor) <= 4)
-    first, last = math.floor(low / step), math.ceil(high / step)
+    first = math.floor(low / step)
+    last = math.ceil(high / step)
     return [step * nth for nth in range(first, max(last, first + 1) + 1)]
 
 

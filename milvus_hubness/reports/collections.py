@@ -99,7 +99,8 @@ def read_biased(
         gates: tuple[int | None, int | None] = (None, None)
         verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
         if estimator is None and verdict and verdict.choice:
-            estimator, gates = from_dict(verdict.choice), (verdict.gate, verdict.gate_targets)
+            estimator = from_dict(verdict.choice)
+            gates = (verdict.gate, verdict.gate_targets)
         estimator = estimator or Blend()
         correction = Correction.fit(
             layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank
@@ -149,7 +150,9 @@ def diagnose(
         field=field,
         progress=progress,
     )
-    gallery, layout, verdict = biased.gallery, biased.gallery.layout, biased.verdict
+    gallery = biased.gallery
+    layout = biased.gallery.layout
+    verdict = biased.verdict
     queries.expect_dim(layout.dim, "the field")
     return report.diagnose(
         layout.reduce_queries(queries.vectors),
@@ -195,7 +198,8 @@ def tune(
     state = info.state_of(field)
     if bank is None and state:
         stored = store.load_bank(state.profile.bank)
-        bank, target_bank = stored.queries, target_bank or stored.targets
+        bank = stored.queries
+        target_bank = target_bank or stored.targets
     if bank is None:
         raise InvalidInput(
             f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})"

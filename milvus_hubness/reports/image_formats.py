@@ -45,7 +45,9 @@ def image_in(content: bytes) -> Image | None:
 def _png(content: bytes) -> _Span | None:
     if not content.startswith(b"\x89PNG\r\n\x1a\n"):
         return None
-    at, size, has_data = 8, (0, 0), False
+    at = 8
+    size = (0, 0)
+    has_data = False
     while True:
         length, kind = struct.unpack_from(">I4s", content, at)
         end = at + 12 + length
@@ -75,7 +77,8 @@ ALONE = {0x01, *range(0xD0, 0xD8)}
 def _jpeg(content: bytes) -> _Span | None:
     if not content.startswith(b"\xff\xd8\xff"):
         return None
-    at, size = 2, (0, 0)
+    at = 2
+    size = (0, 0)
     while content[at] == 0xFF:
         marker = content[at + 1]
         if marker == 0xFF:  # Filling.
@@ -107,7 +110,8 @@ def _gif(content: bytes) -> _Span | None:
     if content[:6] not in (b"GIF87a", b"GIF89a"):
         return None
     width, height, flags = struct.unpack_from("<HHB", content, 6)
-    at, has_image = 13 + _colours(flags), False
+    at = 13 + _colours(flags)
+    has_image = False
     while True:
         block = content[at]
         if block == 0x3B:
@@ -134,7 +138,9 @@ def _webp(content: bytes) -> _Span | None:
     end = 8 + length
     if riff != b"RIFF" or form != b"WEBP" or end > len(content):
         return None
-    at, size, has_image = 12, (0, 0), False
+    at = 12
+    size = (0, 0)
+    has_image = False
     while at + 8 <= end:
         kind, length = struct.unpack_from("<4sI", content, at)
         at += 8
@@ -144,10 +150,12 @@ def _webp(content: bytes) -> _Span | None:
             size = _three(content, at + 4) + 1, _three(content, at + 7) + 1
         elif kind == b"VP8 " and content[at + 3 : at + 6] == b"\x9d\x01\x2a":
             width, height = struct.unpack_from("<HH", content, at + 6)
-            size, has_image = _larger(size, (width & 0x3FFF, height & 0x3FFF)), True
+            size = _larger(size, (width & 0x3FFF, height & 0x3FFF))
+            has_image = True
         elif kind == b"VP8L" and content[at] == 0x2F:
             [bits] = struct.unpack_from("<I", content, at + 1)
-            size, has_image = _larger(size, ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)), True
+            size = _larger(size, ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1))
+            has_image = True
         has_image |= kind == b"ANMF" and all(size)
         at += length + length % 2
     return _Span(*size, end) if has_image and at == end else None

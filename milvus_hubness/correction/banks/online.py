@@ -93,7 +93,8 @@ def merge(
     )
     everything = origins + sampled[valid]
     vectors = np.concatenate([bank.vectors, samples[valid]]) if len(valid) else bank.vectors
-    units, priority = _units(vectors), priorities(everything, terms)
+    units = _units(vectors)
+    priority = priorities(everything, terms)
     held = np.arange(own)
     while True:
         rest = np.setdiff1d(np.arange(own, len(vectors)), held)

@@ -89,7 +89,8 @@ def columns(near: Floats, reach: float) -> Floats:
 
 def neighbour_hints(rows: Floats, bank: Floats, directions: str) -> float:
     """Return the mean cosine between the locality hints of items (n, d) and those of their nearest neighbours."""
-    items, queries = evenly(rows, COMPARED_ROWS), evenly(bank, COMPARED_ROWS)
+    items = evenly(rows, COMPARED_ROWS)
+    queries = evenly(bank, COMPARED_ROWS)
     positions = coordinates(
         queries, hint_directions_in(directions, rows.shape[1]).astype(np.float32)
     )

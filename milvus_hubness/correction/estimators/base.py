@@ -47,7 +47,8 @@ _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
     "int": whole_number, "int | None": whole_number, "float": finite_number, "float | None": finite_number,
 }  # fmt: skip
 
-QUERIES, ITEMS = 1_000, 20_000
+QUERIES = 1_000
+ITEMS = 20_000
 
 Strength: TypeAlias = float | Literal["agreement"]
 
@@ -90,7 +91,8 @@ class Estimator(ABC):
     def __post_init__(self) -> None:
         """Check and convert all numbers, by their annotations; None stays where it is the default."""
         for parameter in fields(self):
-            convert, value = _CONVERSIONS.get(str(parameter.type)), getattr(self, parameter.name)
+            convert = _CONVERSIONS.get(str(parameter.type))
+            value = getattr(self, parameter.name)
             if convert and (value is not None or parameter.default is not None):
                 object.__setattr__(self, parameter.name, convert(parameter.name, value))
         if self.strength != "agreement":
@@ -259,7 +261,8 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
 
     It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d), spread evenly.
     """
-    queries, items = _evenly(bank.vectors, QUERIES), _evenly(gallery, ITEMS)
+    queries = _evenly(bank.vectors, QUERIES)
+    items = _evenly(gallery, ITEMS)
     centred = items - items.mean(0)
     spread = np.sqrt(np.mean((queries @ (centred.T @ centred / len(items))) * queries, 0).sum())
     largest = np.abs(queries @ items[:QUERIES].T).max()
@@ -368,7 +371,8 @@ class FittedBias:
         """
         if self.estimator.strength != "agreement":
             return self
-        sample, agreement = items[_places(items, ITEMS)], 0.0
+        sample = items[_places(items, ITEMS)]
+        agreement = 0.0
         if middle := len(self.bank) // 2:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
             parts = (

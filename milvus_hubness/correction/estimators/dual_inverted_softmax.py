@@ -59,5 +59,6 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
     @property
     def _taus(self) -> tuple[float, float, float]:
         """tau_query, tau_target, and λ / tau_query; the share of the targets is the rest of 1."""
-        query, target = self.tau_of("tau_query"), self.tau_of("tau_target")
+        query = self.tau_of("tau_query")
+        target = self.tau_of("tau_target")
         return query, target, target / (query + target)

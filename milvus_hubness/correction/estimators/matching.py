@@ -19,7 +19,8 @@ Numbers = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float32]
 
 TEMPERATURE = 0.2
-ITERATIONS, TOLERANCE = 30, 1e-3
+ITERATIONS = 30
+TOLERANCE = 1e-3
 FEW_QUERIES = 0.1
 """Share of the items; with fewer queries, matching gained nothing on real data: see benchmarks/matching.py."""
 LARGEST_BIAS_SPREAD, LARGEST_GAP = 1.1, 1.0
@@ -74,7 +75,8 @@ class Balanced(NamedTuple):
 
 def balanced(pairs: Pairs, items: int, spread: float) -> Balanced:
     """Balance the queries against the items, each of which has a pair. spread: of a query's scores over the items."""
-    tau, count = TEMPERATURE * spread, len(pairs.starts)
+    tau = TEMPERATURE * spread
+    count = len(pairs.starts)
     if not count:
         return Balanced(
             np.empty(0, np.float32), [], dict.fromkeys(("queries", "items", "pairs"), 0)
@@ -125,8 +127,10 @@ def one_to_one(pairs: Pairs, scores: Scores, items: int) -> npt.NDArray[np.bool_
     if not m:
         return np.zeros(0, np.bool_)
     # SciPy needs a full matching, so each query gets an item of its own that costs more than any other assignment.
-    queries, costs = pairs.by_query(np.arange(m)), 1.0 + scores.max() - scores.astype(np.float64)
-    rows, columns = np.r_[queries, np.arange(m)], np.r_[pairs.items, items + np.arange(m)]
+    queries = pairs.by_query(np.arange(m))
+    costs = 1.0 + scores.max() - scores.astype(np.float64)
+    rows = np.r_[queries, np.arange(m)]
+    columns = np.r_[pairs.items, items + np.arange(m)]
     weights = np.r_[costs, np.full(m, (m + 1) * costs.max())]
     _, chosen = min_weight_full_bipartite_matching(
         coo_array((weights, (rows, columns)), shape=(m, items + m)).tocsr()
@@ -146,5 +150,6 @@ def spread_of(total: npt.NDArray[np.float64]) -> float:
     """Return the standard deviation of a query's scores over all items, from the sum of their `moments` (3, q), as
     `estimators.base.score_spread` measures it."""
     means, sizes = total[1:] / np.maximum(total[0], 1)
-    variance, size = float(np.mean(sizes - np.square(means))), float(np.mean(sizes))
+    variance = float(np.mean(sizes - np.square(means)))
+    size = float(np.mean(sizes))
     return math.sqrt(variance if variance > 1e-12 * size else size) or 1.0

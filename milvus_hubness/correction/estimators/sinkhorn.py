@@ -68,14 +68,16 @@ def iterate(
     So the items' marginal is exact, and the bank's has the reported error. Ends for a tau when that is at most `tol`,
     or after `iterations`.
     """
-    balances, active = {}, np.arange(len(taus))
+    balances = {}
+    active = np.arange(len(taus))
     for done in range(1, iterations + 1):
         g, shares = step(f[active], taus[active])
         errors = np.abs(shares / items - 1 / f.shape[1]).sum(1)
         for row, (which, error) in enumerate(zip(active.tolist(), errors.tolist(), strict=True)):
             if error <= tol or done == iterations:
                 balances[which] = Balance(f[which].copy(), g[row], done, error, error <= tol)
-        active, shares = active[errors > tol], shares[errors > tol]
+        active = active[errors > tol]
+        shares = shares[errors > tol]
         if not len(active):
             break
         f[active] -= taus[active, None] * np.log(shares)
@@ -203,31 +205,33 @@ def fit_together(
     """Return fits of estimators that differ in tau and temperature only, each with its biases of the items: gallery,
     then target bank if it is needed. Each pass over the scores serves all. nearest: as `PairSteps` has them; by
     default computed."""
-    one, items = estimators[0], np.asarray(inputs.gallery, np.float32)
+    one = estimators[0]
+    items = np.asarray(inputs.gallery, np.float32)
     if one.needs_target_bank:
         items = np.concatenate(
             [items, require_target_bank(bank, inputs.target_bank, type(one).__name__)]
         )
-    taus, iterations = np.array([estimator.tau_of() for estimator in estimators]), one.iterations
+    taus = np.array([estimator.tau_of() for estimator in estimators])
+    iterations = one.iterations
     steps = AllScores(bank.vectors, items, one.device, "sparse" if one.neighbors else None)
-    g, ahead = np.zeros((len(taus), len(items)), np.float32), [0] * len(taus)
+    g = np.zeros((len(taus), len(items)), np.float32)
+    ahead = [0] * len(taus)
     if inputs.start is not None:
         g, _ = steps.from_bank(
             np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus
         )
     if steps.scores == "sparse" and iterations > 1:
-        k, sides = one.neighbors or NEIGHBORS, (items, bank.vectors)
+        k = one.neighbors or NEIGHBORS
+        sides = (items, bank.vectors)
         near = PairSteps.nearest(*(nearest or (
             topk(rows, columns, min(k, len(columns)), device=one.device) for rows, columns in (sides, sides[::-1])
         )))  # fmt: skip
         firsts = iterate(
             near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol
         )
-        g, ahead, iterations = (
-            np.stack([first.g for first in firsts]),
-            [first.iterations for first in firsts],
-            1,
-        )
+        g = np.stack([first.g for first in firsts])
+        ahead = [first.iterations for first in firsts]
+        iterations = 1
     balances = iterate(
         steps.from_bank, steps.from_items(g, taus), taus, len(items), iterations, one.tol
     )

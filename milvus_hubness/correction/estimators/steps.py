@@ -24,7 +24,8 @@ Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 TINY = float(np.finfo(np.float32).tiny)
 
 Scores: TypeAlias = Literal["float32", "recomputed", "sparse"]
-CUDA_SHARE, MOST_ON_CUDA = 0.6, 2e12
+CUDA_SHARE = 0.6
+MOST_ON_CUDA = 2e12
 
 
 def scores_for(m: int, n: int, free: float | None = None) -> Scores:
@@ -56,7 +57,10 @@ class AllScores:
         device: str = "auto",
         scores: Scores | None = None,
     ) -> None:
-        self._bank, self._items, self._device, free = bank, items, device, None
+        self._bank = bank
+        self._items = items
+        self._device = device
+        free = None
         if scores is None and not uses_numpy(bank.size * len(items), device):
             import torch
 
@@ -83,7 +87,8 @@ def _pass(
     tiles: Iterable[tuple[slice, Any]], n: int, potentials: Potentials, taus: Taus
 ) -> tuple[Potentials, Potentials]:
     """Return −tau · log Σ exp((s + potential) / tau) of each of n rows, and the shares of the columns."""
-    softmin, shares = np.empty((len(taus), n), np.float32), np.zeros(potentials.shape)
+    softmin = np.empty((len(taus), n), np.float32)
+    shares = np.zeros(potentials.shape)
     library: Any = np
     weights: Any = potentials.astype(np.float32)
     for part, scores in tiles:
@@ -113,14 +118,18 @@ class PairSteps:
 
     def __init__(self, items: Numbers, queries: Numbers, scores: Potentials) -> None:
         order = np.argsort(items, kind="stable")
-        self._item, self._query, self._scores = items[order], queries[order], scores[order]
+        self._item = items[order]
+        self._query = queries[order]
+        self._scores = scores[order]
         self._by_query = np.argsort(self._query, kind="stable")
-        self._of_item, self._of_query = np.bincount(items), np.bincount(queries)
+        self._of_item = np.bincount(items)
+        self._of_query = np.bincount(queries)
 
     @classmethod
     def nearest(cls, of_items: TopK, of_queries: TopK) -> PairSteps:
         """Return the pairs of the nearest of each item and of each query, as `topk` has them, (n, k) and (m, k)."""
-        m, n = len(of_queries.values), len(of_items.values)
+        m = len(of_queries.values)
+        n = len(of_items.values)
         pairs = np.concatenate([np.ravel(of_items.indices + m * np.arange(n)[:, None]),
                                 np.ravel(of_queries.indices * m + np.arange(m)[:, None])])  # fmt: skip
         pairs, first = np.unique(pairs, return_index=True)

@@ -32,8 +32,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "IVF_PQ": {"nlist": 128, **PRODUCT},
 }
 AUTOINDEX = {"M": 18, "efConstruction": 240}
-EF, NPROBE = 16, 8
-PRODUCT_POINTS, PRODUCT_ROUNDS = 16, 10
+EF = 16
+NPROBE = 8
+PRODUCT_POINTS = 16
+PRODUCT_ROUNDS = 10
 SCALAR_QUANTIZERS = {
     "SQ4U": "QT_4bit_uniform", "SQ6": "QT_6bit", "SQ8": "QT_8bit", "FP16": "QT_fp16", "BF16": "QT_bf16",
 }  # fmt: skip
@@ -87,9 +89,11 @@ class AnnIndex:
     def __init__(
         self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]
     ) -> None:
-        self._faiss, self.spec = import_faiss(), spec
+        self._faiss = import_faiss()
+        self.spec = spec
         rows = np.ascontiguousarray(rows, np.float32)
-        width, m = rows.shape[1], spec.params.get("m", 1)
+        width = rows.shape[1]
+        m = spec.params.get("m", 1)
         if width % m:
             raise InvalidParameter(f"m = {m} of {spec.kind} does not divide the width {width}")
         faiss_metric = getattr(
@@ -118,7 +122,8 @@ class AnnIndex:
         return rows
 
     def _empty(self, width: int, metric: int) -> Any:
-        params, kind = self.spec.params, self.spec.kind
+        params = self.spec.params
+        kind = self.spec.kind
         if self.spec.search_parameter is None:
             return self._faiss.IndexFlat(width, metric)
         if self.spec.search_parameter == "nprobe":

@@ -23,7 +23,9 @@ from milvus_hubness.correction.kernels.policy import resolve_device
 from milvus_hubness.errors import InvalidInput
 
 ERROR = 0.01
-SAMPLE, LEAST_SAMPLE, TIMED = 1024, 32, 8192
+SAMPLE = 1024
+LEAST_SAMPLE = 32
+TIMED = 8192
 LEAST_BANK = 2_000
 """Smallest bank that is divided into lists."""
 ROWS_AT_ONCE = 1 << 16
@@ -75,13 +77,17 @@ class BankIndex:
     def __init__(
         self, kind: Literal["ivf", "cagra", "flat"], bank: torch.Tensor, k: int, *, on_gpu: bool
     ) -> None:
-        self._faiss, self._kind, self._k, self._on_gpu = import_faiss(), kind, k, on_gpu
+        self._faiss = import_faiss()
+        self._kind = kind
+        self._k = k
+        self._on_gpu = on_gpu
         m, d = bank.shape
         self._count = max(1, min(int(8 * sqrt(m)), m // TRAINING_ROWS_PER_LIST))
         self._index = self._empty(d, bank.device.index or 0)
         if kind == "ivf":
             training = self._index.cp
-            training.seed, training.min_points_per_centroid = 0, 1
+            training.seed = 0
+            training.min_points_per_centroid = 1
             training.max_points_per_centroid = TRAINING_ROWS_PER_LIST
         # CAGRA reads a bank on the device in place, for which its rows must be multiples of 16 bytes.
         self._bank = bank.cpu() if kind == "cagra" and d % 4 else bank
@@ -94,7 +100,8 @@ class BankIndex:
         if self._kind == "cagra":
             yield from (width for width in GRAPH_WIDTHS if width >= self._k)
             return
-        width, last = 1, min(self._count, GPU_LIMIT) if self._on_gpu else self._count
+        width = 1
+        last = min(self._count, GPU_LIMIT) if self._on_gpu else self._count
         while width < last:
             yield width
             width = max(width + 1, width * 3 // 2)
@@ -103,7 +110,8 @@ class BankIndex:
     def search(self, x: torch.Tensor, width: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the k largest products of rows x (n, d) that a search of this width finds, and their rows of the bank
         or −1, (n, k), on the device of x."""
-        x, params = x.contiguous(), None
+        x = x.contiguous()
+        params = None
         scores, rows = (
             x.new_empty(len(x), self._k, dtype=dtype) for dtype in (torch.float32, torch.int64)
         )
@@ -187,8 +195,11 @@ class ApproximateBank:
     def __init__(
         self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, device: str = "auto"
     ) -> None:
-        bank, self.k = Operands.of(X, B, device).bank.float().contiguous(), validate_k(k, B)
-        self._bank, self._device, self._on_gpu = bank, device, resolve_device(device).type == "cuda"
+        bank = Operands.of(X, B, device).bank.float().contiguous()
+        self.k = validate_k(k, B)
+        self._bank = bank
+        self._device = device
+        self._on_gpu = resolve_device(device).type == "cuda"
         self._exact: Callable[[torch.Tensor], torch.Tensor] = lambda rows: topk_mean(
             rows, bank, k, device=device
         )
@@ -231,9 +242,12 @@ class ApproximateBank:
         if len(self._bank) < LEAST_BANK or not kinds:
             return Tuned()
         scores, nearest = topk(sample, self._bank, self.k, device=self._device)
-        means, half = scores.mean(1, dtype=torch.float64), len(sample) // 2
+        means = scores.mean(1, dtype=torch.float64)
+        half = len(sample) // 2
         spread = float(means.std(correction=0))
-        exact_seconds, best, chosen = seconds_of(lambda: self._means(timed)), Tuned(), None
+        exact_seconds = seconds_of(lambda: self._means(timed))
+        best = Tuned()
+        chosen = None
         for kind in kinds:
             self._index = index = BankIndex(kind, self._bank, self.k, on_gpu=self._on_gpu)
             for width in index.widths():
@@ -243,16 +257,15 @@ class ApproximateBank:
                     continue
                 speedup = exact_seconds / seconds_of(lambda: self._means(timed))
                 if speedup > best.speedup:
-                    recall, mean = (
-                        index.recall(sample[half:], width, nearest[half:]),
-                        float(off[half:].mean()),
-                    )
+                    recall = index.recall(sample[half:], width, nearest[half:])
+                    mean = float(off[half:].mean())
                     best = Tuned(
                         kind, width, recall, mean, float(off[half:].max()), mean / spread, speedup
                     )
                     chosen = index
                 break
-        self._index, self._width = chosen, best.width
+        self._index = chosen
+        self._width = best.width
         return best
 
     def _means(self, rows: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,8 @@ class DynamicGate:
         """Return (n,) whether each row of gallery (n, d) is activated by bank (m, d) or, with `k_targets`, by
         target_bank (t, d). Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the gallery has
         fewer than k or k_targets items."""
-        items, sets = np.asarray(gallery, np.float32), [(np.asarray(bank, np.float32), self.k)]
+        items = np.asarray(gallery, np.float32)
+        sets = [(np.asarray(bank, np.float32), self.k)]
         if self.k_targets is not None:
             sets.append((np.asarray(target_bank, np.float32), self.k_targets))
         nearest = [np.ravel(topk(vectors, items, k).indices) for vectors, k in sets]
