@@ -497,7 +497,7 @@ def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert "rows to write" in planned.stdout
     assert "rows written" not in planned.stdout
     for option, value in (("--k", "0"), ("--k", "4"), ("--alpha", "0.5")):
-        said = (f"{option} needs --method nnn", "(0.5 RelativeNNN(k=8, discount=")
+        said = (f"{option} needs --method nnn", "(0.5 RelativeNNN(k=8) + ")
         assert_fails(run("refresh", "products_hubness", option, value), 2, *said)
 
 

@@ -231,15 +231,11 @@ def test_commands_print_words(quick_folder, monkeypatch):
 
 
 SHARED = (
-    "banks",
-    "enable",
-    "migration",
-    "operations",
-    "refresh",
-    "state.py",
-    "waiting.py",
-    "correction.py",
-    "stores",
+    "basics/waiting.py",
+    "correction/banks",
+    "correction/fitted.py",
+    "correction/state.py",
+    "jobs",
 )
 """The parts of milvus_hubness whose messages a user of qdrant-hubness may see."""
 ELSEWHERE = {
