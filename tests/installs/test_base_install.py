@@ -165,13 +165,15 @@ def test_only_what_every_client_needs_is_installed(programs):
 
 
 def test_commands_without_their_extra_name_it(programs, serve, tmp_path):
-    """A refresh that finds the bank as it was fits nothing, and needs no extra."""
+    """A refresh of few rows computes with NumPy alone, and needs no extra."""
     uri, bank = serve("commands.db"), tmp_path / "bank.npy"
     np.save(bank, vectors(np.random.default_rng(2), 60, 16))
     command = programs / "milvus-hubness"
-    for name in ("status", "refresh"):
-        assert "migrated" in succeed(command, name, "migrated", "--uri", uri)
-    for arguments in (["refresh", "migrated", "--force"], ["tune", "source", "--field", "vector"]):
+    for arguments in (["status"], ["refresh"], ["refresh", "--bank", bank, "--force"]):
+        assert "migrated" in succeed(
+            command, arguments[0], "migrated", *arguments[1:], "--uri", uri
+        )
+    for arguments in (["tune", "source", "--field", "vector"],):
         done = run(command, *arguments, "--bank", bank, "--uri", uri)
         assert (done.returncode, done.stdout) == (1, "")
         assert "torch" in done.stderr
