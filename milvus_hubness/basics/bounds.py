@@ -59,8 +59,11 @@ T = TypeVar("T")
 
 
 def read_record(validate: Callable[[str], T], text: str, what: str, remedy: str) -> T:
-    """Return `validate(text)`. what, remedy: for messages, what the record is and how it can be
-    repaired. Raises StateError, in one line that names the place in the record."""
+    """Return `validate(text)`.
+
+    what, remedy: for messages, what the record is and how it can be repaired. Raises StateError, in
+    one line that names the place in the record.
+    """
     _expect_bounded(text, what, remedy)
     try:
         return validate(text)

@@ -10,7 +10,8 @@ from milvus_hubness.basics.texts import visible, visible_line
 
 class VisibleRecords(logging.Filter):
     """A filter that lets all records through, with escapes in place of line feeds and of characters
-    that a terminal obeys. A traceback keeps its lines."""
+    that a terminal obeys. A traceback keeps its lines.
+    """
 
     _formatter = logging.Formatter()
 

@@ -33,7 +33,8 @@ _SERVER = re.compile(r"v?(\d+)\.(\d+)")
 def naming_extras() -> Iterator[None]:
     """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs
     the module, and UnsupportedVersion in place of any other ImportError where a library is of an
-    unsupported version."""
+    unsupported version.
+    """
     try:
         yield
     except ImportError as error:

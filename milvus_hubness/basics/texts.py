@@ -49,7 +49,8 @@ def visible_line(text: str) -> str:
 
 def visible_json(text: str) -> str:
     """Return a JSON text, on one line, with JSON's own escapes in place of the same characters: its
-    values stay."""
+    values stay.
+    """
     return _HIDDEN_IN_LINE.sub(lambda hidden: json.dumps(hidden[0])[1:-1], text)
 
 
@@ -59,7 +60,8 @@ def _escape(hidden: re.Match[str]) -> str:
 
 def describe(estimator: dict[str, Any]) -> str:
     """Return an estimator's dictionary in readable form, 0.83 (0.5 NNN(k=8, alpha=1) + …), without
-    constant parameters: first the factor on the biases, unless it is 1."""
+    constant parameters: first the factor on the biases, unless it is 1.
+    """
     text = _at_full_strength(estimator)
     strength = _strength(estimator)
     if strength == "agreement":
@@ -73,7 +75,8 @@ def describe(estimator: dict[str, Any]) -> str:
 
 def agreement_sentence(estimator: dict[str, Any]) -> str | None:
     """Return what the agreement of an estimator's dictionary means; None if its strength is a
-    number."""
+    number.
+    """
     if _strength(estimator) != "agreement":
         return None
     if (agreement := estimator.get("agreement")) is None:
@@ -128,8 +131,7 @@ def number(value: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1
-    d."""
+    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
     name, size = next((unit for unit in TIME_UNITS if seconds >= unit[1]), TIME_UNITS[-1])
     count = seconds / size
     return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"

@@ -32,8 +32,10 @@ class WaitPolicy:
 
     @classmethod
     def default(cls) -> WaitPolicy:
-        """Return the default policy; $MILVUS_HUBNESS_WAIT_SECONDS sets `limit`. Raises
-        InvalidParameter."""
+        """Return the default policy; $MILVUS_HUBNESS_WAIT_SECONDS sets `limit`.
+
+        Raises InvalidParameter.
+        """
         text = os.environ.get(WAIT_VARIABLE) or str(cls.limit)
         try:
             limit = float(text)

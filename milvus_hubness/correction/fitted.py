@@ -64,10 +64,11 @@ class Correction:
     ) -> Correction:
         """Fit the estimator on the bank, gallery (n, d) and target bank.
 
-        The layout reduces them to inner products. start: potentials of an earlier fit on this bank, for
-        iterative estimators. fit: a function called in place of the estimator's own `fit`; its first argument
-        is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors only,
-        and InvalidInput if the estimator needs an argument that is missing.
+        The layout reduces them to inner products. start: potentials of an earlier fit on this bank,
+        for iterative estimators. fit: a function called in place of the estimator's own `fit`; its
+        first argument is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a
+        bank of zero vectors only, and InvalidInput if the estimator needs an argument that is
+        missing.
         """
         reduced = _reduced_bank(layout, bank)
         others: dict[str, Any] = {
@@ -84,7 +85,10 @@ class Correction:
     def restore(
         cls, layout: Layout, estimator: Estimator, bank: StoredBank, mean_bias: float = 0.0
     ) -> Correction:
-        """Restore an earlier fit from its bank and potentials, without the gallery. Raises as `fit` does."""
+        """Restore an earlier fit from its bank and potentials, without the gallery.
+
+        Raises as `fit` does.
+        """
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
         fitted = estimator.restore(
             _reduced_bank(layout, bank.queries), bank.potentials, target_bank=targets
@@ -92,8 +96,9 @@ class Correction:
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
-        """Return the c locality hint columns of vectors (n, d), float32 (n, c), from the nearest bank queries; 0 for
-        vectors that can have no bias."""
+        """Return the c locality hint columns of vectors (n, d), float32 (n, c), from the nearest
+        bank queries; 0 for vectors that can have no bias.
+        """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
@@ -104,8 +109,10 @@ class Correction:
         return hints
 
     def of_rows(self, vectors: Floats, *, are_new: bool) -> tuple[Floats, Floats]:
-        """Return what `centred` and `locality_hints` return of vectors (n, d), from one product with the bank if it is
-        of a size that NumPy computes at once. are_new: in place of that of the correction."""
+        """Return what `centred` and `locality_hints` return of vectors (n, d), from one product
+        with the bank if it is of a size that NumPy computes at once. are_new: in place of that of
+        the correction.
+        """
         bank = self.fitted.bank.vectors
         count = len(vectors) * len(self.fitted.bank)
         on_cuda = not uses_numpy(count * bank.shape[1]) and resolve_device().type == "cuda"
@@ -132,7 +139,9 @@ class Correction:
 
     @cached_property
     def _landmarks(self) -> tuple[Floats, Floats, Floats]:
-        """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
+        """Queries of the bank, of length 1, their coordinates in the locality hint columns, and
+        their lengths.
+        """
         bank = self.fitted.bank.vectors
         landmarks = evenly(bank)
         lengths = lengths_of(bank[places(len(bank))]).astype(np.float32)
@@ -143,7 +152,9 @@ class Correction:
         )
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
-        """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE, zero."""
+        """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under
+        COSINE, zero.
+        """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
@@ -154,11 +165,13 @@ class Correction:
     def allowed_differences(
         self, vectors: Floats, centred: Floats, tolerance: float = BIAS_TOLERANCE
     ) -> Floats:
-        """Return how much stored biases may differ from `centred`, those of vectors (n, d) computed now, (n,).
+        """Return how much stored biases may differ from `centred`, those of vectors (n, d) computed
+        now, (n,).
 
-        tolerance: relative to centred biases of at least 1. Similarities, and biases before they are centred, may be
-        far larger than that, if vectors are long or far from the bank. Their float32 rounding depends on the other
-        rows of the same computation, so that it is allowed too.
+        tolerance: relative to centred biases of at least 1. Similarities, and biases before they
+        are centred, may be far larger than that, if vectors are long or far from the bank. Their
+        float32 rounding depends on the other rows of the same computation, so that it is allowed
+        too.
         """
         valid = ~self.layout.invalid(vectors)
         size = np.zeros(len(vectors))
@@ -170,8 +183,10 @@ class Correction:
         return np.maximum(tolerance * np.maximum(1, np.abs(centred)), ROUNDING * size)
 
     def _finite(self, biases: Biases) -> Floats:
-        """Return the biases as float32. Raises InvalidInput for NaN and infinity, which a database would store and rank
-        by."""
+        """Return the biases as float32.
+
+        Raises InvalidInput for NaN and infinity, which a database would store and rank by.
+        """
         with np.errstate(over="ignore"):
             rounded = np.asarray(biases, np.float32)
         if not np.isfinite(rounded).all():
@@ -194,8 +209,9 @@ def row_biases(
     state: CollectionState,
     epoch: int | None,
 ) -> RowBiases:
-    """Return the biases of vectors (n, d) from the corrections by slot, and the locality hints of the active profile.
-    Slots that share a correction share its biases."""
+    """Return the biases of vectors (n, d) from the corrections by slot, and the locality hints of
+    the active profile. Slots that share a correction share its biases.
+    """
     distinct = {id(correction): correction for correction in corrections.values()}
     biases = {number: correction.centred(vectors) for number, correction in distinct.items()}
     by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
@@ -203,7 +219,9 @@ def row_biases(
 
 
 def epoch_of_new_rows(state: CollectionState) -> int:
-    """Return the epoch of rows with the biases of new rows: negative if the formula gives them others."""
+    """Return the epoch of rows with the biases of new rows: negative if the formula gives them
+    others.
+    """
     leave_room = any(from_dict(profile.estimator).potentials for profile in state.profiles.values())
     return -state.profile.epoch if leave_room else state.profile.epoch
 
@@ -219,8 +237,11 @@ def initial_state(
     gate_targets: int | None = None,
     **others: Any,
 ) -> CollectionState:
-    """Return the first state of a field: one profile, refreshed now. others: further fields of the state. Raises
-    InvalidParameter for values that no reader of the state accepts."""
+    """Return the first state of a field: one profile, refreshed now.
+
+    others: further fields of the state. Raises InvalidParameter for values that no reader of the
+    state accepts.
+    """
     try:
         profile = Profile(
             estimator=to_dict(estimator),
@@ -253,7 +274,10 @@ def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
 
 
 def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
-    """Reduce a target bank to inner products. Raises DimensionMismatch, and EmptyBank if it has no valid row."""
+    """Reduce a target bank to inner products.
+
+    Raises DimensionMismatch, and EmptyBank if it has no valid row.
+    """
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
     rows = _valid(layout, bank.vectors)

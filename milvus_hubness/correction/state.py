@@ -48,7 +48,10 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def to_json(self) -> str:
-        """Return the record as JSON. Raises StateError if `model_copy` gave it values that no reader accepts."""
+        """Return the record as JSON.
+
+        Raises StateError if `model_copy` gave it values that no reader accepts.
+        """
         text = self.model_dump_json()
         read_record(
             type(self).model_validate_json,
@@ -66,8 +69,10 @@ class PropertyModel(FrozenModel):
 
     @classmethod
     def read(cls: type[Model], properties: Mapping[str, str], collection: str) -> Model | None:
-        """Read the record from the properties of a collection, which messages name; None if the property is missing or,
-        on servers that cannot drop one, empty. Raises StateError if the record is broken."""
+        """Read the record from the properties of a collection, which messages name; None if the
+        property is missing or, on servers that cannot drop one, empty. Raises StateError if the
+        record is broken.
+        """
         text = properties.get(cls.property_name)
         if not text:
             return None
@@ -91,10 +96,12 @@ SMALLEST_PARAMETER, LARGEST_PARAMETER = 1e-100, 1e37
 
 
 def _valid_estimator(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of an estimator unchanged. Raises InvalidParameter if the estimator has no such values.
+    """Return the description of an estimator unchanged.
 
-    An estimator that this process does not know, of another package or of a newer version, is judged where it computes:
-    searches and the proxy need no more than the stored biases.
+    Raises InvalidParameter if the estimator has no such values.
+
+    An estimator that this process does not know, of another package or of a newer version, is
+    judged where it computes: searches and the proxy need no more than the stored biases.
     """
     # This takes 50 ms once; torch is imported only where an estimator computes.
     from milvus_hubness.correction.estimators import from_dict
@@ -107,7 +114,10 @@ def _valid_estimator(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _expect_parameters(values: dict[str, Any]) -> None:
-    """Check the number, the depth and the size of the values, whatever they mean. Raises InvalidParameter."""
+    """Check the number, the depth and the size of the values, whatever they mean.
+
+    Raises InvalidParameter.
+    """
     rest: list[tuple[Any, int]] = [(values, 0)]
     count = 0
     while rest:
@@ -152,12 +162,16 @@ class BankReference(FrozenModel):
 
     @property
     def rows(self) -> tuple[str, str]:
-        """What identifies the generation's rows: two references differ if only one names nearest items."""
+        """What identifies the generation's rows: two references differ if only one names nearest
+        items.
+        """
         return self.collection, self.generation
 
 
 class Former(FrozenModel):
-    """The former source of a profile's biases, from which a refresh that goes back computes them again."""
+    """The former source of a profile's biases, from which a refresh that goes back computes them
+    again.
+    """
 
     estimator: StoredEstimator
     mean_bias: Number
@@ -385,7 +399,9 @@ class CollectionState(FrozenModel):
 
     @property
     def miss_rate(self) -> float | None:
-        """Measured share of the exact corrected top 10 outside the candidates; None if there are none."""
+        """Measured share of the exact corrected top 10 outside the candidates; None if there are
+        none.
+        """
         return None if self.reranking is None else self.reranking.missed
 
     @property
@@ -409,14 +425,18 @@ class CollectionState(FrozenModel):
 
     @property
     def shown_slot(self) -> int:
-        """The slot whose bias `bias_field` shows: of the active profile, or of its next value during a refresh."""
+        """The slot whose bias `bias_field` shows: of the active profile, or of its next value
+        during a refresh.
+        """
         if self.incoming is not None and self.incoming.name == self.active:
             return self.incoming.profile.slot
         return self.profile.slot
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """The banks of all profiles: of the current biases, the former ones and those that a refresh is writing."""
+        """The banks of all profiles: of the current biases, the former ones and those that a
+        refresh is writing.
+        """
         moving = [change.profile for change in (self.incoming, self.outgoing) if change is not None]
         return tuple(
             bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks
@@ -428,8 +448,11 @@ class CollectionState(FrozenModel):
         return f"{PROPERTY}.{self.field}" if self.suffix else PROPERTY
 
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return `vectors` as float32 (n, d), valid for insertion. Raises as Layout.validate_vectors does, and
-        InvalidInput naming a row that could not be read back bit for bit."""
+        """Return `vectors` as float32 (n, d), valid for insertion.
+
+        Raises as Layout.validate_vectors does, and InvalidInput naming a row that could not be read
+        back bit for bit.
+        """
         rows = self.layout.validate_vectors(vectors, what)
         if problem := self.unreadable(rows, range(len(rows))):
             raise InvalidInput(
@@ -439,7 +462,8 @@ class CollectionState(FrozenModel):
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
         """Return a message about a number in rows (n, d) that would not be read back bit for bit; empty if all would.
-        keys: names of the rows in the message."""
+        keys: names of the rows in the message.
+        """
         if not self.layout.mean or self.codec.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)
@@ -460,8 +484,10 @@ class CollectionState(FrozenModel):
     def from_json(
         cls, text: str, collection: str, property_name: str = PROPERTY
     ) -> CollectionState:
-        """Parse the state in a property of a collection. Raises UnknownStateVersion for another version, StateError for
-        a broken state."""
+        """Parse the state in a property of a collection.
+
+        Raises UnknownStateVersion for another version, StateError for a broken state.
+        """
         what = described_property(property_name, collection)
         value = read_value(text, what, REMEDY)
         version = value.get("version") if isinstance(value, dict) else None
@@ -478,8 +504,10 @@ class CollectionState(FrozenModel):
 
 
 def read_states(properties: Mapping[str, str], collection: str) -> dict[str, CollectionState]:
-    """Return the states among the properties of a collection, which messages name, by vector field. Raises as
-    `CollectionState.from_json` does."""
+    """Return the states among the properties of a collection, which messages name, by vector field.
+
+    Raises as `CollectionState.from_json` does.
+    """
     states = [
         CollectionState.from_json(text, collection, name)
         for name, text in sorted(properties.items())

@@ -16,8 +16,9 @@ from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 
 
 def reach(queries: Vectors, gallery: Vectors) -> float:
-    """Return the number of items (N, d) that are the nearest of some query (n, d), divided by N·(1 − exp(−n/N)), its
-    expectation if all items were equally likely."""
+    """Return the number of items (N, d) that are the nearest of some query (n, d), divided by N·(1
+    − exp(−n/N)), its expectation if all items were equally likely.
+    """
     reached = len(np.unique(topk(queries, gallery, 1).indices))
     return float(reached / (-len(gallery) * np.expm1(-len(queries) / len(gallery))))
 
@@ -47,8 +48,10 @@ class Coverage(NamedTuple):
 def bank_coverage(
     bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10
 ) -> Coverage:
-    """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases; regions
-    are clusters of items. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
+    """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without
+    biases; regions are clusters of items. Raises InvalidInput, DimensionMismatch, NonFiniteVectors
+    and, for k, InvalidParameter.
+    """
     query_vectors = QueryBank.of(bank).vectors
     items = as_vectors(gallery, "the gallery")
     counts = k_occurrence(nearest(query_vectors, items, k), len(items), k)
@@ -120,8 +123,10 @@ def drift_between(
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> Drift:
-    """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at random.
-    With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors."""
+    """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each,
+    drawn at random. With fewer than 50 of either, drift never fires. Raises DimensionMismatch,
+    InvalidInput, NonFiniteVectors.
+    """
     at_most = whole_number("at_most", at_most)
     permutations = whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
@@ -151,8 +156,9 @@ def drift_between(
 
 
 def _earth_mover(first: Vectors, second: Vectors, rng: np.random.Generator) -> float:
-    """Return the mean earth mover's distance between projections on random directions, as a share of the root mean
-    square deviation of all projections (Bonneel et al., JMIV 2015)."""
+    """Return the mean earth mover's distance between projections on random directions, as a share
+    of the root mean square deviation of all projections (Bonneel et al., JMIV 2015).
+    """
     directions = rng.standard_normal((first.shape[1], DIRECTIONS), np.float32)
     projected = np.concatenate([first, second]).astype(np.float64) @ (
         directions / np.linalg.norm(directions, axis=0)
@@ -169,8 +175,10 @@ def _earth_mover(first: Vectors, second: Vectors, rng: np.random.Generator) -> f
 def _compared(
     first: Vectors, second: Vectors, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Return the unbiased MMD², the share of the variance between the samples, which sets a large shift apart from
-    one merely significant, and the p-value by permutations (Gretton et al., JMLR 2012, eq. 3 and section 8)."""
+    """Return the unbiased MMD², the share of the variance between the samples, which sets a large
+    shift apart from one merely significant, and the p-value by permutations (Gretton et al., JMLR
+    2012, eq. 3 and section 8).
+    """
     n = len(first)
     m = len(second)
     kernel = _kernel(np.concatenate([first, second]))

@@ -20,9 +20,11 @@ Members = npt.NDArray[np.bool_]
 
 
 class Group(NamedTuple):
-    """The items with one value of a field, None for all further values, and their shares: of the gallery, of the first
-    answers, of the first k answers and, with positives, of the right answers. excess_*: the share of the first answers
-    less that of the right ones or, without positives, of the gallery."""
+    """The items with one value of a field, None for all further values, and their shares: of the
+    gallery, of the first answers, of the first k answers and, with positives, of the right answers.
+    excess_*: the share of the first answers less that of the right ones or, without positives, of
+    the gallery.
+    """
 
     value: str | None
     items: int
@@ -43,9 +45,10 @@ class Group(NamedTuple):
 def by_value(
     fields: Sequence[Mapping[str, Any]] | None, field: str | None, option: str
 ) -> list[tuple[str | None, Members]]:
-    """Return the frequent values of a field, largest group first, with the items (n_items,) that have it; then None for
-    all further values; nothing without a field. option: for the message. Raises InvalidInput if no item has the
-    field."""
+    """Return the frequent values of a field, largest group first, with the items (n_items,) that
+    have it; then None for all further values; nothing without a field. option: for the message.
+    Raises InvalidInput if no item has the field.
+    """
     if field is None:
         return []
     names = sorted({name for row in fields or () for name in row})
@@ -71,8 +74,10 @@ def shares(
     *,
     seed: int = 0,
 ) -> list[Group]:
-    """Return the shares of each group in the answers (n_queries, k) before and after, with 95% bootstrap intervals over
-    the queries, jointly for all. Raises InvalidInput for fewer than two queries."""
+    """Return the shares of each group in the answers (n_queries, k) before and after, with 95%
+    bootstrap intervals over the queries, jointly for all. Raises InvalidInput for fewer than two
+    queries.
+    """
     if not members:
         return []
     if len(before) < 2:

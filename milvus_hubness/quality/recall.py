@@ -32,12 +32,14 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RecallGate:
-    """recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017), with its 95% interval over the queries,
-    of an index of r (raw) and of <r, b − c> (stored), each against the exact top k of the same scores.
+    """recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017), with its 95% interval
+    over the queries, of an index of r (raw) and of <r, b − c> (stored), each against the exact top
+    k of the same scores.
 
-    index_params: of the measured index, with nlist in proportion to the rows. measured_as: its kind if it is not
-    index_type. search_parameter, value: None if the index has none. needed: the least value, up to LIMIT times the
-    present one, at which the stored recall is at most one standard error of the paired difference below the raw.
+    index_params: of the measured index, with nlist in proportion to the rows. measured_as: its kind
+    if it is not index_type. search_parameter, value: None if the index has none. needed: the least
+    value, up to LIMIT times the present one, at which the stored recall is at most one standard
+    error of the paired difference below the raw.
     """
 
     rows: int
@@ -76,7 +78,8 @@ def measure_recall(
     locality_hints: npt.ArrayLike | None = None,
     length_pull: bool = True,
 ) -> RecallGate:
-    """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall again.
+    """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw
+    recall again.
 
     vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2; at most ROWS and QUERIES usable
     ones are drawn. rows_total: rows of the collection, n by default. at_most: rows to measure, `affordable_rows` by
@@ -175,7 +178,9 @@ class _Form:
         self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * magnitude
 
     def recalls(self, value: int | None) -> Scores:
-        """Return (m,) the recall of each query; answers as good as the k-th best count, up to float32 rounding."""
+        """Return (m,) the recall of each query; answers as good as the k-th best count, up to
+        float32 rounding.
+        """
         retrieved = self.index.search(self.queries, self.k, value)
         good = np.take_along_axis(self.scores, np.maximum(retrieved, 0), 1) >= self.least[:, None]
         recalls: Scores = (good & (retrieved >= 0)).mean(axis=1)

@@ -44,7 +44,8 @@ LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 
 def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
     """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in its favour.
-    Memory: a tile of at least one row of scores."""
+    Memory: a tile of at least one row of scores.
+    """
     depth = min(DEPTH, len(items))
     places = np.empty((len(queries), depth), np.int64)
     for part, scores in score_tensors(queries, items):
@@ -84,7 +85,8 @@ Answers = Sequence[npt.NDArray[np.int64]]
 class Trial(NamedTuple):
     """An estimator, the strength of its bias, and the bias (n_items,) times that strength.
 
-    gate, gate_targets: as the k and k_targets of `DynamicGate`. activated: (n_items,) of that gate; None without one.
+    gate, gate_targets: as the k and k_targets of `DynamicGate`. activated: (n_items,) of that gate;
+    None without one.
     """
 
     estimator: Estimator
@@ -106,10 +108,12 @@ def sweep(
     *,
     progress: Progress = silent,
 ) -> list[Trial]:
-    """Return the trials on a gallery (n, d): all with each gate, which share their biases, then all without a gate.
-    Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over `KS` up to |bank|; ½
-    of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES` scores. All share one top-k pass in each
-    direction, and the trials of a method their passes over all scores. Raises InvalidInput if all items score alike."""
+    """Return the trials on a gallery (n, d): all with each gate, which share their biases, then all
+    without a gate. Those of Blend come last, with full strength at the very end. NNN runs over
+    `ALPHAS` and over `KS` up to |bank|; ½ of a mean is CSLS. Sinkhorn uses nearest pairs beyond
+    `DENSE_SCORES` scores. All share one top-k pass in each direction, and the trials of a method
+    their passes over all scores. Raises InvalidInput if all items score alike.
+    """
     unit = score_spread(bank, gallery)
     if not unit:
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
@@ -130,7 +134,9 @@ def sweep(
 def search(
     trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positives: Answers | None = None
 ) -> Outcome:
-    """Return the outcome of the raw search, then of each trial, as `assess` does, which sees equal biases once."""
+    """Return the outcome of the raw search, then of each trial, as `assess` does, which sees equal
+    biases once.
+    """
     distinct = {id(trial.bias): trial.bias for trial in trials}
     plain = assess(
         queries, gallery, [np.zeros(len(gallery), np.float32), *distinct.values()], positives
@@ -145,8 +151,10 @@ def search(
 def activated_by(
     gates: tuple[int | None, int | None], bank: Vectors, items: Vectors, targets: Vectors | None
 ) -> npt.NDArray[np.bool_] | None:
-    """Return (n,) whether a gate lets each item through; None without a gate. All vectors are reduced; targets (t, d)
-    to queries."""
+    """Return (n,) whether a gate lets each item through; None without a gate.
+
+    All vectors are reduced; targets (t, d) to queries.
+    """
     gate, gate_targets = gates
     if gate is None:
         return None
@@ -156,8 +164,11 @@ def activated_by(
 def _by_method(
     bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, best: TopK, unit: float
 ) -> Iterator[list[Trial]]:
-    """Yield the trials of each of `METHODS` kinds. best: the nearest items of each bank query. unit: the spread of
-    scores. An agreement is that of the biases from two halves of the bank, as `FittedBias.with_agreement` has it."""
+    """Yield the trials of each of `METHODS` kinds.
+
+    best: the nearest items of each bank query. unit: the spread of scores. An agreement is that of
+    the biases from two halves of the bank, as `FittedBias.with_agreement` has it.
+    """
     m = len(bank)
     ks = [k for k in KS if k <= len(bank)] or [1]
     nearest = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), m))
@@ -231,7 +242,10 @@ def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list
 def _agreed(
     estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]
 ) -> list[Trial]:
-    """Return trials of biases times their agreement. biases: of the whole bank, then of its halves if it has any."""
+    """Return trials of biases times their agreement.
+
+    biases: of the whole bank, then of its halves if it has any.
+    """
     agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
     return _at(
         replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths
@@ -239,7 +253,9 @@ def _agreed(
 
 
 def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vectors]:
-    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each bank query."""
+    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each
+    bank query.
+    """
     one = RelativeNNN()
     f = (-one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)).astype(np.float32)
     rows = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1)
@@ -251,7 +267,9 @@ def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vect
 def _logsumexps(
     gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float
 ) -> dict[float, Vectors]:
-    """Return the log-sum-exp of each item's scores for each temperature, in one pass over the scores."""
+    """Return the log-sum-exp of each item's scores for each temperature, in one pass over the
+    scores.
+    """
     steps = AllScores(gallery, queries, scores="recomputed")
     weights = np.zeros((len(temperatures), len(queries)))
     return dict(

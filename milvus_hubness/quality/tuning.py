@@ -171,12 +171,16 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials, and the decision. choice, strength: the estimator to apply and the share of it; None and 0 for "leave
-    it alone". gate, gate_targets: the gate to apply, as the k and k_targets of `DynamicGate`; None to correct every
-    query, as always without labels. candidate: the estimator that would otherwise apply: the mix of the best trials, or
-    the default Blend without labels. findings: what the bank shows, which decides without labels and informs with them;
-    none for a bank of under 40 queries. interval: of the cross-validated gain in R@1, from labels. rows: the raw search
-    and the trials, best first."""
+    """The trials, and the decision.
+
+    choice, strength: the estimator to apply and the share of it; None and 0 for "leave it alone".
+    gate, gate_targets: the gate to apply, as the k and k_targets of `DynamicGate`; None to correct
+    every query, as always without labels. candidate: the estimator that would otherwise apply: the
+    mix of the best trials, or the default Blend without labels. findings: what the bank shows,
+    which decides without labels and informs with them; none for a bank of under 40 queries.
+    interval: of the cross-validated gain in R@1, from labels. rows: the raw search and the trials,
+    best first.
+    """
 
     verdict: Verdict
     choice: Estimator | None
@@ -211,10 +215,11 @@ def tune(
 ) -> Tuning:
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
-    queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for each query the
-    number of its gallery item or several; R@1 then decides, else the findings of `quality.verdict`. Bank queries that
-    are among `queries` are left out of the fit. A gallery beyond 20,000 items and queries beyond 5,000 are sampled.
-    Equal seeds give equal results. Raises InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
+    queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
+    each query the number of its gallery item or several; R@1 then decides, else the findings of
+    `quality.verdict`. Bank queries that are among `queries` are left out of the fit. A gallery
+    beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises
+    InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))

@@ -33,7 +33,10 @@ Interval = tuple[float, float, float]
 
 
 class Line(NamedTuple):
-    """A line of a timeline, labelled at its end. kind: its CSS class. dots: whether its points have tooltips."""
+    """A line of a timeline, labelled at its end.
+
+    kind: its CSS class. dots: whether its points have tooltips.
+    """
 
     name: str
     kind: str
@@ -95,7 +98,10 @@ class _Drawing:
 
 
 class _Plot:
-    """A plot with labelled horizontal lines at round values. box: left, right, top, bottom. ends: the range of x."""
+    """A plot with labelled horizontal lines at round values.
+
+    box: left, right, top, bottom. ends: the range of x.
+    """
 
     def __init__(
         self,
@@ -159,7 +165,8 @@ def curve(
     of: tuple[str, str, str] = ("strength", "the strength of the correction", "in use"),
 ) -> Markup:
     """Draw a measure against the strength. now: the strength in use, which is marked. band: intervals of the values.
-    of: the name of the strength, in short and in full, and that of the mark."""
+    of: the name of the strength, in short and in full, and that of the mark.
+    """
     name, against, marked = of
     drawing = _Drawing(f"{title} against {against}", WIDTH, height)
     box = (44, WIDTH - 14, CURVE_TOP, height - 22)
@@ -196,8 +203,11 @@ def curve(
 def expected_gain(
     curve: Sequence[tuple[float, float, float, float]], agreement: float, least: float
 ) -> Markup:
-    """Draw the points of R@1 that a correction gained against the two-view agreement of its bank. curve: (agreement,
-    mean, low, high) by agreement. agreement: of this bank, which is marked. least: below it a bank is foreign."""
+    """Draw the points of R@1 that a correction gained against the two-view agreement of its bank.
+
+    curve: (agreement, mean, low, high) by agreement. agreement: of this bank, which is marked.
+    least: below it a bank is foreign.
+    """
     height = 200
     drawing = _Drawing(
         "Gain of a correction against the two-view agreement of its bank", WIDTH, height
@@ -238,7 +248,10 @@ def timeline(
     shown: Label,
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Draw lines over time from 0 on, with their names at their ends and in the title. shown: formats a value."""
+    """Draw lines over time from 0 on, with their names at their ends and in the title.
+
+    shown: formats a value.
+    """
     width, height = TIMELINE_SIZE
     drawing = _Drawing(f"{title}: {', '.join(line.name for line in lines)}", width, height)
     start = min(since, until - timedelta(minutes=1))
@@ -293,8 +306,11 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:
-    """Return the template `name` in the folder of a package. filters: further ones than number, points, span and
-    `short`, which leaves at most `longest` characters of a text."""
+    """Return the template `name` in the folder of a package.
+
+    filters: further ones than number, points, span and `short`, which leaves at most `longest`
+    characters of a text.
+    """
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -315,8 +331,9 @@ def page_template(package: str, name: str, longest: int, **filters: Callable[...
 
 
 def _shown(value: Any) -> Any:
-    """Return a value as a template prints it: texts with escapes in place of what would reorder or hide a part of the
-    page. These escapes have no character of HTML, so they may stand in markup."""
+    """Return a value as a template prints it: texts with escapes in place of what would reorder or
+    hide a part of the page. These escapes have no character of HTML, so they may stand in markup.
+    """
     if isinstance(value, Markup):
         return Markup(visible(value))
     return visible(value) if isinstance(value, str) else value

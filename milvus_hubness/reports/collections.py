@@ -33,8 +33,11 @@ LONGEST = 160
 def render(
     diagnosis: Diagnosis, image_field: str | None = None, images: Images | None = None
 ) -> str:
-    """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
-    of an image, which the page shows. images: says of which folder files are embedded; by default of none."""
+    """Return the HTML page in UTF-8; write it with encoding="utf-8".
+
+    image_field: a field of items with the path or URL of an image, which the page shows. images:
+    says of which folder files are embedded; by default of none.
+    """
     images = images or Images()
     template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
     facts = {"expected": EXPECTED_GAIN, "least": VIEWS_AGREE, "images": images}
@@ -138,7 +141,8 @@ def diagnose(
     not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
     answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
     their own; group_by: one whose values get their shares of the answers. Raises InvalidInput, DimensionMismatch,
-    CollectionNotFound, EmptyCollection."""
+    CollectionNotFound, EmptyCollection.
+    """
     expect_store(store)
     queries = QueryBank.of(queries)
     biased = read_biased(
@@ -186,10 +190,11 @@ def tune(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
-    """Try every method on the collection's rows, and write the result into a property of the collection. bank: by
-    default that of the corrected collection. queries: (n, d), real ones; answers: the keys of their right rows. Raises
-    InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
-    `quality.tuning.tune` does."""
+    """Try every method on the collection's rows, and write the result into a property of the
+    collection. bank: by default that of the corrected collection. queries: (n, d), real ones;
+    answers: the keys of their right rows. Raises InvalidInput, CollectionNotFound, EmptyCollection,
+    CannotMigrate if the server computes the vectors, and as `quality.tuning.tune` does.
+    """
     expect_store(store)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)

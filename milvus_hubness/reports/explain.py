@@ -266,5 +266,7 @@ def _ranks(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 def _scores(
     biased: BiasedGallery, similarities: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """Return similarities as searches of the collection's metric return them: under L2 as distances."""
+    """Return similarities as searches of the collection's metric return them: under L2 as
+    distances.
+    """
     return -2 * similarities if biased.gallery.layout.metric == "L2" else similarities

@@ -31,7 +31,9 @@ class _Span(NamedTuple):
 
 
 def image_in(content: bytes) -> Image | None:
-    """Return the image at the begin of `content`; None if there is none of the four formats, or too many pixels."""
+    """Return the image at the begin of `content`; None if there is none of the four formats, or too
+    many pixels.
+    """
     for kind, follow in _FORMATS.items():
         try:
             span = follow(content)

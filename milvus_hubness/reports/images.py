@@ -25,15 +25,19 @@ _IN_ADDRESSES = "/:?#[]@!$&'()*+,;=%-._~"
 
 
 class Images:
-    """The images of one page. folder: the one whose files are embedded; None embeds no files. left_out: the number of
-    references so far that are shown as nothing."""
+    """The images of one page.
+
+    folder: the one whose files are embedded; None embeds no files. left_out: the number of
+    references so far that are shown as nothing.
+    """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = folder
         self.left_out = 0
 
     def element(self, reference: str, name: str) -> Markup:
-        """Return the element for an image: itself, a link to one on the web, or nothing, which is counted.
+        """Return the element for an image: itself, a link to one on the web, or nothing, which is
+        counted.
 
         reference: an http(s) or data URL, a file URL, or a path, which is relative to the folder.
         """
@@ -90,8 +94,9 @@ def _data(text: str) -> bytes | None:
 
 
 def _link(reference: str, name: str) -> Markup | None:
-    """Return a link that names its host, so that nobody follows it unawares; None for an address without a host. The
-    page loads nothing from there."""
+    """Return a link that names its host, so that nobody follows it unawares; None for an address
+    without a host. The page loads nothing from there.
+    """
     parts = urlsplit(redacted(reference))
     host = parts.hostname
     if not host:
@@ -102,7 +107,9 @@ def _link(reference: str, name: str) -> Markup | None:
 
 
 def _in_ascii(host: str) -> str:
-    """Return a host as browsers ask for it, so that no letter of another script looks like one of a known name."""
+    """Return a host as browsers ask for it, so that no letter of another script looks like one of a
+    known name.
+    """
     try:
         return host.encode("idna").decode()
     except UnicodeError:

@@ -44,8 +44,10 @@ class Timing:
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron. Raises
-        InvalidParameter."""
+        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron.
+
+        Raises InvalidParameter.
+        """
         text = text.strip()
         if interval := re.fullmatch(r"(\d+)\s*([smhd])", text):
             every = timedelta(**{UNITS[interval[2]]: min(int(interval[1]), 10**8)})
@@ -71,8 +73,11 @@ class Timing:
         return cls(text, None)
 
     def after(self, moment: datetime, zone: tzinfo) -> datetime:
-        """Return the next time after this one. zone: the time zone of cron, in which weekday 0 is
-        Sunday, and of a day of the month and a weekday one must hold."""
+        """Return the next time after this one.
+
+        zone: the time zone of cron, in which weekday 0 is Sunday, and of a day of the month and a
+        weekday one must hold.
+        """
         return (
             moment + self.every
             if self.every is not None
@@ -98,7 +103,8 @@ class Calendar:
 
     def passed(self, moment: datetime) -> dict[str, int]:
         """Return how many times of each task have passed by this moment that no earlier call has
-        counted."""
+        counted.
+        """
         counts: dict[str, int] = {}
         for task in self.next_times:
             while self.next_times[task] <= moment:
@@ -109,7 +115,8 @@ class Calendar:
 
 def _from_folder(path: str, info: ValidationInfo) -> str:
     """Return a path relative to the folder of the configuration; collections and addresses as they
-    are."""
+    are.
+    """
     if info.context is None or path.startswith(COLLECTION_PREFIX) or "://" in path:
         return path
     return str(info.context / path)
@@ -160,8 +167,10 @@ class _Table(BaseModel):
 
 
 class ServerTable(_Table):
-    """The database. A missing key takes its value from the environment, as in the other
-    commands."""
+    """The database.
+
+    A missing key takes its value from the environment, as in the other commands.
+    """
 
     uri: Annotated[FilePath, AfterValidator(_without_password)] | None = None
     db: str | None = None
@@ -251,13 +260,17 @@ class CollectionTable(_Table):
         return override
 
     def estimator(self) -> Estimator | None:
-        """Return the estimator of method and params; None for the current one. Raises
-        InvalidParameter."""
+        """Return the estimator of method and params; None for the current one.
+
+        Raises InvalidParameter.
+        """
         return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
 
     def refresh_options(self, store: Store, *, full: bool) -> RefreshOptions:
-        """Return the options of a refresh: of rows without a bias, or full. Raises as `read_bank`
-        does."""
+        """Return the options of a refresh: of rows without a bias, or full.
+
+        Raises as `read_bank` does.
+        """
         options: dict[str, Any] = {} if self.client_ttl is None else {"client_ttl": self.client_ttl}
         if full:
             options |= {

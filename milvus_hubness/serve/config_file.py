@@ -63,8 +63,11 @@ class Fault(NamedTuple):
 
 
 class ConfigFile:
-    """A configuration file and its faults. config: without the faulty keys, so that the rest can be
-    checked too. Raises InvalidConfig if nothing remains to check."""
+    """A configuration file and its faults.
+
+    config: without the faulty keys, so that the rest can be checked too. Raises InvalidConfig if
+    nothing remains to check.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,8 +150,10 @@ _PARTS = re.compile(
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each statement and its text. A text that is no valid TOML has no
-    statements."""
+    """Yield the first line of each statement and its text.
+
+    A text that is no valid TOML has no statements.
+    """
     line = 1
     first = 1
     start = 0
@@ -210,8 +215,7 @@ def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
-    """Return the configuration without the faulty keys; a collection without a name gets
-    UNNAMED."""
+    """Return the configuration without the faulty keys; a collection without a name gets UNNAMED."""
     rest = deepcopy(data)
     for error in errors:
         *path, key = error["loc"]
@@ -274,7 +278,8 @@ def _unknown(path: KeyPath) -> str:
 
 def file_faults(file: ConfigFile) -> list[Fault]:
     """Return faults for files that do not exist or cannot be read: the token, banks and labelled
-    pairs."""
+    pairs.
+    """
     faults = []
     token = file.config.server.token_file
     if token is not None:
@@ -321,8 +326,9 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
 
 
 def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -> list[Fault]:
-    """Return faults for names that the database lacks, and for banks that do not fit it. Raises
-    ServerUnavailable.
+    """Return faults for names that the database lacks, and for banks that do not fit it.
+
+    Raises ServerUnavailable.
 
     of_states: also for collections and banks that cannot be read, which are no faults of the file:
     a service goes on with the other collections.
@@ -389,7 +395,8 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
 
 def _differs_from_verdict(table: CollectionTable, tuning: TuningRecord | None) -> str | None:
     """Return a message if the method of the file differs from the one that tune chose for the
-    collection."""
+    collection.
+    """
     estimator = table.estimator()
     if estimator is None or table.override or tuning is None or tuning.choice is None:
         return None

@@ -48,7 +48,8 @@ MOMENT = "{:%Y-%m-%d %H:%M:%S} UTC"
 
 def _policy() -> str:
     """Return a policy that allows only the page's own style, and forbids other sites to frame the
-    page."""
+    page.
+    """
     page = files(__package__).joinpath("page.html").read_text("utf-8")
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(
@@ -69,8 +70,11 @@ HEADERS = {
 
 
 def render(view: ServiceView, *, renews: bool = True) -> str:
-    """Return the page, in UTF-8. renews: whether browsers load it again every 30 seconds, which
-    takes the focus of keyboards and screen readers away."""
+    """Return the page, in UTF-8.
+
+    renews: whether browsers load it again every 30 seconds, which takes the focus of keyboards and
+    screen readers away.
+    """
     return _template().render(
         view=view,
         renews=renews,
@@ -92,7 +96,8 @@ def _template() -> Template:
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
     """Return the latest reconciliations that changed something or failed, last one first, equal
-    neighbours as one."""
+    neighbours as one.
+    """
     shown = [
         outcome
         for outcome in reversed(outcomes)
@@ -121,8 +126,10 @@ def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
 
 
 def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the measured skewness, raw and with the biases in use. Refused new biases
-    are rings."""
+    """Return a chart of the measured skewness, raw and with the biases in use.
+
+    Refused new biases are rings.
+    """
     measured = [outcome for outcome in outcomes if outcome.skewness]
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
@@ -148,7 +155,8 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
     """Return a chart of the age of the biases, if known, before and after each of not very many
-    reconciliations."""
+    reconciliations.
+    """
     measured = [
         (outcome, outcome.bias_age_seconds)
         for outcome in outcomes
@@ -180,8 +188,11 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
 def service_routes(
     view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
 ) -> list[Route]:
-    """Return the routes. /still is the page without renewal. /healthz gives 503 once a thread has
-    ended; /readyz until all collections were reconciled."""
+    """Return the routes.
+
+    /still is the page without renewal. /healthz gives 503 once a thread has ended; /readyz until
+    all collections were reconciled.
+    """
 
     def health() -> RedactedResponse:
         if is_alive():

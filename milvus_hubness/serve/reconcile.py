@@ -111,8 +111,11 @@ SERVICE_LEASE_SECONDS = 90.0
 
 
 class Reconciler:
-    """Runs reconciliations. open_store: called at the first reconciliation, and again after the
-    database failed. stop: set it to end a reconciliation soon."""
+    """Runs reconciliations.
+
+    open_store: called at the first reconciliation, and again after the database failed. stop: set
+    it to end a reconciliation soon.
+    """
 
     def __init__(
         self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event
@@ -137,8 +140,10 @@ class Reconciler:
         return self._opened is not None
 
     def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
-        """Reconcile once; return None if the task is "share" and too few rows lack a bias. alone:
-        hold the lease of the service on this profile until `release`."""
+        """Reconcile once; return None if the task is "share" and too few rows lack a bias.
+
+        alone: hold the lease of the service on this profile until `release`.
+        """
         began = time.perf_counter()
         result: Result
         try:
@@ -171,14 +176,15 @@ class Reconciler:
         )
 
     def release(self) -> None:
-        """Release the lease of the service on this profile, so that another service can take
-        over."""
+        """Release the lease of the service on this profile, so that another service can take over."""
         self._held.close()
         self._lease = None
 
     def _acquire(self) -> None:
-        """Acquire the lease of the service on this profile. Raises LeaseHeld if another service
-        holds it."""
+        """Acquire the lease of the service on this profile.
+
+        Raises LeaseHeld if another service holds it.
+        """
         if self._lease is None:
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
             lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
@@ -205,9 +211,11 @@ QUIET = timedelta(minutes=10)
 
 
 class History:
-    """The latest results of a collection, about `size`. Results without a change, and repeated
-    failures, are stored at most once in ten minutes. Results "busy" are not stored: the other
-    process stores its own."""
+    """The latest results of a collection, about `size`.
+
+    Results without a change, and repeated failures, are stored at most once in ten minutes. Results
+    "busy" are not stored: the other process stores its own.
+    """
 
     def __init__(self, label: str, size: int) -> None:
         self._size = size
@@ -279,7 +287,8 @@ class History:
 
     def _has_similar(self, outcome: Reconciliation) -> bool:
         """Return whether a similar result is already stored, less than ten minutes ago and after
-        the last change."""
+        the last change.
+        """
         for stored in reversed(self.stored):
             if stored.is_eventful or outcome.at - stored.at >= QUIET:
                 return False

@@ -26,7 +26,8 @@ from milvus_hubness.serve.worker import (
 
 class Service:
     """Runs the workers of all configured collections. database: its address without secrets.
-    open_store: called by each worker. listeners: get the events."""
+    open_store: called by each worker. listeners: get the events.
+    """
 
     def __init__(
         self,
@@ -57,15 +58,19 @@ class Service:
         ]
 
     def stop(self) -> None:
-        """Have `run` or `once` return soon: reconciliations end after their current batch. Call it
-        from any thread."""
+        """Have `run` or `once` return soon: reconciliations end after their current batch.
+
+        Call it from any thread.
+        """
         if not self._stop.is_set():
             self._events.report("stopping")
             self._stop.set()
 
     def run(self) -> None:
-        """Run until `stop`. Raises InvalidConfig if the database does not fit, InvalidParameter for
-        a port in use."""
+        """Run until `stop`.
+
+        Raises InvalidConfig if the database does not fit, InvalidParameter for a port in use.
+        """
         # Only a running service loads Starlette and uvicorn.
         from milvus_hubness.jobs.common.http_server import HttpServer
         from milvus_hubness.serve.page import service_routes
@@ -88,8 +93,10 @@ class Service:
         self._events.report("stopped")
 
     def once(self) -> list[Reconciliation]:
-        """Reconcile every collection once, in turn. Raises StoreError, InvalidConfig if the
-        database does not fit."""
+        """Reconcile every collection once, in turn.
+
+        Raises StoreError, InvalidConfig if the database does not fit.
+        """
         self._check(self._open_store())
         return [
             outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None

@@ -34,9 +34,11 @@ LABELS = ("collection", "field", "profile")
 
 
 class ServiceMetrics:
-    """Prometheus metrics in a registry of their own. All except ready have the labels collection,
-    field and profile, as in the configuration. biases is "raw", "old" or "new", reason is "late" or
-    "running"."""
+    """Prometheus metrics in a registry of their own.
+
+    All except ready have the labels collection, field and profile, as in the configuration. biases
+    is "raw", "old" or "new", reason is "late" or "running".
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -193,7 +195,8 @@ class Worker:
     """The worker thread of a bias profile: it runs tasks at their times, and counts, reports and
     stores each result. Of several times that passed while it was busy or this process was delayed,
     it makes up for the last. one_at_a_time: a lock that the workers of a collection share. stop:
-    set it, then call `join`, to end the worker. zone: of cron."""
+    set it, then call `join`, to end the worker. zone: of cron.
+    """
 
     def __init__(
         self,
@@ -257,8 +260,10 @@ class Worker:
         return self._thread.is_alive()
 
     def reconcile(self, task: Task, *, alone: bool = False) -> Reconciliation | None:
-        """Reconcile now, in this thread; return None if nothing was checked. alone: hold the lease
-        of the service."""
+        """Reconcile now, in this thread; return None if nothing was checked.
+
+        alone: hold the lease of the service.
+        """
         with self._one_at_a_time:
             if self._stop.is_set():
                 self._stand(running=None)
@@ -304,7 +309,8 @@ class Worker:
     def _next_task(self, reason: str) -> Task | None:
         """Return the largest task that is requested or due, and report the times that passed
         unused, for this reason: the process was late, of which one is used now, or the last run was
-        not over."""
+        not over.
+        """
         with self._lock:
             passed = self._calendar.passed(now())
             due = [task for task in get_args(Task) if task in self._requested or task in passed]
@@ -325,9 +331,11 @@ class Worker:
         return due[-1] if due else None
 
     def _fulfil(self, task: Task) -> None:
-        """Run a task. A full reconciliation that failed, or was left to another process, is tried
-        again at the next tick. Rows without a bias do not wait for that, for example if a bank
-        cannot be read."""
+        """Run a task.
+
+        A full reconciliation that failed, or was left to another process, is tried again at the
+        next tick. Rows without a bias do not wait for that, for example if a bank cannot be read.
+        """
         if self._owes_full and task == "pending":
             task = "full"
         outcome = self.reconcile(task, alone=True)

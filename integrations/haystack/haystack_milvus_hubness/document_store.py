@@ -142,8 +142,10 @@ class HubnessDocumentStore(MilvusDocumentStore):
         return len(ids)
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        """Set these fields in the meta of the documents that match; return how many. Raises
-        FilterError."""
+        """Set these fields in the meta of the documents that match; return how many.
+
+        Raises FilterError.
+        """
         documents = self.filter_documents(filters)
         changed = [replace(document, meta={**document.meta, **meta}) for document in documents]
         self.write_documents(changed, DuplicatePolicy.OVERWRITE)

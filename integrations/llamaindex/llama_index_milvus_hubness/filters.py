@@ -46,8 +46,10 @@ def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def literal(value: Any) -> str:
-    """Return a string, a number or a list of these in the syntax of Milvus. Raises ValueError for
-    other values."""
+    """Return a string, a number or a list of these in the syntax of Milvus.
+
+    Raises ValueError for other values.
+    """
     if isinstance(value, str | int):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):

@@ -206,7 +206,8 @@ class HubnessVectorStore(BasePydanticVectorStore):
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
         """Return the nodes that have one of the ids and match, all without either; without their
-        embeddings."""
+        embeddings.
+        """
         if not self._client.has_collection(self.collection_name):
             return []
         expr = _expression(filters, node_ids=node_ids) or EVERYTHING
@@ -291,7 +292,8 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
 def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) -> list[int]:
     """Return the indices of the vectors (n, d) that maximal marginal relevance chooses, in its
-    order."""
+    order.
+    """
     if not len(scores):
         return []
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -29,8 +29,10 @@ class Header(NamedTuple):
 
 
 def read_npy(path: str | os.PathLike[str], check: Callable[[Header], None]) -> npt.NDArray[Any]:
-    """Return the array of a .npy file. check: raises for a header that is not wanted. Raises
-    UnreadableFile."""
+    """Return the array of a .npy file.
+
+    check: raises for a header that is not wanted. Raises UnreadableFile.
+    """
     with open_file(path) as file, reading(path, SUFFIX):
         header = _header(path, "the array", file, size_of(file))
         check(header)
@@ -56,8 +58,10 @@ class Archive:
         self.names = list(self._members)
 
     def header(self, name: str) -> Header:
-        """Return the header of an array. Raises UnreadableFile if the member cannot have such an
-        array."""
+        """Return the header of an array.
+
+        Raises UnreadableFile if the member cannot have such an array.
+        """
         member = self._members[name]
         if member.flag_bits & ENCRYPTED:
             raise UnreadableFile(f"{self._path}: {name!r} is encrypted: save it without a password")
@@ -84,8 +88,10 @@ def open_archive(path: str | os.PathLike[str]) -> Iterator[Archive]:
 
 
 def _header(path: object, what: str, stream: IO[bytes], size: int) -> Header:
-    """Return the header at the begin of a stream of this size. Raises UnreadableFile,
-    ValueError."""
+    """Return the header at the begin of a stream of this size.
+
+    Raises UnreadableFile, ValueError.
+    """
     version = np.lib.format.read_magic(stream)
     read = (
         np.lib.format.read_array_header_1_0

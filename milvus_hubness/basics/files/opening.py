@@ -36,8 +36,10 @@ class MissingFile(UnreadableFile):
 
 @contextmanager
 def open_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, symbolic links included. Raises UnreadableFile, also for an
-    empty one, and MissingFile without one."""
+    """Open a regular file for reading, symbolic links included.
+
+    Raises UnreadableFile, also for an empty one, and MissingFile without one.
+    """
     with os.fdopen(_descriptor(path), "rb") as file:
         if not size_of(file):  # So is a file of /proc, whose length nobody knows.
             kind = os.path.splitext(path)[1] or "a file"
@@ -51,8 +53,10 @@ def size_of(file: BinaryIO) -> int:
 
 
 def read_bytes(path: str | os.PathLike[str], largest: int = SMALL) -> bytes:
-    """Return the content of a regular file. Raises UnreadableFile, also for more than `largest`
-    bytes."""
+    """Return the content of a regular file.
+
+    Raises UnreadableFile, also for more than `largest` bytes.
+    """
     descriptor = _descriptor(path)
     try:
         # Files of /proc have the size 0 and any length, so their size says nothing.
@@ -71,8 +75,10 @@ def read_bytes(path: str | os.PathLike[str], largest: int = SMALL) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], largest: int = SMALL) -> str:
-    """Return the content of a regular file in UTF-8. Raises UnreadableFile, also for more than
-    `largest` bytes."""
+    """Return the content of a regular file in UTF-8.
+
+    Raises UnreadableFile, also for more than `largest` bytes.
+    """
     content = read_bytes(path, largest)
     try:
         return content.decode()
@@ -83,8 +89,10 @@ def read_text(path: str | os.PathLike[str], largest: int = SMALL) -> str:
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
-    """Return the token in a file. Raises UnreadableFile for a file without one, or with something
-    else."""
+    """Return the token in a file.
+
+    Raises UnreadableFile for a file without one, or with something else.
+    """
     token = read_text(path, LARGEST_TOKEN).strip()
     if not token:
         raise UnreadableFile(f"{path}: is empty: write the token into it")
@@ -99,7 +107,8 @@ def read_token(path: str | os.PathLike[str]) -> str:
 def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> bytes | None:
     """Return the content of a regular file below `folder`, and None if there is none, if it is
     larger than `largest`, or if `name` leads out of the folder, by "..", as an absolute path or
-    over a symbolic link."""
+    over a symbolic link.
+    """
     try:
         root = Path(folder).resolve(strict=True)
         parts = (root / name).resolve(strict=True).relative_to(root).parts

@@ -39,7 +39,8 @@ def require_memory(path: object, what: str, size: int) -> None:
 
 def require_sane_growth(path: object, what: str, size: int, packed: int) -> None:
     """Raise UnreadableFile if `what` grows from `packed` bytes to `size` as only a file does that
-    fills memory."""
+    fills memory.
+    """
     require_memory(path, what, size)
     if size > FREELY_INFLATED and size > MOST_INFLATED * packed:
         raise UnreadableFile(
@@ -51,8 +52,10 @@ def require_sane_growth(path: object, what: str, size: int, packed: int) -> None
 def require_bytes(
     path: object, what: str, shape: Sequence[int], item_size: int, present: int
 ) -> int:
-    """Return the size of an array in bytes. Raises UnreadableFile if fewer are present than its
-    header promises."""
+    """Return the size of an array in bytes.
+
+    Raises UnreadableFile if fewer are present than its header promises.
+    """
     size = math.prod(shape) * item_size
     if min(shape, default=0) < 0 or size > present:
         raise UnreadableFile(

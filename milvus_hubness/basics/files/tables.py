@@ -37,8 +37,10 @@ class Table:
         self._size = size
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column. Raises UnreadableFile for values that no honest file of this size
-        has."""
+        """Return a column.
+
+        Raises UnreadableFile for values that no honest file of this size has.
+        """
         import pyarrow as pa
 
         if self.schema.names.count(name) > 1:
@@ -62,7 +64,8 @@ class Table:
 
 def _decoded_size(chunk: pa.Array) -> int:
     """Return the size of the values of a chunk, in bytes: of a dictionary, as often as each of its
-    texts is used."""
+    texts is used.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -102,7 +105,8 @@ class _Parquet(Table):
 
 class _Arrow(Table):
     """The file format is the stream format between its first bytes and a list of offsets, which is
-    not needed."""
+    not needed.
+    """
 
     def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
         super().__init__(path, size)
@@ -201,8 +205,10 @@ def _table(metadata: memoryview, table: int, number: int) -> int:
 
 @contextmanager
 def open_table(path: str | os.PathLike[str]) -> Iterator[Table]:
-    """Open a .parquet, .arrow, .feather or .ipc file. Raises UnreadableFile, also while it is
-    open."""
+    """Open a .parquet, .arrow, .feather or .ipc file.
+
+    Raises UnreadableFile, also while it is open.
+    """
     import pyarrow as pa
 
     suffix = os.path.splitext(path)[1].lower()

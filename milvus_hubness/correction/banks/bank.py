@@ -40,8 +40,11 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """Origins of n queries. numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query
-    that the bank started with. at: (n,) int64, the time of the query in Unix seconds."""
+    """Origins of n queries.
+
+    numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query that
+    the bank started with. at: (n,) int64, the time of the query in Unix seconds.
+    """
 
     numbers: npt.NDArray[np.int64]
     at: npt.NDArray[np.int64]
@@ -69,10 +72,13 @@ class Origins:
 
 @dataclass(frozen=True, eq=False)
 class QueryBank:
-    """Reference queries, one vector per row. The bank has its own copy of them.
+    """Reference queries, one vector per row.
 
-    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero rows are
-    allowed. source: where they came from, for people. origins: of the queries, if the bank is or was online.
+    The bank has its own copy of them.
+
+    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only.
+    All-zero rows are allowed. source: where they came from, for people. origins: of the queries, if
+    the bank is or was online.
 
     Raises EmptyBank and, as `as_vectors`, NonFiniteVectors, DimensionMismatch and InvalidInput.
     """
@@ -104,8 +110,9 @@ class QueryBank:
     def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
         """Load a bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
 
-        column: the array of an .npz or the list<number> column of a table; needed if it has several.
-        Raises UnreadableFile, InvalidInput for a missing column, and the errors of `QueryBank`.
+        column: the array of an .npz or the list<number> column of a table; needed if it has
+        several. Raises UnreadableFile, InvalidInput for a missing column, and the errors of
+        `QueryBank`.
         """
         path = Path(path)
         read = _READERS.get(path.suffix.lower())
@@ -124,7 +131,9 @@ class QueryBank:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest "sha256:…" of the shape and the float32 values: equal for equal banks on every machine."""
+        """Digest "sha256:…" of the shape and the float32 values: equal for equal banks on every
+        machine.
+        """
         digest = hashlib.sha256(f"{len(self)}x{self.dim}:".encode())
         digest.update(self.vectors.astype("<f4", copy=False).data)
         return f"sha256:{digest.hexdigest()}"
@@ -152,8 +161,8 @@ def optional_bank(bank: BankLike | None) -> QueryBank | None:
 def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     """Return `rows` as a C-contiguous float32 array (n, d), d ≥ 1, with finite numbers only.
 
-    what: the name of the rows in error messages. Raises InvalidInput (not 2-D, no columns, not numbers),
-    DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
+    what: the name of the rows in error messages. Raises InvalidInput (not 2-D, no columns, not
+    numbers), DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
     """
     if is_tensor(rows):
         if rows.is_complex():

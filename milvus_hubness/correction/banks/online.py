@@ -49,9 +49,12 @@ class Terms(FrozenModel):
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """The result of a merge. bank: the new bank; None if nothing changed. taken: samples that came in; duplicates:
-    samples similar to a query of the bank; dropped: samples that lost the draw or are zero or not finite; left: queries
-    that lost their slot."""
+    """The result of a merge.
+
+    bank: the new bank; None if nothing changed. taken: samples that came in; duplicates: samples
+    similar to a query of the bank; dropped: samples that lost the draw or are zero or not finite;
+    left: queries that lost their slot.
+    """
 
     bank: QueryBank | None
     taken: int
@@ -61,7 +64,9 @@ class Merged:
 
 
 def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
-    """Return ln w_i − ln(−ln u_i), (n,), with w_i = 2^(t_i / half-life): it has the same order as u_i^(1/w_i)."""
+    """Return ln w_i − ln(−ln u_i), (n,), with w_i = 2^(t_i / half-life): it has the same order as
+    u_i^(1/w_i).
+    """
     uniform = _uniform(origins.numbers, terms.seed)
     weights = math.log(2) / terms.half_life_seconds * origins.at.astype(np.float64)
     ordered: npt.NDArray[np.float64] = weights - np.log(-np.log(uniform))
@@ -81,9 +86,10 @@ def merge(
 ) -> Merged:
     """Merge samples into a bank.
 
-    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) their origins. A sample is not taken if it is a
-    duplicate of a query in the bank, or of a sample with a larger key; the bank may have started with duplicates.
-    New queries fill the rows of those that leave. A second merge of the same samples changes nothing.
+    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) their origins. A sample is
+    not taken if it is a duplicate of a query in the bank, or of a sample with a larger key; the
+    bank may have started with duplicates. New queries fill the rows of those that leave. A second
+    merge of the same samples changes nothing.
     """
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
@@ -124,7 +130,9 @@ def distinct_vectors(vectors: Vectors, duplicate_cosine: float) -> Flags:
 def _chosen(
     rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms
 ) -> Numbers:
-    """Return the rows of the new bank, in ascending order: the best seeds in reserved slots, then the best others."""
+    """Return the rows of the new bank, in ascending order: the best seeds in reserved slots, then
+    the best others.
+    """
     ordered = rows[np.argsort(-priority[rows], kind="stable")]
     safe = ordered[are_seeds[ordered]][: terms.seed_places]
     others = ordered[~np.isin(ordered, safe)]
@@ -144,7 +152,9 @@ def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbe
 
 
 def _unlike(units: Vectors, held: Numbers, rows: Numbers, most: float) -> Flags:
-    """Return which rows have a cosine of at most `most` with all `held` and earlier rows that do, bool (len(rows),)."""
+    """Return which rows have a cosine of at most `most` with all `held` and earlier rows that do,
+    bool (len(rows),).
+    """
     unlike = np.ones(len(rows), bool)
     against = units[held]
     for start in range(0, len(rows), BLOCK):
@@ -166,7 +176,9 @@ def _units(vectors: Vectors) -> Vectors:
 
 
 def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
-    """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
+    """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each
+    number and the seed.
+    """
     mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
     uniform: npt.NDArray[np.float64] = (
         (mixed >> np.uint64(11)).astype(np.float64) + 0.5

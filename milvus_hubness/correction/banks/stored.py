@@ -27,7 +27,9 @@ class StoredBank:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the queries, and of the targets if there are any; the potentials follow from them."""
+        """Digest of the queries, and of the targets if there are any; the potentials follow from
+        them.
+        """
         return self.queries.fingerprint + (f"+{self.targets.fingerprint}" if self.targets else "")
 
     @cached_property

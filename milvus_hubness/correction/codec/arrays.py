@@ -34,8 +34,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def packed(vectors: Any, width: int) -> Floats | None:
-    """Pack lists of `width` Python numbers each, float32 (n, width), in half of NumPy's time. Returns None for anything
-    else, and for numbers that do not fit into float32."""
+    """Pack lists of `width` Python numbers each, float32 (n, width), in half of NumPy's time.
+
+    Returns None for anything else, and for numbers that do not fit into float32.
+    """
     if not isinstance(vectors, list) or not vectors:
         return None
     if not all(type(row) is list and len(row) == width for row in vectors):
@@ -49,8 +51,10 @@ def packed(vectors: Any, width: int) -> Floats | None:
 
 
 def without_tensors(vectors: Any) -> Any:
-    """Return vectors with float32 arrays in place of tensors of torch, which may be half-precise, on a device, or part
-    of a graph of gradients; NumPy reads none of these. Raises InvalidInput for complex tensors."""
+    """Return vectors with float32 arrays in place of tensors of torch, which may be half-precise,
+    on a device, or part of a graph of gradients; NumPy reads none of these. Raises InvalidInput for
+    complex tensors.
+    """
     torch = sys.modules.get("torch")
     if torch is None:
         return vectors
@@ -72,8 +76,10 @@ def _array_of(tensor: Any) -> Any:
 
 
 def matrix(vectors: Any, width: int, what: str) -> Floats:
-    """Return `vectors`, which messages call `what`, as float32 (n, width). Raises DimensionMismatch, and InvalidInput
-    if they are not rows of real numbers."""
+    """Return `vectors`, which messages call `what`, as float32 (n, width).
+
+    Raises DimensionMismatch, and InvalidInput if they are not rows of real numbers.
+    """
     vectors = without_tensors(vectors)
     if _is_complex(vectors):
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
@@ -93,7 +99,9 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
 
 
 def _is_complex(vectors: Any) -> bool:
-    """Whether NumPy would drop an imaginary part; NumPy itself rejects lists of Python's complex numbers."""
+    """Whether NumPy would drop an imaginary part; NumPy itself rejects lists of Python's complex
+    numbers.
+    """
     if isinstance(vectors, list):
         return any(isinstance(row, np.ndarray) and row.dtype.kind == "c" for row in vectors)
     return isinstance(vectors, np.ndarray) and vectors.dtype.kind == "c"
@@ -111,14 +119,19 @@ def half_squares(rows: Floats) -> npt.NDArray[np.float64]:
 
 
 class Mean(NamedTuple):
-    """A mean of the gallery. seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0."""
+    """A mean of the gallery.
+
+    seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0.
+    """
 
     seen_from: Floats
     taken_off: Floats
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
-    """Return which numbers of rows (n, d) may be rounded when `taken_off` (d,) is subtracted, bool (n, d)."""
+    """Return which numbers of rows (n, d) may be rounded when `taken_off` (d,) is subtracted, bool
+    (n, d).
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = rows / taken_off.astype(np.float64)
     exact = (taken_off == 0) | (rows == 0) | ~np.isfinite(rows) | ((shares >= 0.5) & (shares <= 2))
@@ -126,12 +139,17 @@ def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
 
 
 def as_text(mean: Floats, far: npt.NDArray[np.bool_]) -> str:
-    """Return a mean (d,) and whether rows are stored without it (d,) as text: base64 of d float32 and d bits."""
+    """Return a mean (d,) and whether rows are stored without it (d,) as text: base64 of d float32
+    and d bits.
+    """
     return base64.b64encode(mean.astype("<f4").tobytes() + np.packbits(far).tobytes()).decode()
 
 
 def mean_in(text: str, dim: int) -> Mean:
-    """Read the text that `as_text` returns; zeros for an empty text. Raises InvalidParameter for anything else."""
+    """Read the text that `as_text` returns; zeros for an empty text.
+
+    Raises InvalidParameter for anything else.
+    """
     if not text:
         return Mean(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
     content = _from_base64(text, "the mean of a layout")
@@ -168,7 +186,10 @@ QUERY_SCALE = 4
 
 
 def as_metric(name: str) -> Metric:
-    """Return `name`, in any case, as one of IP, COSINE, L2. Raises InvalidParameter for other names."""
+    """Return `name`, in any case, as one of IP, COSINE, L2.
+
+    Raises InvalidParameter for other names.
+    """
     if name.upper() not in get_args(Metric):
         raise InvalidParameter(f"metric {name!r} cannot be corrected: use one of IP, COSINE, L2")
     return cast(Metric, name.upper())
@@ -178,8 +199,10 @@ LARGEST_NUMBER = 127
 
 
 def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
-    """Read the text that `hint_directions` returns: directions times LARGEST_NUMBER, int8 (dim, c). Raises
-    InvalidParameter for anything else."""
+    """Read the text that `hint_directions` returns: directions times LARGEST_NUMBER, int8 (dim, c).
+
+    Raises InvalidParameter for anything else.
+    """
     numbers = np.frombuffer(_from_base64(text, "the direction of locality hints"), np.int8)
     if len(numbers) % dim:
         raise InvalidParameter(f"{len(numbers)} numbers are no directions of dimension {dim}")
@@ -206,8 +229,10 @@ def unit_directions(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape. Raises InvalidInput if a
-    finite number exceeds the largest number of the dtype."""
+    """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape.
+
+    Raises InvalidInput if a finite number exceeds the largest number of the dtype.
+    """
     exact = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return exact
@@ -224,8 +249,9 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
 
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
-    """Return vectors (n, w) as pymilvus takes them: arrays of float32, or the bytes of half-precision numbers. Raises
-    InvalidInput if a number does not fit."""
+    """Return vectors (n, w) as pymilvus takes them: arrays of float32, or the bytes of
+    half-precision numbers. Raises InvalidInput if a number does not fit.
+    """
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
     nearest = rounded(rows, dtype)
@@ -240,8 +266,11 @@ def returned(rows: Floats, dtype: Dtype) -> list[Any]:
 
 
 def unpacked(value: Any, dtype: Dtype) -> Any:
-    """Return the bytes of half-precision numbers as float32 (w,); anything else is unchanged. The bytes may be inside a
-    list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes."""
+    """Return the bytes of half-precision numbers as float32 (w,); anything else is unchanged.
+
+    The bytes may be inside a list, as pymilvus's queries return them. Raises InvalidInput for an
+    odd number of bytes.
+    """
     if dtype == "float32":
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
@@ -258,8 +287,10 @@ def unpacked(value: Any, dtype: Dtype) -> Any:
 
 
 def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
-    """Return n vectors, as pymilvus returns or takes them, as float32 (n, w). Raises InvalidInput if they are not rows
-    of numbers, or of bytes, of one length."""
+    """Return n vectors, as pymilvus returns or takes them, as float32 (n, w).
+
+    Raises InvalidInput if they are not rows of numbers, or of bytes, of one length.
+    """
     numbers = [unpacked(value, dtype) for value in values]
     try:
         return np.asarray(numbers, np.float32)
@@ -270,17 +301,21 @@ def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
 
 
 def rounded_to_sums(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape; idempotent."""
+    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape;
+    idempotent.
+    """
     coarse, left = _two_parts(np.asarray(numbers, np.float32), dtype)
     return cast(Floats, coarse + left)
 
 
 @dataclass(frozen=True)
 class StorageFormat:
-    """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 > in a field of type `dtype`.
+    """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 > in a field of type
+    `dtype`.
 
-    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of: the width is a
-    multiple of it. Formats of one width are the same. Raises InvalidParameter if the width exceeds Milvus's limit.
+    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of:
+    the width is a multiple of it. Formats of one width are the same. Raises InvalidParameter if the
+    width exceeds Milvus's limit.
     """
 
     dtype: Dtype

@@ -41,8 +41,11 @@ computed as those of a new row: they depend on the rows that were written togeth
 
 
 class RowBiases(NamedTuple):
-    """Biases of n rows. by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c)
-    numbers of the locality hint columns; None leaves those of stored rows."""
+    """Biases of n rows.
+
+    by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c)
+    numbers of the locality hint columns; None leaves those of stored rows.
+    """
 
     by_slot: Mapping[int, Floats]
     epoch: int | None = None
@@ -66,8 +69,10 @@ _form = lru_cache(maxsize=256)(StorageFormat)
 
 
 def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
-    """Return the storage format of a layout's rows in a field of `dtype`. Raises InvalidParameter if the field is too
-    narrow."""
+    """Return the storage format of a layout's rows in a field of `dtype`.
+
+    Raises InvalidParameter if the field is too narrow.
+    """
     return _form(dtype, layout.dim, layout.numbers, layout.multiple_of)
 
 
@@ -75,10 +80,11 @@ def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
 class RowCodec(ABC):
     """Encodes and decodes the rows of one corrected field, its queries and its scores.
 
-    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the columns of augmented
-    vectors. dtype: of the numbers in the field. shown_slot: the slot whose bias `bias_field` has. side_collection: the
-    collection that holds the biases under the keys of the rows; None if the rows hold them. candidates: the number of
-    candidates of a search for ten results, if it needs any.
+    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the
+    columns of augmented vectors. dtype: of the numbers in the field. shown_slot: the slot whose
+    bias `bias_field` has. side_collection: the collection that holds the biases under the keys of
+    the rows; None if the rows hold them. candidates: the number of candidates of a search for ten
+    results, if it needs any.
     """
 
     field: str
@@ -104,7 +110,9 @@ class RowCodec(ABC):
 
     @property
     def bias_factor(self) -> float:
-        """Factor of a bias in the user's metric: squared distances grow by twice the bias, others fall."""
+        """Factor of a bias in the user's metric: squared distances grow by twice the bias, others
+        fall.
+        """
         return 2.0 if self.layout.metric == "L2" else -1.0
 
     def slot_field(self, slot: int) -> str | None:
@@ -142,7 +150,9 @@ class RowCodec(ABC):
         return form_of(self.layout, self.dtype)
 
     def _slots(self, biases: RowBiases, slots: int | Floats) -> Floats:
-        """Set the columns of `slots` (n, slots) that have biases, by default of n rows of zeros, and return it."""
+        """Set the columns of `slots` (n, slots) that have biases, by default of n rows of zeros,
+        and return it.
+        """
         columns = (
             np.zeros((slots, self.layout.slots), np.float32) if isinstance(slots, int) else slots
         )
@@ -158,14 +168,18 @@ class RowCodec(ABC):
     # -- rows -------------------------------------------------------------------------------------------
 
     def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
-        """Return the columns of stored rows that the other methods read. vectors: (n, width) of `field`. rows: the
-        other fields of each row."""
+        """Return the columns of stored rows that the other methods read.
+
+        vectors: (n, width) of `field`. rows: the other fields of each row.
+        """
         hidden = {name: [row.get(name) for row in rows] for name in self.hidden_fields}
         return {self.field: vectors, **hidden}
 
     def unpack(self, stored: Floats) -> Floats:
-        """Return stored vectors of `field` in the columns of the layout, (n, width). Raises StateError if the stored
-        vectors have another width than the codec."""
+        """Return stored vectors of `field` in the columns of the layout, (n, width).
+
+        Raises StateError if the stored vectors have another width than the codec.
+        """
         width = self.layout.dim if self.leaves_vectors else self.form.width
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
@@ -176,7 +190,10 @@ class RowCodec(ABC):
         return stored if self.leaves_vectors else self.form.joined(stored)
 
     def pack(self, columns: Columns) -> Columns:
-        """Return columns with augmented vectors as pymilvus stores them. Raises InvalidInput for a number too large."""
+        """Return columns with augmented vectors as pymilvus stores them.
+
+        Raises InvalidInput for a number too large.
+        """
         if (
             self.leaves_vectors and self.searched_field == self.field
         ) or self.searched_field not in columns:
@@ -184,8 +201,11 @@ class RowCodec(ABC):
         return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        """Return the columns that are stored in place of, or in addition to, those of the user. They are for the rows
-        of a side collection if the codec has one. vectors: (n, d). Other slots are 0."""
+        """Return the columns that are stored in place of, or in addition to, those of the user.
+
+        They are for the rows of a side collection if the codec has one. vectors: (n, d). Other
+        slots are 0.
+        """
         slots = self._slots(biases, len(vectors))
         stored = {self.searched_field: self.layout.augment(vectors, slots, biases.locality_hints)}
         return stored | self._hidden(biases, len(vectors))
@@ -253,7 +273,9 @@ class RowCodec(ABC):
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
-        """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""
+        """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's
+        metric.
+        """
         products: Floats = (
             self.layout.reduce_items(vectors) @ self.layout.reduce_queries(query[None, :])[0]
         )
@@ -262,8 +284,10 @@ class RowCodec(ABC):
     def encode_query(
         self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
     ) -> Floats:
-        """Return the queries (m, d) as the searched field takes them, (m, width). Raises as `Layout.encode_queries`
-        does."""
+        """Return the queries (m, d) as the searched field takes them, (m, width).
+
+        Raises as `Layout.encode_queries` does.
+        """
         return self.layout.encode_queries(queries, strength, slot=slot)
 
     def decode_scores(
@@ -273,13 +297,17 @@ class RowCodec(ABC):
         strength: float = 1.0,
         biases: npt.ArrayLike | None = None,
     ) -> npt.NDArray[np.float64]:
-        """Return the corrected scores (m, k), in the user's metric, of those that the database returns. queries: (m,
-        d). biases: (m, k) of candidates, which need them; others have them in their score."""
+        """Return the corrected scores (m, k), in the user's metric, of those that the database
+        returns. queries: (m, d). biases: (m, k) of candidates, which need them; others have them in
+        their score.
+        """
         return self.layout.scores(scores, queries, strength)
 
 
 class VectorCodec(RowCodec):
-    """The bias location `vector`: columns of the field's vectors, and a scalar field with the active bias."""
+    """The bias location `vector`: columns of the field's vectors, and a scalar field with the
+    active bias.
+    """
 
     location = "vector"
     leaves_vectors = False
@@ -302,8 +330,9 @@ class VectorCodec(RowCodec):
         return super().encode_rows(vectors, biases) | norms
 
     def decode_rows(self, columns: Columns) -> Floats:
-        """Return the vectors, (n, d): within one unit in the last place, and exact for IP, for norms of 1, and for L2
-        except for the numbers of `lost`."""
+        """Return the vectors, (n, d): within one unit in the last place, and exact for IP, for
+        norms of 1, and for L2 except for the numbers of `lost`.
+        """
         rows = columns[self.field][:, : self.layout.dim]
         if self.norm_field:
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]

@@ -96,8 +96,10 @@ class FieldsCodec(CandidateCodec):
 
 
 class SideCollectionCodec(CandidateCodec):
-    """Biases in the vectors of a side collection, whose columns are SIDE_FIELD and EPOCH_FIELD. In columns that are
-    read, SIDE_FIELD is (n, slots) with NaN in rows without biases."""
+    """Biases in the vectors of a side collection, whose columns are SIDE_FIELD and EPOCH_FIELD.
+
+    In columns that are read, SIDE_FIELD is (n, slots) with NaN in rows without biases.
+    """
 
     location = "side_collection"
 

@@ -63,7 +63,8 @@ def evenly(bank: Floats, most: int = LANDMARKS) -> Floats:
 
 def hint_directions(bank: Floats, count: int) -> str:
     """Return the `count` ≤ d principal directions of a bank (m, d), the most important last: d·count bytes in base64.
-    The low precision is enough: the directions need not be exact, only the same for all items."""
+    The low precision is enough: the directions need not be exact, only the same for all items.
+    """
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
     directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
@@ -73,22 +74,31 @@ def hint_directions(bank: Floats, count: int) -> str:
 
 
 def foremost(text: str, dim: int, count: int) -> str:
-    """Return the `count` most important directions of `text`; an empty text if count is below FEWEST."""
+    """Return the `count` most important directions of `text`; an empty text if count is below
+    FEWEST.
+    """
     return _as_text(hint_directions_in(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
 def coordinates(landmarks: Floats, directions: Floats) -> Floats:
-    """Return the coordinates of queries (m, d) along directions (d, c), relative to their mean, (m, c)."""
+    """Return the coordinates of queries (m, d) along directions (d, c), relative to their mean, (m,
+    c).
+    """
     return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)
 
 
 def columns(near: Floats, reach: float) -> Floats:
-    """Return the locality hint columns of items, (n, c). near: (n, NEAR, c) coordinates of their nearest queries."""
+    """Return the locality hint columns of items, (n, c).
+
+    near: (n, NEAR, c) coordinates of their nearest queries.
+    """
     return np.asarray(reach * _unit(near.mean(axis=1)), np.float32)
 
 
 def neighbour_hints(rows: Floats, bank: Floats, directions: str) -> float:
-    """Return the mean cosine between the locality hints of items (n, d) and those of their nearest neighbours."""
+    """Return the mean cosine between the locality hints of items (n, d) and those of their nearest
+    neighbours.
+    """
     items = evenly(rows, COMPARED_ROWS)
     queries = evenly(bank, COMPARED_ROWS)
     positions = coordinates(
@@ -152,8 +162,9 @@ def measured_on(
 ) -> Layout:
     """Return the layout with the constants under which an index finds most.
 
-    vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries, for locality
-    hint columns, and for IP, where their lengths may differ from those of the items.
+    vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank
+    queries, for locality hint columns, and for IP, where their lengths may differ from those of the
+    items.
 
     mean, under L2: see `with_mean`, also for taken_off; keeps_mean: that of the layout stays.
     offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th percentile, s is the
@@ -224,7 +235,8 @@ def _bias_scale(factor: float) -> float:
 
 def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
     """Return the layout with the mean of vectors (n, d), invalid ones left out, under L2 if half squares need it.
-    taken_off: whether rows may be stored without the mean, which suits rows similar to these."""
+    taken_off: whether rows may be stored without the mean, which suits rows similar to these.
+    """
     if layout.metric != "L2":
         return layout
     rows = layout.rows(vectors)
@@ -232,8 +244,10 @@ def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True)
 
 
 def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
-    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it. In each
-    dimension, numbers beyond the 1st and 99th percentile are clipped to these. taken_off: see `with_mean`."""
+    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing
+    without it. In each dimension, numbers beyond the 1st and 99th percentile are clipped to these.
+    taken_off: see `with_mean`.
+    """
     some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
     if not some.any() or some.shape[1] > MOST_DIMENSIONS:
         return ""
@@ -248,7 +262,9 @@ def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
 
 
 def _rounded_as(rows: Floats, mean: Floats) -> Floats:
-    """Round the mean to as many bits as any number of the rows has, but to no fewer than bfloat16 has."""
+    """Round the mean to as many bits as any number of the rows has, but to no fewer than bfloat16
+    has.
+    """
     used = int(np.bitwise_or.reduce(np.ascontiguousarray(rows).view(np.uint32), axis=None))
     step = np.uint32(min(used & -used, 2**16))
     return np.asarray(

@@ -57,10 +57,10 @@ class Layout:
     directions and the length of the locality hint columns, for IP and COSINE only; none if the text is empty. The width
     must have the hint columns to spare.
 
-    Quantisers that treat all columns alike need biases that look like the vector's own numbers: for them `bias_scale`
-    and `spread` are chosen, see `quantisation`. A graph of unquantised vectors needs small biases
-    where queries are long or the lengths of items vary: see `index_hints`, which chooses `bias_scale` and `length_pull`
-    for it.
+    Quantisers that treat all columns alike need biases that look like the vector's own numbers: for
+    them `bias_scale` and `spread` are chosen, see `quantisation`. A graph of unquantised vectors
+    needs small biases where queries are long or the lengths of items vary: see `index_hints`, which
+    chooses `bias_scale` and `length_pull` for it.
 
     Raises InvalidParameter for values that do not fit together.
     """
@@ -154,7 +154,9 @@ class Layout:
 
     @cached_property
     def width(self) -> int:
-        """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the slots."""
+        """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the
+        slots.
+        """
         return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
 
     @property
@@ -218,15 +220,18 @@ class Layout:
         return lost(self.rows(vectors), self.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32 accuracy. Such rows
-        are stored and read back bit for bit."""
+        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32
+        accuracy. Such rows are stored and read back bit for bit.
+        """
         lengths = lengths_of(self.rows(vectors))
         lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
         return lengths
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
-        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2). Their inner
-        product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖²."""
+        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n,
+        d+2). Their inner product with reduced queries is the similarity: q·r, the cosine, or
+        −½‖q−r‖².
+        """
         rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -253,10 +258,13 @@ class Layout:
         biases: npt.ArrayLike,
         locality_hints: npt.ArrayLike | None = None,
     ) -> Floats:
-        """Return augmented vectors, float32 (n, width). Rows without a direction under COSINE stay zero.
+        """Return augmented vectors, float32 (n, width).
 
-        vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots). locality_hints: (n, c),
-        see `Correction.locality_hints`; zeros if None. Raises DimensionMismatch, InvalidInput.
+        Rows without a direction under COSINE stay zero.
+
+        vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots).
+        locality_hints: (n, c), see `Correction.locality_hints`; zeros if None. Raises
+        DimensionMismatch, InvalidInput.
         """
         rows = self.rows(vectors)
         slots = np.asarray(biases, np.float32)
@@ -288,8 +296,10 @@ class Layout:
         biases: Mapping[int, npt.ArrayLike],
         locality_hints: npt.ArrayLike | None = None,
     ) -> Floats:
-        """Return stored vectors with other biases (n,) in the named slots, (n, width). locality_hints: (n, c) new
-        numbers of the locality hint columns; None leaves them."""
+        """Return stored vectors with other biases (n,) in the named slots, (n, width).
+
+        locality_hints: (n, c) new numbers of the locality hint columns; None leaves them.
+        """
         changed = stored.copy()
         for slot, column in biases.items():
             changed[:, self.columns_of(slot)] = self.as_stored(np.asarray(column, np.float32))[
@@ -302,7 +312,9 @@ class Layout:
         return stored[:, self._locality_hint_columns]
 
     def lacks_locality_hints(self, stored: Floats) -> npt.NDArray[np.bool_]:
-        """Return true for rows whose locality hint columns are empty but could be filled, bool (n,)."""
+        """Return true for rows whose locality hint columns are empty but could be filled, bool
+        (n,).
+        """
         if not self.locality_hints:
             return np.zeros(len(stored), np.bool_)
         vectors = stored[:, : self.dim]
@@ -314,9 +326,10 @@ class Layout:
     ) -> Floats:
         """Return augmented queries, (m, width).
 
-        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an amount that
-        `scores` subtracts. queries: (m, d) float32. strength: one number, or one for each query; 0 gives the raw
-        ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
+        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that
+        by an amount that `scores` subtracts. queries: (m, d) float32. strength: one number, or one
+        for each query; 0 gives the raw ranking. Raises DimensionMismatch, InvalidInput,
+        InvalidParameter, and NonFiniteVectors naming the queries.
         """
         rows = self.rows(queries)
         weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
@@ -346,7 +359,9 @@ class Layout:
         )
 
     def as_stored(self, biases: Floats) -> Floats:
-        """Return biases in the unit of the stored columns, in the same shape; the factor is a power of two."""
+        """Return biases in the unit of the stored columns, in the same shape; the factor is a power
+        of two.
+        """
         return biases * np.float32(self._bias_factor)
 
     def columns_of(self, slot: int) -> slice:
@@ -359,8 +374,9 @@ class Layout:
     ) -> npt.NDArray[np.float64]:
         """Convert inner products (m, k) to scores of the user's metric.
 
-        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP and COSINE: s −
-        w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is never below 0 if w = 0.
+        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP
+        and COSINE: s − w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is
+        never below 0 if w = 0.
         """
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
@@ -377,7 +393,10 @@ class Layout:
         return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
+        """Return `vectors` as float32 (n, d).
+
+        Raises DimensionMismatch, and NonFiniteVectors naming the rows.
+        """
         rows = self.rows(vectors)
         if math.isfinite(np.vdot(rows, rows)):
             return rows
@@ -389,7 +408,10 @@ class Layout:
         return rows
 
     def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return what `require_finite` does. Raises as it does, and under COSINE ZeroVectors naming the rows."""
+        """Return what `require_finite` does.
+
+        Raises as it does, and under COSINE ZeroVectors naming the rows.
+        """
         rows = self.require_finite(vectors, what)
         zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
@@ -399,7 +421,9 @@ class Layout:
         return rows
 
     def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool (n,)."""
+        """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool
+        (n,).
+        """
         rows = self.rows(vectors)
         finite = np.isfinite(rows).all(axis=1)
         return cast(
@@ -423,7 +447,9 @@ class Layout:
     def _set_hints(
         self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True
     ) -> Floats:
-        """Set the graph hint column, from the slots, and the locality hint columns of stored vectors, in place."""
+        """Set the graph hint column, from the slots, and the locality hint columns of stored
+        vectors, in place.
+        """
         if not np.isfinite(stored[:, self._slot_columns]).all():
             raise InvalidInput(
                 "biases must be finite numbers of float32, in units of the layout's scale"
@@ -439,8 +465,8 @@ class Layout:
     def _lowered_by_length(self, stored: Floats) -> npt.NDArray[np.float64]:
         """Return by how much the lengths of stored vectors lower their graph hint column, (n,).
 
-        The bound is for rows much longer than those that the constants were measured on: without it their hint would
-        grow with the square of their length, and outweigh their vector.
+        The bound is for rows much longer than those that the constants were measured on: without it
+        their hint would grow with the square of their length, and outweigh their vector.
         """
         if not self.length_pull:
             return np.zeros(len(stored))
@@ -478,5 +504,7 @@ def _require_power_of_two(name: str, number: float) -> None:
 
 
 def _is_power_of_two(number: float) -> bool:
-    """Whether a number is a power of two from 1/LARGEST_SCALE to LARGEST_SCALE: products with it are exact."""
+    """Whether a number is a power of two from 1/LARGEST_SCALE to LARGEST_SCALE: products with it
+    are exact.
+    """
     return 1 / LARGEST_SCALE <= number <= LARGEST_SCALE and math.frexp(number)[0] == 0.5

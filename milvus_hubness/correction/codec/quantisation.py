@@ -46,8 +46,9 @@ LARGEST_EXPONENT = 48
 
 
 def spread_for(dim: int, metric: str) -> int:
-    """Return n, the number of columns of a bias with vectors of this dimension: a power of two, at least 2; 1 for
-    metrics that cannot be corrected."""
+    """Return n, the number of columns of a bias with vectors of this dimension: a power of two, at
+    least 2; 1 for metrics that cannot be corrected.
+    """
     if metric not in DIMENSIONS_PER_COLUMN:
         return 1
     columns = math.ceil(dim / DIMENSIONS_PER_COLUMN[as_metric(metric)])
@@ -63,7 +64,8 @@ def with_spread(layout: Layout, spread: int) -> Layout:
 def with_bias_scale(
     layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0
 ) -> Layout:
-    """Return the layout with f measured on valid vectors (n, d) and their biases (n,), for queries of this strength.
+    """Return the layout with f measured on valid vectors (n, d) and their biases (n,), for queries
+    of this strength.
 
     It stays as it is if biases have one column each, or are all alike.
     """
@@ -78,14 +80,18 @@ def with_bias_scale(
 
 
 def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> bool:
-    """Whether a scale measured on these valid vectors (n, d) and biases (n,) differs so much from that of the layout
-    that a quantiser loses by it: biases of another estimator may be several times as large."""
+    """Whether a scale measured on these valid vectors (n, d) and biases (n,) differs so much from
+    that of the layout that a quantiser loses by it: biases of another estimator may be several
+    times as large.
+    """
     measured = with_bias_scale(layout, vectors, biases, strength)
     return not 1 / OUT_OF_SCALE < measured.bias_scale / layout.bias_scale < OUT_OF_SCALE
 
 
 def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64]) -> float:
-    """Return s under L2 so that ½‖r‖²/(4·s), of rows with these half squares (n,), looks like a vector's number."""
+    """Return s under L2 so that ½‖r‖²/(4·s), of rows with these half squares (n,), looks like a
+    vector's number.
+    """
     low, middle, high = np.percentile(half_squares, [1, 50, 99]).tolist()
     length = math.sqrt(2 * middle) or math.sqrt(2 * float(half_squares.max()))
     size = length / math.sqrt(layout.dim)

@@ -16,7 +16,9 @@ SECOND_VECTOR_FIELD = "hubness_vector"
 
 @dataclass(frozen=True)
 class SecondVectorCodec(RowCodec):
-    """Augmented vectors in the field `second`, which searches use; the user's own field stays as it is."""
+    """Augmented vectors in the field `second`, which searches use; the user's own field stays as it
+    is.
+    """
 
     second: str = SECOND_VECTOR_FIELD
 
@@ -50,7 +52,9 @@ class SecondVectorCodec(RowCodec):
         return {self.second: stored, **self._hidden(biases, len(stored))}
 
     def stale(self, columns: Columns) -> Flags:
-        """Return (n,) whether the second field is empty or holds the augmented form of another vector."""
+        """Return (n,) whether the second field is empty or holds the augmented form of another
+        vector.
+        """
         stored = columns[self.second]
         hints = self.layout.held_locality_hints(stored)
         packed = self.form.encode_rows(

@@ -65,10 +65,11 @@ class FitInputs(NamedTuple):
 class Estimator(ABC):
     """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
 
-    strength: factor on the biases. "agreement": that of `agreement`, the ρ which a fit measures: the correlation of
-    the biases from two random halves of the bank, or 0 where it is negative. What the halves do not agree on is
-    noise, so ρ is the share of the bias to apply (as in empirical Bayes). alias, of a subclass: a further name for
-    users; with it, collection states can hold the estimator.
+    strength: factor on the biases. "agreement": that of `agreement`, the ρ which a fit measures:
+    the correlation of the biases from two random halves of the bank, or 0 where it is negative.
+    What the halves do not agree on is noise, so ρ is the share of the bias to apply (as in
+    empirical Bayes). alias, of a subclass: a further name for users; with it, collection states can
+    hold the estimator.
     """
 
     strength: Strength = field(default=1.0, repr=False)
@@ -105,7 +106,10 @@ class Estimator(ABC):
 
     @property
     def share(self) -> float:
-        """The factor on the biases. Raises InvalidParameter if it is an agreement that no fit has measured yet."""
+        """The factor on the biases.
+
+        Raises InvalidParameter if it is an agreement that no fit has measured yet.
+        """
         if self.strength != "agreement":
             return self.strength
         if self.agreement is None:
@@ -116,7 +120,9 @@ class Estimator(ABC):
 
     @property
     def needs_gallery(self) -> bool:
-        """Whether `fit` raises InvalidInput without a gallery: here, to measure its scores' spread or an agreement."""
+        """Whether `fit` raises InvalidInput without a gallery: here, to measure its scores' spread
+        or an agreement.
+        """
         return self.has_temperature or self.strength == "agreement"
 
     @property
@@ -213,8 +219,8 @@ class Estimator(ABC):
     def measured(self, bank: QueryBank, items: Vectors) -> Self:
         """Return the estimator with the taus of its temperatures on this bank and items (n, d).
 
-        If all items score alike, every tau ranks them alike: then the unit is the root mean square score, or
-        1 if all scores are 0.
+        If all items score alike, every tau ranks them alike: then the unit is the root mean square
+        score, or 1 if all scores are 0.
         """
         if not self.has_temperature:
             return self
@@ -232,7 +238,9 @@ class Estimator(ABC):
         )
 
     def unmeasured(self) -> Self:
-        """Return the estimator as before its fit: without the number of items and the measured taus."""
+        """Return the estimator as before its fit: without the number of items and the measured
+        taus.
+        """
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
         measured |= MEASURED
         return self._replaced(
@@ -240,7 +248,9 @@ class Estimator(ABC):
         )
 
     def _set_temperatures(self, **defaults: float) -> None:
-        """Check each tau and temperature under construction; without either, set the default temperature."""
+        """Check each tau and temperature under construction; without either, set the default
+        temperature.
+        """
         for tau, temperature in self._temperatures():
             chosen = [name for name in (tau, temperature) if getattr(self, name) is not None]
             for name in chosen:
@@ -257,9 +267,11 @@ class Estimator(ABC):
 
 
 def score_spread(bank: QueryBank, gallery: Vectors) -> float:
-    """Return the standard deviation of a bank query's scores over the items; 0 if all items score alike.
+    """Return the standard deviation of a bank query's scores over the items; 0 if all items score
+    alike.
 
-    It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d), spread evenly.
+    It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d),
+    spread evenly.
     """
     queries = _evenly(bank.vectors, QUERIES)
     items = _evenly(gallery, ITEMS)
@@ -332,10 +344,11 @@ class FittedBias:
         return self._evaluated(self.formula.of_vectors, vectors)
 
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
-        """Return biases as `bias` does, of items that were added together after the fit, in any order.
+        """Return biases as `bias` does, of items that were added together after the fit, in any
+        order.
 
-        For an estimator that balances the bank against its items, the new items leave room for each other, as many at a
-        time as have MOST_PRODUCTS with the bank.
+        For an estimator that balances the bank against its items, the new items leave room for each
+        other, as many at a time as have MOST_PRODUCTS with the bank.
         """
         return self._evaluated(self._formula(are_new=True).of_vectors, vectors)
 
@@ -345,8 +358,9 @@ class FittedBias:
         return self.formula.of_products is not None
 
     def bias_of_products(self, products: Numbers, *, are_new: bool) -> Numbers:
-        """Return what `bias` or `new_bias` returns, not rounded to float32, from inner products (n, |bank|) of the
-        items and the whole bank."""
+        """Return what `bias` or `new_bias` returns, not rounded to float32, from inner products (n,
+        |bank|) of the items and the whole bank.
+        """
         of_products = self._formula(are_new=are_new).of_products
         if of_products is None:
             raise InvalidInput(
@@ -365,7 +379,8 @@ class FittedBias:
         return (self.estimator.share * formula(items)).astype(np.float32, copy=False)
 
     def with_agreement(self, items: Vectors, target_bank: BankLike | None) -> FittedBias:
-        """Return the fit with the agreement of the bank's halves on up to 20,000 items (n, d), if its strength is one.
+        """Return the fit with the agreement of the bank's halves on up to 20,000 items (n, d), if
+        its strength is one.
 
         Both halves are fitted on these items. The agreement is 0 for a bank of one query.
         """
@@ -418,7 +433,10 @@ def load_installed() -> None:
 
 
 def class_name(method: str) -> str:
-    """Return the name in ESTIMATORS of a method as users write it; case does not matter. Raises InvalidParameter."""
+    """Return the name in ESTIMATORS of a method as users write it; case does not matter.
+
+    Raises InvalidParameter.
+    """
     name = _methods().get(method.lower())
     if name is None:
         load_installed()
@@ -433,7 +451,10 @@ def _methods() -> dict[str, str]:
 
 
 def class_of(name: object) -> type[Estimator]:
-    """Return the class of this name. Raises InvalidParameter if there is none, here or in an installed package."""
+    """Return the class of this name.
+
+    Raises InvalidParameter if there is none, here or in an installed package.
+    """
     if isinstance(name, str) and name not in ESTIMATORS:
         load_installed()
     if not isinstance(name, str) or name not in ESTIMATORS:
@@ -475,8 +496,9 @@ def _plain(value: Any) -> Any:
 
 
 def names_in(values: Mapping[str, Any]) -> set[str]:
-    """Return the names of the estimators in a description: its own, and those of a Blend's estimators. Raises
-    InvalidParameter for a description without a name."""
+    """Return the names of the estimators in a description: its own, and those of a Blend's
+    estimators. Raises InvalidParameter for a description without a name.
+    """
     name = values.get("name")
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidParameter(f"an estimator has a name, not {name!r}")
@@ -489,8 +511,8 @@ def names_in(values: Mapping[str, Any]) -> set[str]:
 def from_dict(values: Mapping[str, Any]) -> Estimator:
     """Return the estimator that `to_dict` described.
 
-    Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown parameter
-    or a value out of range.
+    Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown
+    parameter or a value out of range.
     """
     if not isinstance(values, Mapping):
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
@@ -532,8 +554,8 @@ def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
 def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dictionary of an estimator with some parameters changed.
 
-    A tau replaces its temperature, and a temperature replaces its tau. Raises InvalidParameter if both are in
-    `changes`.
+    A tau replaces its temperature, and a temperature replaces its tau. Raises InvalidParameter if
+    both are in `changes`.
     """
     changed = dict(values)
     for tau, temperature in TEMPERATURE_OF.items():
@@ -556,17 +578,21 @@ def _parameters(kind: type[Any]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TargetBank(QueryBank):
-    """Items under a metric that reduces items and queries to different vectors, as L2 is reduced to IP.
+    """Items under a metric that reduces items and queries to different vectors, as L2 is reduced to
+    IP.
 
-    vectors: (t, d) as items, to be balanced against the bank. asking: (t, d) float32 as queries, whose inner
-    products with items are similarities.
+    vectors: (t, d) as items, to be balanced against the bank. asking: (t, d) float32 as queries,
+    whose inner products with items are similarities.
     """
 
     asking: Vectors = field(default_factory=lambda: np.empty((0, 0), np.float32), repr=False)
 
 
 def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
-    """Return `potentials` as float32 (|bank|, columns). Raises InvalidInput for another shape, NonFiniteVectors."""
+    """Return `potentials` as float32 (|bank|, columns).
+
+    Raises InvalidInput for another shape, NonFiniteVectors.
+    """
     shape = np.shape(potentials)
     if shape != (len(bank), columns):
         raise InvalidInput(f"potentials must have shape ({len(bank)}, {columns}), not {shape}")
@@ -574,7 +600,10 @@ def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -
 
 
 def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) -> Vectors:
-    """Return the gallery as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
+    """Return the gallery as float32 (n, d), n ≥ 1.
+
+    Raises InvalidInput without one, DimensionMismatch.
+    """
     if gallery is None:
         raise InvalidInput(
             f"{who} is fitted on the gallery, or takes its scale from it: pass gallery=…"
@@ -585,8 +614,9 @@ def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) ->
 def require_target_bank(
     bank: QueryBank, target_bank: BankLike | None, who: str, *, as_queries: bool = False
 ) -> Vectors:
-    """Return the target bank as float32 (n, d), n ≥ 1, as items or as queries. Raises InvalidInput without
-    one, DimensionMismatch.
+    """Return the target bank as float32 (n, d), n ≥ 1, as items or as queries.
+
+    Raises InvalidInput without one, DimensionMismatch.
     """
     if target_bank is None:
         raise InvalidInput(f"{who} needs reference items: pass target_bank= (--target-bank)")

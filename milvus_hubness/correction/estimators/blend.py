@@ -36,9 +36,9 @@ class BlendDiagnostics(NamedTuple):
 class Blend(Estimator, alias="blend"):
     """b(r) = Σ_e w_e · b_e(r) over fitted estimators e.
 
-    estimators: at least one. weights: one each, not negative, with sum 1. strength: by default the agreement ρ of the
-    bank's halves. The default, ρ · (½ RelativeNNN(8) + ½ Sinkhorn(temperature=0.375)), is the choice without labelled
-    pairs.
+    estimators: at least one. weights: one each, not negative, with sum 1. strength: by default the
+    agreement ρ of the bank's halves. The default, ρ · (½ RelativeNNN(8) + ½
+    Sinkhorn(temperature=0.375)), is the choice without labelled pairs.
     """
 
     estimators: Sequence[Estimator] = (RelativeNNN(8), Sinkhorn(temperature=0.375))

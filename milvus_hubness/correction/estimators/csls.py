@@ -14,8 +14,8 @@ from milvus_hubness.correction.kernels import topk_mean
 class CSLS(Estimator, alias="csls"):
     """b(r) = ½ · mean of the k largest inner products of r with the bank.
 
-    CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r). b(r) is half of it, without the query's own term, which changes
-    no ranking. The fit raises BankTooSmall if the bank has fewer than k queries.
+    CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r). b(r) is half of it, without the query's own term,
+    which changes no ranking. The fit raises BankTooSmall if the bank has fewer than k queries.
     """
 
     k: int = 10

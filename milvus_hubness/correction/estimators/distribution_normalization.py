@@ -14,8 +14,8 @@ from milvus_hubness.correction.estimators.base import Estimator, FitInputs, Fitt
 class DistributionNormalization(Estimator, alias="dn"):
     """b(r) = lam · mean(bank) · r.
 
-    The paper subtracts lam = ½ of the mean from both sides, (q − lam·μ_q)·(r − lam·μ_r). Its terms other than
-    b(r) depend on the query alone and change no ranking.
+    The paper subtracts lam = ½ of the mean from both sides, (q − lam·μ_q)·(r − lam·μ_r). Its terms
+    other than b(r) depend on the query alone and change no ranking.
     """
 
     lam: float = 0.5

@@ -22,11 +22,13 @@ from milvus_hubness.correction.kernels import logsumexp
 class DualInvertedSoftmax(Estimator, alias="dualis"):
     """b(r) = λ · ( log Σ_i exp(s(q_i, r) / tau_query) + log Σ_j exp(s(t_j, r) / tau_target) ).
 
-    q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query + tau_target): the
-    paper multiplies the two inverted softmaxes, and λ times the logarithm of the product is s − b.
+    q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query +
+    tau_target): the paper multiplies the two inverted softmaxes, and λ times the logarithm of the
+    product is s − b.
 
-    tau_query, tau_target: in units of the score. temperature_query, temperature_target: used in place of them, in units
-    of the spread of the bank's scores; 0.5 and 25 by default. If both are equal, similar items lose their own queries.
+    tau_query, tau_target: in units of the score. temperature_query, temperature_target: used in
+    place of them, in units of the spread of the bank's scores; 0.5 and 25 by default. If both are
+    equal, similar items lose their own queries.
     """
 
     tau_query: float | None = None

@@ -36,7 +36,9 @@ class Pairs(NamedTuple):
 
     @classmethod
     def union(cls, parts: list[Pairs], items: int) -> Pairs:
-        """Return each pair of the parts once, with its first score, sorted by query, and clear the list."""
+        """Return each pair of the parts once, with its first score, sorted by query, and clear the
+        list.
+        """
         queries, numbers, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
         parts.clear()
         _, first = np.unique(queries * np.int64(max(1, items)) + numbers, return_index=True)
@@ -65,8 +67,11 @@ class Pairs(NamedTuple):
 
 
 class Balanced(NamedTuple):
-    """biases: (n,), less their mean. warnings: why matching may be worse than the raw ranking here. facts: the
-    measurements that they rest on, ready for JSON."""
+    """biases: (n,), less their mean.
+
+    warnings: why matching may be worse than the raw ranking here. facts: the measurements that they
+    rest on, ready for JSON.
+    """
 
     biases: Scores
     warnings: list[str]
@@ -74,7 +79,10 @@ class Balanced(NamedTuple):
 
 
 def balanced(pairs: Pairs, items: int, spread: float) -> Balanced:
-    """Balance the queries against the items, each of which has a pair. spread: of a query's scores over the items."""
+    """Balance the queries against the items, each of which has a pair.
+
+    spread: of a query's scores over the items.
+    """
     tau = TEMPERATURE * spread
     count = len(pairs.starts)
     if not count:
@@ -118,8 +126,10 @@ def balanced(pairs: Pairs, items: int, spread: float) -> Balanced:
 
 
 def one_to_one(pairs: Pairs, scores: Scores, items: int) -> npt.NDArray[np.bool_]:
-    """Return which pairs (p,) the best assignment takes: an item for as many queries as possible, each item at most
-    once, with the largest sum of `scores` (p,). Queries that are left over have none of the pairs."""
+    """Return which pairs (p,) the best assignment takes: an item for as many queries as possible,
+    each item at most once, with the largest sum of `scores` (p,). Queries that are left over have
+    none of the pairs.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
@@ -140,15 +150,18 @@ def one_to_one(pairs: Pairs, scores: Scores, items: int) -> npt.NDArray[np.bool_
 
 
 def moments(scores: Scores) -> npt.NDArray[np.float64]:
-    """Return the number of items and the sums of their scores (b, q) and of the squares of these, by query, (3, q)."""
+    """Return the number of items and the sums of their scores (b, q) and of the squares of these,
+    by query, (3, q).
+    """
     exact = scores.astype(np.float64)
     total: npt.NDArray[np.float64] = np.stack([np.ones_like(exact), exact, np.square(exact)]).sum(1)
     return total
 
 
 def spread_of(total: npt.NDArray[np.float64]) -> float:
-    """Return the standard deviation of a query's scores over all items, from the sum of their `moments` (3, q), as
-    `estimators.base.score_spread` measures it."""
+    """Return the standard deviation of a query's scores over all items, from the sum of their
+    `moments` (3, q), as `estimators.base.score_spread` measures it.
+    """
     means, sizes = total[1:] / np.maximum(total[0], 1)
     variance = float(np.mean(sizes - np.square(means)))
     size = float(np.mean(sizes))

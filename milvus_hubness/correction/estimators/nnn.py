@@ -21,8 +21,9 @@ from milvus_hubness.errors import InvalidParameter
 class NNNDiagnostics(NamedTuple):
     """Diagnostics of NNN.
 
-    kernel: the exact one of the device, or the choice of `ApproximateBank`. mean_error, max_error: of the
-    bias; 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search, on them.
+    kernel: the exact one of the device, or the choice of `ApproximateBank`. mean_error, max_error:
+    of the bias; 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search,
+    on them.
     """
 
     bank_size: int
@@ -38,14 +39,14 @@ class NNNDiagnostics(NamedTuple):
 class NNN(Estimator, alias="nnn"):
     """b(r) = alpha · mean of the k largest inner products of r with the bank.
 
-    k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain. alpha: share
-    of that mean to subtract; the paper sweeps 0.25 … 1.5. kernel: "dense" is exact; "approximate" searches an
-    index of the bank, tuned on the gallery until the mean error of the biases is 1% of their standard
-    deviation, or is exact if that is faster.
+    k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain.
+    alpha: share of that mean to subtract; the paper sweeps 0.25 … 1.5. kernel: "dense" is exact;
+    "approximate" searches an index of the bank, tuned on the gallery until the mean error of the
+    biases is 1% of their standard deviation, or is exact if that is faster.
 
-    The fit raises BankTooSmall if the bank has fewer than k queries. It learns nothing from the gallery, so
-    new items never need a refit; an approximate kernel is tuned on at least 32 items of the gallery, or on
-    the bank if there is none, and its error is in the diagnostics.
+    The fit raises BankTooSmall if the bank has fewer than k queries. It learns nothing from the
+    gallery, so new items never need a refit; an approximate kernel is tuned on at least 32 items of
+    the gallery, or on the bank if there is none, and its error is in the diagnostics.
     """
 
     k: int = 128

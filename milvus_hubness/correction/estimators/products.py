@@ -42,9 +42,9 @@ def logsumexp_with_room(
     """Return biases (n,) of items that came together, after a fit of potentials f (m,).
 
     Without room for each other, the new items would get the biases of items that came alone. The
-    fitted items take e^(−f_i/τ) · fitted_items / m of query i, and the new ones Σ_j e^((s_ij − b_j)/τ).
-    A refit would also lower the biases of the fitted items, on average as much as the potentials. Here
-    these biases stay, and so does the mean of the potentials.
+    fitted items take e^(−f_i/τ) · fitted_items / m of query i, and the new ones Σ_j e^((s_ij −
+    b_j)/τ). A refit would also lower the biases of the fitted items, on average as much as the
+    potentials. Here these biases stay, and so does the mean of the potentials.
     """
     highest, terms = _terms(products + potentials, tau)
     bank_size = terms.shape[1]

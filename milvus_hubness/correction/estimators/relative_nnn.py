@@ -20,11 +20,13 @@ from milvus_hubness.correction.kernels import topk_mean
 
 @dataclass(frozen=True)
 class RelativeNNN(Estimator, alias="relative"):
-    """b(r) = mean of the k largest s(q_i, r) − discount · f_i, f_i the mean of q_i's `finds` best item scores.
+    """b(r) = mean of the k largest s(q_i, r) − discount · f_i, f_i the mean of q_i's `finds` best
+    item scores.
 
-    A query that is near to all items says less about one of them: CSLS (Conneau et al., ICLR 2018) subtracts r_T(q)
-    in the same way, and NNN (Chowdhury et al., EMNLP 2024) is the case discount = 0. The fit raises BankTooSmall if the
-    bank has fewer than k queries; new items never need a refit. Under L2, s is q·r − ½‖r‖².
+    A query that is near to all items says less about one of them: CSLS (Conneau et al., ICLR 2018)
+    subtracts r_T(q) in the same way, and NNN (Chowdhury et al., EMNLP 2024) is the case discount =
+    0. The fit raises BankTooSmall if the bank has fewer than k queries; new items never need a
+    refit. Under L2, s is q·r − ½‖r‖².
     """
 
     k: int = 8

@@ -62,11 +62,12 @@ class Balance(NamedTuple):
 def iterate(
     step: Step, f: Potentials, taus: Taus, items: int, iterations: int, tol: float
 ) -> list[Balance]:
-    """Compute for each tau potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals of bank and items.
+    """Compute for each tau potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals
+    of bank and items.
 
-    The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank, as in `AllScores`.
-    So the items' marginal is exact, and the bank's has the reported error. Ends for a tau when that is at most `tol`,
-    or after `iterations`.
+    The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank,
+    as in `AllScores`. So the items' marginal is exact, and the bank's has the reported error. Ends
+    for a tau when that is at most `tol`, or after `iterations`.
     """
     balances = {}
     active = np.arange(len(taus))
@@ -90,8 +91,8 @@ NEIGHBORS = 64
 class SinkhornDiagnostics(NamedTuple):
     """The end of the iteration; all of it None for a fit from its stored potentials.
 
-    items: gallery items (and target bank) of the iteration. marginal_error: that of `Balance`. converged: whether it is
-    at most tol. scores: how the iteration got its scores.
+    items: gallery items (and target bank) of the iteration. marginal_error: that of `Balance`.
+    converged: whether it is at most tol. scores: how the iteration got its scores.
     """
 
     bank_size: int
@@ -107,8 +108,9 @@ class SinkhornDiagnostics(NamedTuple):
 class Sinkhorn(Estimator, alias="sn"):
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
-    f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery. Items that came
-    later need `FittedBias.new_bias`: the formula corrects them too much, since the others have not made room for them.
+    f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank ×
+    gallery. Items that came later need `FittedBias.new_bias`: the formula corrects them too much,
+    since the others have not made room for them.
 
     tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by default.
     iterations: largest number of them; the paper's results need 10. tol: the iteration ends earlier at this error of
@@ -186,7 +188,8 @@ class Sinkhorn(Estimator, alias="sn"):
 
 @dataclass(frozen=True)
 class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
-    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside the gallery.
+    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside
+    the gallery.
 
     The target bank has items of the gallery's kind, ideally those that the bank's queries ask for.
     """
@@ -202,9 +205,10 @@ def fit_together(
     inputs: FitInputs,
     nearest: tuple[TopK, TopK] | None = None,
 ) -> list[tuple[FittedBias, Vectors]]:
-    """Return fits of estimators that differ in tau and temperature only, each with its biases of the items: gallery,
-    then target bank if it is needed. Each pass over the scores serves all. nearest: as `PairSteps` has them; by
-    default computed."""
+    """Return fits of estimators that differ in tau and temperature only, each with its biases of
+    the items: gallery, then target bank if it is needed. Each pass over the scores serves all.
+    nearest: as `PairSteps` has them; by default computed.
+    """
     one = estimators[0]
     items = np.asarray(inputs.gallery, np.float32)
     if one.needs_target_bank:

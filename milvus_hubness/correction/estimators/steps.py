@@ -31,9 +31,9 @@ MOST_ON_CUDA = 2e12
 def scores_for(m: int, n: int, free: float | None = None) -> Scores:
     """Return how to provide the scores of m × n pairs.
 
-    They are stored in float32 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device; else every step
-    recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse". free: bytes of memory of
-    the CUDA device, if there is one.
+    They are stored in float32 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA
+    device; else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take
+    minutes: "sparse". free: bytes of memory of the CUDA device, if there is one.
     """
     memory, most = (
         POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
@@ -46,8 +46,8 @@ def scores_for(m: int, n: int, free: float | None = None) -> Scores:
 class AllScores:
     """Steps over all scores of a bank (m, d) and items (n, d), by NumPy or torch.
 
-    scores: "float32" stores them; else every pass computes them again, in O((m + n) · d) memory and a tile. By default
-    as `scores_for` has it.
+    scores: "float32" stores them; else every pass computes them again, in O((m + n) · d) memory and
+    a tile. By default as `scores_for` has it.
     """
 
     def __init__(
@@ -86,7 +86,9 @@ class AllScores:
 def _pass(
     tiles: Iterable[tuple[slice, Any]], n: int, potentials: Potentials, taus: Taus
 ) -> tuple[Potentials, Potentials]:
-    """Return −tau · log Σ exp((s + potential) / tau) of each of n rows, and the shares of the columns."""
+    """Return −tau · log Σ exp((s + potential) / tau) of each of n rows, and the shares of the
+    columns.
+    """
     softmin = np.empty((len(taus), n), np.float32)
     shares = np.zeros(potentials.shape)
     library: Any = np
@@ -113,8 +115,9 @@ def _array(values: Any) -> Potentials:
 
 
 class PairSteps:
-    """Steps over some pairs of items and queries only, by their numbers (p,) and scores (p,), by NumPy in the dtype of
-    scores and potentials. Each item and each query has a pair."""
+    """Steps over some pairs of items and queries only, by their numbers (p,) and scores (p,), by
+    NumPy in the dtype of scores and potentials. Each item and each query has a pair.
+    """
 
     def __init__(self, items: Numbers, queries: Numbers, scores: Potentials) -> None:
         order = np.argsort(items, kind="stable")
@@ -127,7 +130,9 @@ class PairSteps:
 
     @classmethod
     def nearest(cls, of_items: TopK, of_queries: TopK) -> PairSteps:
-        """Return the pairs of the nearest of each item and of each query, as `topk` has them, (n, k) and (m, k)."""
+        """Return the pairs of the nearest of each item and of each query, as `topk` has them, (n,
+        k) and (m, k).
+        """
         m = len(of_queries.values)
         n = len(of_items.values)
         pairs = np.concatenate([np.ravel(of_items.indices + m * np.arange(n)[:, None]),
@@ -154,7 +159,9 @@ class PairSteps:
 
 
 def _grouped(values: Potentials, tau: float, counts: Numbers) -> tuple[Potentials, Potentials]:
-    """Return −tau · log Σ exp(value / tau) of each group, of so many values in turn, and each value's share of it."""
+    """Return −tau · log Σ exp(value / tau) of each group, of so many values in turn, and each
+    value's share of it.
+    """
     starts = np.cumsum(counts) - counts
     largest = np.maximum.reduceat(values, starts)
     with np.errstate(over="ignore"):

@@ -43,15 +43,21 @@ SCALAR_QUANTIZERS = {
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """An index to build. kind: a key of DEFAULTS. params: all of its build parameters, by Milvus' names."""
+    """An index to build.
+
+    kind: a key of DEFAULTS. params: all of its build parameters, by Milvus' names.
+    """
 
     kind: str
     params: Mapping[str, Any]
 
     @classmethod
     def of(cls, index_type: str, index_params: Mapping[str, Any]) -> IndexSpec:
-        """Return the index to build for a Milvus index type and its parameters. Case does not matter; numbers may be
-        text. Raises InvalidParameter for a parameter out of range."""
+        """Return the index to build for a Milvus index type and its parameters.
+
+        Case does not matter; numbers may be text. Raises InvalidParameter for a parameter out of
+        range.
+        """
         name = index_type.upper()
         kind = name if name in DEFAULTS else _relative(name)
         defaults = {**DEFAULTS[kind], **(AUTOINDEX if name in ("", "AUTOINDEX") else {})}
@@ -72,8 +78,11 @@ class IndexSpec:
         return {"ef": max(k, EF), "nprobe": NPROBE, None: None}[self.search_parameter]
 
     def for_sample(self, rows: int, rows_total: int) -> IndexSpec:
-        """Return this index for `rows` out of `rows_total` rows. IVF cells have as many rows as in the whole, and
-        product quantisation has no more centroids than rows."""
+        """Return this index for `rows` out of `rows_total` rows.
+
+        IVF cells have as many rows as in the whole, and product quantisation has no more centroids
+        than rows.
+        """
         params = dict(self.params)
         if "nlist" in params:
             params["nlist"] = min(rows, max(1, round(params["nlist"] * rows / rows_total)))
@@ -83,8 +92,9 @@ class IndexSpec:
 
 
 class AnnIndex:
-    """A FAISS index over rows (n, width) float32; a graph is reproducible only on one OpenMP thread. Raises
-    InvalidParameter if m does not divide the width, FaissConflict."""
+    """A FAISS index over rows (n, width) float32; a graph is reproducible only on one OpenMP
+    thread. Raises InvalidParameter if m does not divide the width, FaissConflict.
+    """
 
     def __init__(
         self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]
@@ -108,8 +118,9 @@ class AnnIndex:
     def search(
         self, queries: npt.NDArray[np.float32], k: int, value: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return the numbers of the k best rows for queries (m, width), best first, −1 for none, (m, k). value: of the
-        search parameter, by default that of Milvus; ef is at least k."""
+        """Return the numbers of the k best rows for queries (m, width), best first, −1 for none,
+        (m, k). value: of the search parameter, by default that of Milvus; ef is at least k.
+        """
         value = self.spec.default_value(k) if value is None else value
         params = None
         if value is not None and self.spec.search_parameter == "ef":
@@ -145,8 +156,10 @@ class AnnIndex:
         return index
 
     def _search_on_codes(self, rows: npt.NDArray[np.float32], metric: int) -> None:
-        """Make the graph link exact vectors but search on codes, as in Knowhere. FAISS's own IndexHNSWPQ links by
-        distances between codes, which it supports for L2 only."""
+        """Make the graph link exact vectors but search on codes, as in Knowhere.
+
+        FAISS's own IndexHNSWPQ links by distances between codes, which it supports for L2 only.
+        """
         params = self.spec.params
         self._codes: Any = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], metric)
         _shorten_training(self._codes.pq.cp)
@@ -158,7 +171,9 @@ class AnnIndex:
 
 
 def _relative(name: str) -> str:
-    """Return the kind most similar to an index type that FAISS does not have, or has under another name."""
+    """Return the kind most similar to an index type that FAISS does not have, or has under another
+    name.
+    """
     relatives = {
         "BRUTE_FORCE": "FLAT",
         "IVF_PQ": "IVF_PQ",

@@ -43,10 +43,11 @@ means: products in TF32 exceed it."""
 class Tuned(NamedTuple):
     """The chosen kernel, and its results on the half of the sample that it was not chosen on.
 
-    kind: "exact" if no index was both accurate enough and faster. width: nprobe, the number of lists to read, or the
-    itopk_size of CAGRA; 0 for "exact". recall: share of the k nearest that the index finds. mean_error, max_error: of
-    the means, in units of the score; share: mean_error over the standard deviation of the exact means. speedup: over
-    the exact means, on up to 8,192 rows.
+    kind: "exact" if no index was both accurate enough and faster. width: nprobe, the number of
+    lists to read, or the itopk_size of CAGRA; 0 for "exact". recall: share of the k nearest that
+    the index finds. mean_error, max_error: of the means, in units of the score; share: mean_error
+    over the standard deviation of the exact means. speedup: over the exact means, on up to 8,192
+    rows.
     """
 
     kind: Literal["exact", "ivf", "cagra"] = "exact"
@@ -59,7 +60,9 @@ class Tuned(NamedTuple):
 
 
 def index_kinds(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
-    """Return the kinds of index that the installed FAISS has for the k nearest, on a GPU or on the CPU."""
+    """Return the kinds of index that the installed FAISS has for the k nearest, on a GPU or on the
+    CPU.
+    """
     faiss = import_faiss()
     if on_gpu and (k > GPU_LIMIT or not hasattr(faiss, "StandardGpuResources")):
         return []
@@ -71,8 +74,9 @@ def index_kinds(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
 
 
 class BankIndex:
-    """An index in FAISS of a bank (m, d), a contiguous tensor of float32 on the device of the index. kind: one of
-    `index_kinds`, or on a GPU "flat", which is exact."""
+    """An index in FAISS of a bank (m, d), a contiguous tensor of float32 on the device of the
+    index. kind: one of `index_kinds`, or on a GPU "flat", which is exact.
+    """
 
     def __init__(
         self, kind: Literal["ivf", "cagra", "flat"], bank: torch.Tensor, k: int, *, on_gpu: bool
@@ -96,7 +100,9 @@ class BankIndex:
             self._index.add_c(m, self._floats(self._bank))
 
     def widths(self) -> Iterator[int]:
-        """Yield numbers of lists to read, which grow by half, or sizes of the list of candidates, up to the limits."""
+        """Yield numbers of lists to read, which grow by half, or sizes of the list of candidates,
+        up to the limits.
+        """
         if self._kind == "cagra":
             yield from (width for width in GRAPH_WIDTHS if width >= self._k)
             return
@@ -108,8 +114,9 @@ class BankIndex:
         yield last
 
     def search(self, x: torch.Tensor, width: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the k largest products of rows x (n, d) that a search of this width finds, and their rows of the bank
-        or −1, (n, k), on the device of x."""
+        """Return the k largest products of rows x (n, d) that a search of this width finds, and
+        their rows of the bank or −1, (n, k), on the device of x.
+        """
         x = x.contiguous()
         params = None
         scores, rows = (
@@ -149,7 +156,9 @@ class BankIndex:
         return getattr(self._faiss, name)(self._resources, d, *lists, metric, config)
 
     def _floats(self, rows: torch.Tensor) -> Any:
-        """Return a pointer for FAISS, which works in torch's stream: torch has written the rows that it reads."""
+        """Return a pointer for FAISS, which works in torch's stream: torch has written the rows
+        that it reads.
+        """
         if rows.is_cuda:
             stream = torch.cuda.current_stream(rows.device).cuda_stream
             self._resources.setDefaultStream(
@@ -162,8 +171,9 @@ class BankIndex:
 def flat_is_faster(
     device: str, place: torch.device, d: int, k: int, sizes: tuple[int, int] = FLAT_SIZES
 ) -> bool:
-    """Return whether FAISS's flat index on a GPU computes exact means faster than the kernel of the device, by two runs
-    of each on random vectors, once in a process."""
+    """Return whether FAISS's flat index on a GPU computes exact means faster than the kernel of the
+    device, by two runs of each on random vectors, once in a process.
+    """
     X, B = (
         torch.randn(size, d, generator=torch.Generator().manual_seed(size)).to(place)
         for size in sizes
@@ -185,11 +195,13 @@ def seconds_of(run: Callable[[], torch.Tensor]) -> float:
 
 
 class ApproximateBank:
-    """Means of the k largest inner products with a bank B (m, d), for many rows similar to those of X (n, d).
+    """Means of the k largest inner products with a bank B (m, d), for many rows similar to those of
+    X (n, d).
 
-    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. device: as for `topk_mean`;
-    on CUDA an index needs faiss-gpu and k ≤ 2,048, else the means are exact. measured: how many rows the reported
-    errors were measured on. Raises as `topk_mean` does, InvalidInput for fewer than 32 rows of X, FaissConflict.
+    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. device:
+    as for `topk_mean`; on CUDA an index needs faiss-gpu and k ≤ 2,048, else the means are exact.
+    measured: how many rows the reported errors were measured on. Raises as `topk_mean` does,
+    InvalidInput for fewer than 32 rows of X, FaissConflict.
     """
 
     def __init__(
@@ -222,15 +234,20 @@ class ApproximateBank:
         self.tuned = self._tune(sample, timed, positive_number("error", error))
 
     def values(self, X: Matrix) -> Array:
-        """Return means of the k largest products for rows X (n, d), float32 (n,). A row whose mean is not reliable is
-        computed exactly. Raises DimensionMismatch, InvalidInput."""
+        """Return means of the k largest products for rows X (n, d), float32 (n,).
+
+        A row whose mean is not reliable is computed exactly. Raises DimensionMismatch,
+        InvalidInput.
+        """
         values = np.empty(X.shape[0], np.float32)
         for part, x in Operands.of(X, self._bank, str(self._bank.device)).rows(ROWS_AT_ONCE):
             values[part] = self._means(x).cpu()
         return values
 
     def _tune(self, sample: torch.Tensor, timed: torch.Tensor, error: float) -> Tuned:
-        """Choose the fastest of the narrowest searches that are accurate enough on the first half of the sample."""
+        """Choose the fastest of the narrowest searches that are accurate enough on the first half
+        of the sample.
+        """
         kinds = index_kinds(self.k, on_gpu=self._on_gpu)
         if (
             self._on_gpu

@@ -41,7 +41,8 @@ _SHARING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """Run `work` on all `tasks` in threads, in which an operation of torch or NumPy uses one thread.
+    """Run `work` on all `tasks` in threads, in which an operation of torch or NumPy uses one
+    thread.
 
     With one thread, and while another call has threads, the work runs in the current thread, and
     the settings stay as they are. Raises errors of `work`.
@@ -266,7 +267,9 @@ class Operands:
             yield part, as_tensor(self.X[part], self.bank.dtype, self.device)
 
     def copied_ahead(self, parts: list[slice]) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield tiles of X, each copied to the CUDA device from pinned memory while the one before is worked on."""
+        """Yield tiles of X, each copied to the CUDA device from pinned memory while the one before
+        is worked on.
+        """
         copying: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         working = torch.cuda.current_stream(self.device)
 
@@ -331,7 +334,10 @@ def _slices(rows: int, size: int) -> list[slice]:
 
 
 def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return `M` on the device in `dtype`. It may share memory with M, so it must not be written to."""
+    """Return `M` on the device in `dtype`.
+
+    It may share memory with M, so it must not be written to.
+    """
     if is_tensor(M):
         return M.detach().to(device=device, dtype=dtype)
 
@@ -340,7 +346,9 @@ def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 class _Lent:
-    """An array's memory, labelled writable: torch warns about read-only arrays, and these are only read."""
+    """An array's memory, labelled writable: torch warns about read-only arrays, and these are only
+    read.
+    """
 
     def __init__(self, array: Array) -> None:
         self.array = array

@@ -229,7 +229,8 @@ def _largest(
 def _selected(
     x: torch.Tensor, bank: _Bank, k: int, error: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the scores that reach a threshold and their columns, both (rows, p), and the threshold.
+    """Return the scores that reach a threshold and their columns, both (rows, p), and the
+    threshold.
 
     Scores are float32; unused ones are −inf, and their columns −1. The threshold, (rows,), is
     infinite for rows that would select too many. x: (rows, q) rounded. error: (rows,).
@@ -313,7 +314,8 @@ def _reaching(
 
 
 def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return inner products of x (rows, d) with the rows `columns` (rows, p) of the bank, (rows, p).
+    """Return inner products of x (rows, d) with the rows `columns` (rows, p) of the bank, (rows,
+    p).
 
     Those of −1 are −inf.
     """
@@ -329,7 +331,10 @@ def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> tor
 
 
 def _gathered_products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return what `_products` does, on any device. It copies a tile of the bank's rows at a time."""
+    """Return what `_products` does, on any device.
+
+    It copies a tile of the bank's rows at a time.
+    """
     # Sorted, the columns that are not −1 are on the left: only so many are multiplied.
     width = int((columns >= 0).sum(1).max())
     columns, order = columns.sort(1, descending=True)

@@ -58,7 +58,8 @@ def training_state(
     network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Tensors:
     """Return copies of what a training needs to continue: the last weights, AdamW's state of each
-    parameter that has moved, and the states of torch's generators."""
+    parameter that has moved, and the states of torch's generators.
+    """
     tensors = {f"{LAST}{name}": weight for name, weight in weights_of(network).items()}
     for name, parameter in network.named_parameters():
         for part, value in optimizer.state.get(parameter, {}).items():
@@ -111,8 +112,10 @@ class Checkpoint:
         return max(self.history, key=lambda epoch: (epoch.mrr, -epoch.epoch)).epoch
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
-        """Return the network with the best weights, in evaluation mode. Raises UnreadableFile for
-        other sizes."""
+        """Return the network with the best weights, in evaluation mode.
+
+        Raises UnreadableFile for other sizes.
+        """
         for name, shape in _large_weights(self.config):
             present = tuple(self.weights[name].shape) if name in self.weights else None
             if present != shape:
@@ -145,8 +148,10 @@ class Checkpoint:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file; an earlier file stays until the new one is complete. Raises
-        UnreadableFile."""
+        """Write the file; an earlier file stays until the new one is complete.
+
+        Raises UnreadableFile.
+        """
         weights = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
         tensors = {
             name: tensor.contiguous()
@@ -164,8 +169,10 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Read a file that `save` wrote. Raises UnreadableFile for other files, and for damaged
-        ones."""
+        """Read a file that `save` wrote.
+
+        Raises UnreadableFile for other files, and for damaged ones.
+        """
         tensors, header = _read(path)
         try:
             facts = json.loads(header or "")
@@ -243,9 +250,11 @@ class Checkpoint:
 
 
 def _large_weights(config: QuariConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the names and the shapes of the largest weights. The sizes are claims of a file: a
-    network is made for them only if these weights are present, so that a small file cannot take
-    much memory."""
+    """Yield the names and the shapes of the largest weights.
+
+    The sizes are claims of a file: a network is made for them only if these weights are present, so
+    that a small file cannot take much memory.
+    """
     if config.form == "linear":
         yield "query_map", (config.dim, config.dim)
         yield "memory.queries", (config.memory, config.dim)
@@ -299,7 +308,8 @@ def _read_torch(path: str | os.PathLike[str]) -> Tensors:
 
 def _expect_torch_archive(path: str | os.PathLike[str], file: BinaryIO) -> None:
     """Raise UnreadableFile unless the file has the form of torch since 1.6, an archive that is not
-    compressed."""
+    compressed.
+    """
     if not zipfile.is_zipfile(file):
         raise UnreadableFile(
             f"{path} is not a file of weights that torch can read safely: no archive; save it with "

@@ -87,7 +87,8 @@ class Hypernetwork(nn.Module):
 
 def sinusoids(count: int, width: int) -> torch.Tensor:
     """Return (count, width) fixed positions (Vaswani et al., NeurIPS 2017, section 3.5); width is
-    even."""
+    even.
+    """
     places = torch.arange(count, dtype=torch.float32)[:, None]
     rates = torch.exp(
         torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width)

@@ -47,8 +47,11 @@ TEMPERATURES = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
 
 
 class Memory(nn.Module):
-    """n remembered pairs, empty at first. queries (n, d) of length 1, errors (n, d), strength and
-    temperature (): buffers, saved with the weights."""
+    """n remembered pairs, empty at first.
+
+    queries (n, d) of length 1, errors (n, d), strength and temperature (): buffers, saved with the
+    weights.
+    """
 
     queries: torch.Tensor
     errors: torch.Tensor
@@ -102,8 +105,10 @@ class Adaptation(NamedTuple):
 
 
 class Quari(nn.Module):
-    """The linear maps or the network with the sizes of `config`. hypernetwork: None for linear
-    maps, which alone have query_map, item_map and memory."""
+    """The linear maps or the network with the sizes of `config`.
+
+    hypernetwork: None for linear maps, which alone have query_map, item_map and memory.
+    """
 
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
@@ -118,8 +123,7 @@ class Quari(nn.Module):
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
 
     def static(self) -> Static:
-        """Return the map of the items; in evaluation mode `truncated` to `config.directions`,
-        once."""
+        """Return the map of the items; in evaluation mode `truncated` to `config.directions`, once."""
         S = self.item_map
         if self.training:
             return Static(S, S, S.new_ones(len(S)), 0.0)
@@ -130,7 +134,8 @@ class Quari(nn.Module):
 
     def remember(self, queries: torch.Tensor, items: torch.Tensor) -> None:
         """Fill the memory with queries (n, d) of length 1 and the errors of their answers, items
-        (n, d)."""
+        (n, d).
+        """
         targets = items @ self.item_map.T
         mapped = queries @ self.query_map.T
         self.memory.queries.copy_(queries)
@@ -139,8 +144,10 @@ class Quari(nn.Module):
         )
 
     def forward(self, queries: torch.Tensor) -> Adaptation:
-        """Return the adaptation to the directions of queries (m, d). In training, the memory is not
-        used."""
+        """Return the adaptation to the directions of queries (m, d).
+
+        In training, the memory is not used.
+        """
         unit = functional.normalize(queries, dim=1)
         weight = self.config.query_weight
         if self.hypernetwork is None:
@@ -161,7 +168,8 @@ class Quari(nn.Module):
 
 def truncated(S: torch.Tensor, count: int) -> Static:
     """Return S (d, d) with lengths from the `count` eigenvectors of SᵀS whose values are farthest
-    from the median, and the mean of the other values."""
+    from the median, and the mean of the other values.
+    """
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
     chosen = order[:count]
@@ -177,7 +185,8 @@ TINY_NORM = 1e-8
 
 def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
     """Return (m, c) cos(q', T r) for m queries and shared items (c, d); 0 for an item that T maps
-    to zero."""
+    to zero.
+    """
     query, U, V, static = adaptation
     rank = U.shape[1]
     onto = torch.matmul(query[:, None], U.transpose(1, 2)) @ V
@@ -215,6 +224,7 @@ def _squares(static: Static | None, items: torch.Tensor) -> torch.Tensor:
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     """Return (m, k, c), the products of rows (m, k, d) and items (c, d), as one product of two
-    matrices."""
+    matrices.
+    """
     count, per_query, dim = rows.shape
     return (rows.reshape(-1, dim) @ items.T).reshape(count, per_query, len(items))

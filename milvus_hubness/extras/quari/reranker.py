@@ -67,9 +67,11 @@ class QuariReranker:
     def load(
         cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
     ) -> Self:
-        """Return a re-ranker with the network of a file that `train` saved. options: the other
-        fields, by name. Raises UnreadableFile, EncoderMismatch if the network is for another
-        encoder, InvalidParameter."""
+        """Return a re-ranker with the network of a file that `train` saved.
+
+        options: the other fields, by name. Raises UnreadableFile, EncoderMismatch if the network is
+        for another encoder, InvalidParameter.
+        """
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
             trained = (
@@ -95,7 +97,8 @@ class QuariReranker:
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
         """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays
         (c_i,). One product per query scores its items, without a copy. Zero items have cosine 0.
-        Raises DimensionMismatch."""
+        Raises DimensionMismatch.
+        """
         for own in items:
             self.expect_dim(own.shape[1])
 
@@ -112,9 +115,11 @@ class QuariReranker:
         return results
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries. The index then
-        scores q'·T r without the length of T r, by which it cannot divide. Raises
-        DimensionMismatch."""
+        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries.
+
+        The index then scores q'·T r without the length of T r, by which it cannot divide. Raises
+        DimensionMismatch.
+        """
         transformed = np.empty_like(queries)
         for part, adaptation in self._adaptations(queries):
             transformed[part] = transformed_queries(adaptation).cpu().numpy()
@@ -227,7 +232,8 @@ class Labelled:
     def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
         """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains by
         re-ranking. These are the changes of R@1 against the other rankings, with 95% intervals over
-        the queries."""
+        the queries.
+        """
         rankings, milliseconds = self.rankings(reranker)
         first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
         after = first.pop("reranked")

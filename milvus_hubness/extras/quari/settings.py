@@ -115,7 +115,8 @@ class TrainingSettings:
     @classmethod
     def linear(cls, **changed: Any) -> TrainingSettings:
         """Return the settings for linear maps: fewer and larger steps, without weight decay.
-        changed: other fields."""
+        changed: other fields.
+        """
         return cls(**{**MAPS, **changed})
 
     def __post_init__(self) -> None:
@@ -136,6 +137,7 @@ class TrainingSettings:
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, from 0: half a cosine from learning_rate to
-        least_rate."""
+        least_rate.
+        """
         fallen = (1 - math.cos(math.pi * step / max(1, steps_per_epoch * self.epochs - 1))) / 2
         return self.learning_rate + (self.least_rate - self.learning_rate) * fallen

@@ -159,7 +159,8 @@ def train(
 
 def validate(network: Quari, pairs: Pairs) -> npt.NDArray[np.int64]:
     """Return (n,) the rank, from 1, of each query's answer by cos(q', T r), after items with the
-    same score. The network is left in evaluation mode."""
+    same score. The network is left in evaluation mode.
+    """
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()
@@ -216,8 +217,10 @@ class _Run:
         return has_memory or (self.has_learned and not self.checkpoint.config.memory)
 
     def epoch(self, progress: Progress) -> float | None:
-        """Run one pass over the pairs; return the mean loss of its steps. After the last one, fill
-        the memory."""
+        """Run one pass over the pairs; return the mean loss of its steps.
+
+        After the last one, fill the memory.
+        """
         if self.has_learned:
             self._fill_memory()
             return None

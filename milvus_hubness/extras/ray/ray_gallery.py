@@ -35,8 +35,10 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
 def shard_items(shard: Shard, bank: QueryBank) -> Vectors:
-    """Return the items of a shard, float32 (n, d). Raises InvalidInput if it has none,
-    DimensionMismatch."""
+    """Return the items of a shard, float32 (n, d).
+
+    Raises InvalidInput if it has none, DimensionMismatch.
+    """
     return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
 
 
@@ -51,7 +53,8 @@ def shard_step(
 ) -> tuple[int, Doubles]:
     """Return the number of a shard's items, and (m,) the shares of the bank under its potentials f
     (m,), as `AllScores` has them, or without f potentials of the bank that balance these items
-    alone."""
+    alone.
+    """
     items = shard_items(shard, bank)
     steps = AllScores(bank.vectors, items, device, "recomputed")
     taus = np.array([tau])
@@ -80,14 +83,16 @@ def shard_biases(
     targets: QueryBank | None,
 ) -> Vectors:
     """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32
-    (n,)."""
+    (n,).
+    """
     fitted = estimator.restore(bank, potentials, target_bank=targets)
     return fitted.bias(shard_items(shard, bank))
 
 
 def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors:
     """Return the k largest scores of each bank query over the items of a shard, or all if it has
-    fewer, (m, ≤ k)."""
+    fewer, (m, ≤ k).
+    """
     items = shard_items(shard, bank)
     return np.asarray(topk(bank.vectors, items, min(k, len(items)), device=device).values)
 
@@ -119,7 +124,8 @@ class RayGallery:
     ) -> FittedBias:
         """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its
         `start` and errors. Sinkhorn, alone or in a Blend, iterates over the shards; a temperature
-        and an agreement are measured on up to 20,000 items."""
+        and an agreement are measured on up to 20,000 items.
+        """
         fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
         if fitted.estimator.strength != "agreement":
             return fitted  # Sooner than `with_agreement` says so: a sample costs a read of every shard.
@@ -169,8 +175,10 @@ class RayGallery:
     def biases(
         self, fitted: FittedBias, *, target_bank: QueryBank | None = None
     ) -> Iterator[Vectors]:
-        """Yield biases of the shards' items in order, float32 (n,). target_bank: that of the fit,
-        if it is needed."""
+        """Yield biases of the shards' items in order, float32 (n,).
+
+        target_bank: that of the fit, if it is needed.
+        """
         run = self._remote(shard_biases)
         bank = self._ray.put(fitted.bank)
         arguments = bank, fitted.estimator, fitted.potentials, target_bank
@@ -237,8 +245,10 @@ def imported_ray() -> Any:
 
 
 def connected() -> Any:
-    """Return Ray, connected to the present cluster, that of $RAY_ADDRESS, or a local one. Raises
-    MissingExtra."""
+    """Return Ray, connected to the present cluster, that of $RAY_ADDRESS, or a local one.
+
+    Raises MissingExtra.
+    """
     ray = imported_ray()
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False)
@@ -254,7 +264,8 @@ def fit_on_ray(
     start: npt.ArrayLike | None = None,
 ) -> FittedBias:
     """Fit as `estimator.fit` does, up to rounding, with one shard of the gallery (n, d) per core of
-    the cluster."""
+    the cluster.
+    """
     cores = _cores(connected())
     if gallery is None:
         return estimator.fit(bank, target_bank=target_bank)
@@ -264,7 +275,9 @@ def fit_on_ray(
 
 class RayBiases:
     """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once.
-    Raises MissingExtra."""
+
+    Raises MissingExtra.
+    """
 
     def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
         self._ray = connected()
@@ -274,7 +287,8 @@ class RayBiases:
 
     def __call__(self, items: Vectors) -> Vectors:
         """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core
-        of the cluster."""
+        of the cluster.
+        """
         shards = np.array_split(items, min(_cores(self._ray), len(items)))
         parts = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
         return np.concatenate(parts)

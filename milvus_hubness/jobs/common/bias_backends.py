@@ -196,6 +196,7 @@ class BiasBackend:
         epoch: int | None,
     ) -> None:
         """After `put`, give fresh biases to rows whose vector a client has changed since the read.
+
         A writer of whole rows repairs them itself. Raises NotCaughtUp for rows that change faster
         than this.
         """

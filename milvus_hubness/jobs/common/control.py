@@ -129,8 +129,9 @@ class MigrationMetrics:
             return generate_latest(self._registry).decode()
 
     def write_textfile(self, path: Path) -> None:
-        """Write a .prom file for the textfile collector of node_exporter. Replace the file
-        atomically.
+        """Write a .prom file for the textfile collector of node_exporter.
+
+        Replace the file atomically.
         """
         with self._lock:
             write_to_textfile(str(path), self._registry)
@@ -252,8 +253,9 @@ def following_control_file(
 
 
 def postpone_cutover(path: Path) -> None:
-    """Take back a release of the cutover that the control file has from an earlier run. Raises
-    UnreadableFile.
+    """Take back a release of the cutover that the control file has from an earlier run.
+
+    Raises UnreadableFile.
     """
     content = _content(path)
     settings = _parsed(path, content) if content is not None else {}

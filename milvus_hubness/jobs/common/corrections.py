@@ -44,7 +44,10 @@ class RemoteEngine(Protocol):
 
 
 def remote_engine(name: str) -> RemoteEngine:
-    """Return the engine that is installed under this name. Raises MissingExtra if its library is not installed."""
+    """Return the engine that is installed under this name.
+
+    Raises MissingExtra if its library is not installed.
+    """
     [entry_point] = entry_points(group=ENGINES, name=name)
     engine: RemoteEngine = entry_point.load()
     return engine
@@ -93,8 +96,10 @@ def load_correction(
     *,
     checked: bool = True,
 ) -> Correction:
-    """Return the correction of a profile from its stored bank and potentials. checked: as in `load_bank`. Raises as
-    `load_bank` and `on_engine` do."""
+    """Return the correction of a profile from its stored bank and potentials.
+
+    checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do.
+    """
     prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(
@@ -111,8 +116,9 @@ def load_corrections(
     *,
     unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
-    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias slot. unchecked:
-    profiles whose bank is used even if it was edited by hand."""
+    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias
+    slot. unchecked: profiles whose bank is used even if it was edited by hand.
+    """
     corrections: dict[int, Correction] = {}
     load = partial(load_correction, store, state, engine=engine, banks=banks)
     for name, profile in state.profiles.items():
@@ -128,8 +134,9 @@ def load_corrections(
 
 
 def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
-    """Store the keys of the raw nearest rows of bank queries and targets, for the gates of the profiles. Return the
-    state that names them; clients read the former keys until it is stored."""
+    """Store the keys of the raw nearest rows of bank queries and targets, for the gates of the
+    profiles. Return the state that names them; clients read the former keys until it is stored.
+    """
     for name, profile in state.profiles.items():
         if profile.gate is None:
             continue
@@ -145,7 +152,9 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 def _nearest(
     store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
 ) -> list[list[Key]]:
-    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a direction."""
+    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without
+    a direction.
+    """
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)
     nearest = iter(store.nearest(collection, state.searched_field, query_vectors, k))

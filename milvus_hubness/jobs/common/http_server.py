@@ -62,8 +62,9 @@ class Work:
         self._count = 0
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `function`. Raises HTTPException if there are too many, and what it
-        raises.
+        """Return the result of `function`.
+
+        Raises HTTPException if there are too many, and what it raises.
         """
         if self._count >= self._most:
             raise HTTPException(
@@ -109,8 +110,9 @@ def probe(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def post(path: str, respond: Callable[[Json], Response]) -> Route:
-    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in
-    `get`.
+    """Return a route for POST.
+
+    `respond` gets the JSON object in the body, and otherwise runs as in `get`.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -214,8 +216,10 @@ class _LoopbackOnly:
 
 
 class _ProgramsOnly:
-    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no
-    page can change them; an address that a person types has neither Origin nor another site.
+    """Refuses requests that a web page makes through a browser.
+
+    Browsers add these headers, and no page can change them; an address that a person types has
+    neither Origin nor another site.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -234,8 +238,9 @@ class _ProgramsOnly:
 
 
 async def _json_body(request: Request, seconds: float) -> Json:
-    """Return the JSON object in the body, which arrives within so many seconds. Raises
-    HTTPException, and InvalidParameter if the body is not JSON.
+    """Return the JSON object in the body, which arrives within so many seconds.
+
+    Raises HTTPException, and InvalidParameter if the body is not JSON.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":

@@ -40,8 +40,9 @@ COLLECTION_PREFIX = "collection:"
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """Read a query bank from a file or a collection. column: needed if there are several. Raises as
-    QueryBank.load.
+    """Read a query bank from a file or a collection.
+
+    column: needed if there are several. Raises as QueryBank.load.
     """
     if not spec.startswith(COLLECTION_PREFIX):
         return QueryBank.load(spec, column)
@@ -74,6 +75,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
     """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file.
+
     Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
     """
     queries = QueryBank.load(path, QUERY_COLUMN)
@@ -120,8 +122,9 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
 
 
 def _read_column(path: str, column: str) -> list[Any]:
-    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no
-    such column.
+    """Return a column of keys or texts.
+
+    Raises UnreadableFile, and InvalidInput if the file has no such column.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".npz":
@@ -166,8 +169,9 @@ class Gallery:
     """(n,), those that searches use now; None if the collection is not corrected."""
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing
-        keys.
+        """Return the positions of the rows of these keys.
+
+        Raises InvalidInput, which names missing keys.
         """
         positions = {key: i for i, key in enumerate(self.keys)}
         if unknown := [key for key in keys if key not in positions]:
@@ -194,8 +198,9 @@ def only_field(info: CollectionInfo) -> str:
 def read_gallery(
     store: Store, info: CollectionInfo, field: str | None = None, *, progress: Progress = silent
 ) -> Gallery:
-    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and
-    InvalidParameter if the metric cannot be corrected.
+    """Read all rows with a usable vector.
+
+    Raises EmptyCollection, InvalidInput, and InvalidParameter if the metric cannot be corrected.
     """
     field = field or only_field(info)
     info.require_field(field)

@@ -137,9 +137,10 @@ class Lease:
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another
-        job uses the name: so the collection is renamed first, and dropped if the lease is still
-        held then. Raises LeaseLost.
+        """Drop a leased collection if it exists.
+
+        This cannot be fenced, and may arrive when another job uses the name: so the collection is
+        renamed first, and dropped if the lease is still held then. Raises LeaseLost.
         """
         self.include(collection)
         store = self.store
@@ -166,9 +167,10 @@ class Lease:
         store.drop(dropped)
 
     def check(self) -> None:
-        """Raise LeaseLost if another process holds the lease; call this before every write. A read
-        of the records stays valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease
-        sooner.
+        """Raise LeaseLost if another process holds the lease; call this before every write.
+
+        A read of the records stays valid for 1/`CHECKS` of the lease's lifetime: nobody can take
+        the lease sooner.
         """
         if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
             self.check_now()

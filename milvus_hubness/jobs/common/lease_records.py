@@ -143,8 +143,9 @@ class LeasePolicy:
 
     @classmethod
     def default(cls) -> LeasePolicy:
-        """Return the default policy; $MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises
-        InvalidParameter.
+        """Return the default policy; $MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`.
+
+        Raises InvalidParameter.
         """
         seconds = seconds_in(LEASE_VARIABLE, cls.seconds, least=0.001)
         return cls(seconds, seconds / 6)

@@ -89,6 +89,7 @@ Listener = Callable[[Event], None]
 
 class Events:
     """Passes each event to every listener, in order, one at a time, in the thread that reports it.
+
     Hooks run after the listeners, in that thread alone: they may control the migration themselves.
     """
 
@@ -98,8 +99,9 @@ class Events:
         self._one_at_a_time = threading.RLock()
 
     def report(self, name: str, /, **facts: Any) -> None:
-        """Report an event. If a listener or hook raises, raise its exception and skip the remaining
-        ones.
+        """Report an event.
+
+        If a listener or hook raises, raise its exception and skip the remaining ones.
         """
         with self._one_at_a_time:
             event = Event(name, facts, datetime.now(timezone.utc))
@@ -274,8 +276,10 @@ class Throttle:
             yield
 
     def set_rate(self, **limits: float | None) -> None:
-        """Change the named limits; None removes one. A changed limit starts from an empty bucket,
-        without the former debt. Raises InvalidParameter, and then changes nothing.
+        """Change the named limits; None removes one.
+
+        A changed limit starts from an empty bucket, without the former debt. Raises
+        InvalidParameter, and then changes nothing.
         """
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
@@ -373,8 +377,9 @@ class _Bucket:
 
 
 def checked_limit(name: str, value: object) -> float | None:
-    """Return `value` if it is a positive number or None, and `name` is one of LIMITS. Raises
-    InvalidParameter.
+    """Return `value` if it is a positive number or None, and `name` is one of LIMITS.
+
+    Raises InvalidParameter.
     """
     if name not in LIMITS:
         raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")

@@ -137,8 +137,9 @@ class BatchRecord(FrozenModel):
 
 
 class RowWriter:
-    """Rewrites rows of the collection `info`. intent_log: None if the job rewrites no row of the
-    collection itself.
+    """Rewrites rows of the collection `info`.
+
+    intent_log: None if the job rewrites no row of the collection itself.
     """
 
     def __init__(
@@ -289,8 +290,9 @@ def _group(collection: str) -> str:
 
 
 def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
-    """Return the batch records of a job that is running or was killed. Raises StateError for a
-    broken one.
+    """Return the batch records of a job that is running or was killed.
+
+    Raises StateError for a broken one.
     """
     stored = store.records(LEDGER, _group(collection))
     return [read_ledger(BatchRecord.model_validate_json, record) for record in stored]
@@ -308,8 +310,9 @@ class _Repair:
     """Notes whose writes precede the job's read."""
 
     def wait_applied(self, keys: Sequence[Key], partition: str | None, seconds: float) -> bool:
-        """Wait at most `seconds` until the rows show their noted writes. Return whether there were
-        new notes.
+        """Wait at most `seconds` until the rows show their noted writes.
+
+        Return whether there were new notes.
         """
         before = len(self.applied)
         until = time.monotonic() + seconds
@@ -333,8 +336,10 @@ class _Repair:
         return len(self.applied) > before
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
-        """Repair the rows, and return the number of repaired rows. record: stores `rows`, with the
-        digests of the rows to replay, before the replay. Raises NotCaughtUp.
+        """Repair the rows, and return the number of repaired rows.
+
+        record: stores `rows`, with the digests of the rows to replay, before the replay. Raises
+        NotCaughtUp.
         """
         keys = list(rows)
         seen = set(self.applied)
@@ -501,9 +506,10 @@ def rewriting(
 def _repair_left(
     store: Store, info: CollectionInfo, intent_log: WriteIntentLog | None = None
 ) -> int:
-    """Repair the batches that killed jobs left, and remove their records. Return the number of
-    repaired rows. store: of the lease, which has fenced the former holders. intent_log: None for
-    that of `info`.
+    """Repair the batches that killed jobs left, and remove their records.
+
+    Return the number of repaired rows. store: of the lease, which has fenced the former holders.
+    intent_log: None for that of `info`.
     """
     intent_log = intent_log or info.intent_log
     if intent_log is None or not store.exists(intent_log.collection):
@@ -520,8 +526,9 @@ def _repair_left(
 
 
 def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
-    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of
-    repaired rows.
+    """Repair the rows that killed jobs left, and end the noting of writes.
+
+    Return the number of repaired rows.
     """
     store = lease.store
     info = store.info(collection, counted=False)
@@ -546,8 +553,9 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
 
 
 def drop_log(lease: Lease, owner: CollectionId) -> None:
-    """Drop the log and the batch records of a leased collection, which may no longer exist. Read no
-    row.
+    """Drop the log and the batch records of a leased collection, which may no longer exist.
+
+    Read no row.
     """
     lease.store.drop_records(LEDGER, _group(owner.name))
     for intent_log in lease.store.intent_logs(owner):

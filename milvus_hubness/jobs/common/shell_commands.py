@@ -107,10 +107,11 @@ def _last_line(output: IO[bytes]) -> str:
 
 
 class Hooks:
-    """A listener that runs the user's commands, lists by event name. A command gets
-    $MILVUS_HUBNESS_EVENT, and each fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as
-    JSON. It is killed, and has failed, when `cancelled` is set. Raises InvalidParameter for unknown
-    events.
+    """A listener that runs the user's commands, lists by event name.
+
+    A command gets $MILVUS_HUBNESS_EVENT, and each fact in $MILVUS_HUBNESS_<FACT>: None as an empty
+    value, data as JSON. It is killed, and has failed, when `cancelled` is set. Raises
+    InvalidParameter for unknown events.
     """
 
     def __init__(
@@ -126,8 +127,9 @@ class Hooks:
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
-        """Run the commands of the event. Raises HookFailed for a before-* event; other failures are
-        logged.
+        """Run the commands of the event.
+
+        Raises HookFailed for a before-* event; other failures are logged.
         """
         for command in self._commands.get(event.name, ()):
             outcome = run_command(
@@ -152,8 +154,9 @@ class Hooks:
 
 
 def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
-    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises
-    InvalidParameter.
+    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh".
+
+    Raises InvalidParameter.
     """
     commands: dict[str, list[str]] = {}
     for spec in specs:

@@ -330,10 +330,11 @@ def _find_themselves(
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Remove the biases that are stored outside a collection's vectors; the bank stays. A second
-    vector field is removed too if the server can drop it. Return the name of the dropped side
-    collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected and
-    none is named.
+    """Remove the biases that are stored outside a collection's vectors; the bank stays.
+
+    A second vector field is removed too if the server can drop it. Return the name of the dropped
+    side collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected
+    and none is named.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, info):

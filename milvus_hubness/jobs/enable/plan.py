@@ -218,8 +218,9 @@ def plan_enable(
     force: bool = False,
     progress: Progress = silent,
 ) -> EnablePlan:
-    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read
-    only.
+    """Read `source`, fit the biases, and measure the corrected answers that candidates miss.
+
+    Read only.
 
     estimator: as in plan_migration. queries: for the measurement, by default some of the bank's.
     where: by default "fields" if the collection has them or the server can add them and its rows do

@@ -38,8 +38,9 @@ WARMING_SEARCHES = 100
 def pair_of(
     store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False
 ) -> Pair:
-    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the
-    copy is the origin. Raises as `load_corrections` does.
+    """Return the source and the copy, whose biases `engine` computes from the saved bank.
+
+    back: the copy is the origin. Raises as `load_corrections` does.
     """
     state = migration.corrected()
     before = migration.rebuilds
@@ -108,9 +109,10 @@ def run_pass(
     *,
     number: int,
 ) -> Pass:
-    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing.
-    Raises NotCaughtUp for a row that changes faster than it can be carried over, and, if number is
-    0, VerificationFailed, which names rows.
+    """Compare all rows once, and carry over those that differ.
+
+    number: from 1; 0 writes nothing. Raises NotCaughtUp for a row that changes faster than it can
+    be carried over, and, if number is 0, VerificationFailed, which names rows.
     """
     throttle = options.throttle
     # A row that a client is writing may differ for a moment; without writers, none is.
@@ -340,9 +342,10 @@ def _samples(pair: Pair, sample: Sample) -> Iterator[Batch]:
 
 
 def _check_biases(pair: Pair, copied: Batch) -> None:
-    """Check that the biases are those of the formula. Those of new rows are left out if the
-    estimator balances rows against each other: they depend on the rows that were written together
-    with them.
+    """Check that the biases are those of the formula.
+
+    Those of new rows are left out if the estimator balances rows against each other: they depend on
+    the rows that were written together with them.
     """
     state = pair.state
     codec = state.codec

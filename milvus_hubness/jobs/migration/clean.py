@@ -19,9 +19,11 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROP
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
-    """Drop one side of a migration for good. name: its source, target or alias. drop: the source,
-    which finishes the migration, or the copy, while the application reads the source, which undoes
-    it. target: the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
+    """Drop one side of a migration for good.
+
+    name: its source, target or alias. drop: the source, which finishes the migration, or the copy,
+    while the application reads the source, which undoes it. target: the copy, if the source has
+    several. Raises LeaseHeld, and as `would_drop` does.
     """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
@@ -40,9 +42,10 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
-    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase,
-    InvalidInput if `drop` is not of this migration, CollectionExists if it is another collection,
-    StoreError if it has aliases.
+    """Return the names that `clean` would drop, by kind.
+
+    Read only. Raises NoMigration, WrongPhase, InvalidInput if `drop` is not of this migration,
+    CollectionExists if it is another collection, StoreError if it has aliases.
     """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
@@ -106,9 +109,10 @@ def without_source(ledger: Ledger, migration: Migration) -> Migration:
 
 
 def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
-    """Remove everything that the migration created; the source is then as before. Only a copy with
-    the migration's id is dropped: if another collection has its name, CollectionExists is raised at
-    the end.
+    """Remove everything that the migration created; the source is then as before.
+
+    Only a copy with the migration's id is dropped: if another collection has its name,
+    CollectionExists is raised at the end.
     """
     store = lease.store
     target = migration.target

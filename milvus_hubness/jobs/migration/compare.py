@@ -60,8 +60,9 @@ class Endpoint:
         )
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Return stored rows of this collection. Raises CannotMigrate for a row that could not be
-        read back exactly.
+        """Return stored rows of this collection.
+
+        Raises CannotMigrate for a row that could not be read back exactly.
         """
         if self.codec is None or self.state is None:
             return rows
@@ -120,8 +121,10 @@ class Pair:
     """The state of the corrected one of the two."""
 
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
-        """Return the current rows of these keys in the origin and in the copy. This reads the copy
-        first: clients write to the origin first, so every row of the copy is in the origin.
+        """Return the current rows of these keys in the origin and in the copy.
+
+        This reads the copy first: clients write to the origin first, so every row of the copy is in
+        the origin.
         """
         field = self.state.field
         copied = self.store.get(self.copy.collection, keys, field, partition=partition)
@@ -131,8 +134,9 @@ class Pair:
     def send(
         self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False
     ) -> int:
-        """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never
-        had their keys.
+        """Write rows to the copy as the throttle admits; return the bytes.
+
+        are_new: the copy never had their keys.
         """
         write = self.store.insert if are_new else self.store.upsert
         per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
@@ -150,6 +154,7 @@ class Pair:
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
         """Yield pages of both collections in key order; the pages of a pair cover the same keys.
+
         Near the end, later keys are left out, so that the loop ends while clients write.
         """
         names = (self.origin.collection, self.copy.collection)
@@ -234,10 +239,11 @@ class Pair:
         return defects
 
     def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
-        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not
-        unit may differ by one unit in the last place of the field's type (float16: or 2⁻²⁴ of their
-        length, near zero). Where the database normalizes vectors, only their directions count, up
-        to the units that the store states.
+        """Return (n,) whether the vectors are equal bit for bit.
+
+        Under COSINE, vectors that are not unit may differ by one unit in the last place of the
+        field's type (float16: or 2⁻²⁴ of their length, near zero). Where the database normalizes
+        vectors, only their directions count, up to the units that the store states.
         """
         exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():

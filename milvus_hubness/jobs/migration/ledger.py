@@ -166,8 +166,9 @@ class Migration(FrozenModel):
         return source.with_index(self.field, **index) if index else source
 
     def expect(self, arguments: dict[str, Any]) -> None:
-        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names
-        those that differ.
+        """Check that `arguments` equal the original arguments.
+
+        Raises ResumeRefused, which names those that differ.
         """
         if changes := self.changes(arguments):
             raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
@@ -274,8 +275,10 @@ class Ledger:
         self._store = store
 
     def migrations(self, about: str = "") -> list[Migration]:
-        """Return the migrations that can be read, and warn of the others. about: a collection or
-        alias that the caller works on. Raises StateError if an entry that names it cannot be read.
+        """Return the migrations that can be read, and warn of the others.
+
+        about: a collection or alias that the caller works on. Raises StateError if an entry that
+        names it cannot be read.
         """
         migrations, unreadable = self._entries()
         for entry in unreadable:
@@ -305,8 +308,9 @@ class Ledger:
         return migrations, unreadable
 
     def of_target(self, target: str) -> Migration | None:
-        """Return the migration to this collection, with the current state of the copy. Raises
-        StateError if its entry cannot be read.
+        """Return the migration to this collection, with the current state of the copy.
+
+        Raises StateError if its entry cannot be read.
         """
         migration = next(
             (migration for migration in self.migrations(target) if migration.target == target), None
@@ -315,7 +319,8 @@ class Ledger:
 
     def related(self, name: str) -> list[Migration]:
         """Return the migrations that a chain of migrations connects with a collection or alias, the
-        oldest first: those of the collection, of its copies, and of what it is a copy of."""
+        oldest first: those of the collection, of its copies, and of what it is a copy of.
+        """
         migrations = self.migrations(name)
         names = {name, self._store.alias_target(name) or name}
         related: list[Migration] = []
@@ -337,9 +342,10 @@ class Ledger:
         return migration
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """Return the migration of this collection or alias. If there are several, prefer one to it,
-        then one that is not over. target: select the migration to this copy. Raises NoMigration,
-        and InvalidInput if several remain.
+        """Return the migration of this collection or alias.
+
+        If there are several, prefer one to it, then one that is not over. target: select the
+        migration to this copy. Raises NoMigration, and InvalidInput if several remain.
         """
         migrations = self.migrations(name)
 

@@ -63,8 +63,9 @@ def migrate(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Migration:
-    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure
-    or an interruption, call it again to continue, or use `clean` to undo it.
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename.
+
+    After a failure or an interruption, call it again to continue, or use `clean` to undo it.
 
     changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if
     the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
@@ -148,9 +149,10 @@ class Rollback:
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, once it has caught up. name: the source, the copy
-    or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and
-    the exceptions of the store.
+    """Let the application read the source again, once it has caught up.
+
+    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over,
+    CollectionNotFound, NotCaughtUp, and the exceptions of the store.
     """
     expect_store(store)
     migration = Ledger(store).find(name)
@@ -176,8 +178,9 @@ def opened(
 def _leased(
     store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Lease]:
-    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the
-    lease.
+    """Hold the lease, and report a failure or a stop as an event.
+
+    Waits in the throttle check the lease.
     """
     try:
         with (
@@ -207,8 +210,9 @@ class Migrator:
     def run(
         self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
     ) -> Migration:
-        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new
-        migration.
+        """Run the steps that are left; the last, cutover, only with alias or rename.
+
+        plan: of a new migration.
         """
         migration = self.migration
         self._require_collections()
@@ -332,8 +336,9 @@ class Migrator:
     # -- catch up, verify --------------------------------------------------------------------
 
     def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
-        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until
-        all clients do.
+        """Have clients that write to `origin` write to `copy` too.
+
+        `_wait_for_clients` waits until all clients do.
         """
         dual_write = DualWrite(collection=copy, required=required)
         if self._options.no_writers:
@@ -361,8 +366,9 @@ class Migrator:
         return done
 
     def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
-        """Run passes until one finds no difference. Return it, and the number of carried rows.
-        Raises NotCaughtUp.
+        """Run passes until one finds no difference.
+
+        Return it, and the number of carried rows. Raises NotCaughtUp.
         """
         carried = 0
         example = ""
@@ -395,8 +401,9 @@ class Migrator:
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
-        """Catch up while writes fail if they do not reach both collections. Return the number of
-        carried rows.
+        """Catch up while writes fail if they do not reach both collections.
+
+        Return the number of carried rows.
         """
         origin = pair.origin.collection
         copy = pair.copy.collection

@@ -471,8 +471,9 @@ def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> Mi
 def _unfinished(
     store: Store, info: CollectionInfo, target: str, *, restart: bool
 ) -> Migration | None:
-    """Return the unfinished migration that a run would continue. Raises CollectionExists,
-    AlreadyCorrected.
+    """Return the unfinished migration that a run would continue.
+
+    Raises CollectionExists, AlreadyCorrected.
     """
     migration = Ledger(store).of_target(target)
     if restart and migration is not None and not store.exists(target):

@@ -23,8 +23,10 @@ SWITCHED = {"switched", "rolling back", "finished"}
 
 
 def identified(store: Store, collection: str) -> str:
-    """Return the identity of a collection. Where the database has none, as Milvus Lite and Qdrant,
-    write one into a property, which a new collection of the same name lacks.
+    """Return the identity of a collection.
+
+    Where the database has none, as Milvus Lite and Qdrant, write one into a property, which a new
+    collection of the same name lacks.
     """
     info = store.info(collection, counted=False)
     if info.identity:

@@ -381,8 +381,9 @@ def _some(rows: Floats, count: int) -> Floats:
 def resolved(
     layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype
 ) -> Resolution | None:
-    """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not
-    distinguish them.
+    """Return the resolution of vectors (n, d).
+
+    Raises CannotMigrate if scores under L2 do not distinguish them.
     """
     measured = resolution(layout, vectors, bank.vectors, dtype)
     if measured is not None and layout.metric == "L2":

@@ -124,9 +124,10 @@ def start_online_bank(
 def stop_online_bank(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> OnlineBank | None:
-    """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries
-    in the bank. Return the former settings of the online bank; None if the bank was not online.
-    Raises NotCorrected, InvalidInput.
+    """Stop the sampling of the profile's queries.
+
+    Drop the samples that wait, and keep the queries in the bank. Return the former settings of the
+    online bank; None if the bank was not online. Raises NotCorrected, InvalidInput.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, _):

@@ -194,8 +194,9 @@ class SpareBanks:
         return current if is_current else reference
 
     def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
-        """Drop the noted generations that no collection state names, and the note. noted: the whole
-        note. state: that of this collection, which names some.
+        """Drop the noted generations that no collection state names, and the note.
+
+        noted: the whole note. state: that of this collection, which names some.
         """
         if not noted:
             return
@@ -476,9 +477,11 @@ def choose_rebuild(
     share: float,
     options: RefreshOptions,
 ) -> tuple[bool, str]:
-    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows
-    that need a write. If most rows do, a copy that takes over the alias costs no more, and spares
-    the live collection upserts, which starve its compaction.
+    """Return whether to rebuild, and why.
+
+    requested: the caller's name or alias. share: of rows that need a write. If most rows do, a copy
+    that takes over the alias costs no more, and spares the live collection upserts, which starve
+    its compaction.
     """
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
@@ -573,8 +576,9 @@ def _copy_layout(
 
 
 def rebuildings(store: Store, collection: str) -> list[Migration]:
-    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the
-    entry of a migration from or to this collection cannot be read.
+    """Return all rebuilds in the ledger that can be read, finished or not.
+
+    Raises StateError if the entry of a migration from or to this collection cannot be read.
     """
     return [
         migration
@@ -606,8 +610,9 @@ def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migrat
 
 
 def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
-    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations
-    do.
+    """Copy, verify and move the alias; continue where an earlier run stopped.
+
+    Raises as migrations do.
     """
     with opened(lease.store, migration, options, lease) as migrator:
         return migrator.run(alias=migration.arguments["alias"])

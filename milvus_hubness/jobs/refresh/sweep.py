@@ -78,8 +78,9 @@ class Leftovers:
 
 
 def leftovers(store: Store, collection: str) -> Leftovers:
-    """Return what `sweep` would remove. Read only. collection: a collection, also a former one, or
-    an alias.
+    """Return what `sweep` would remove.
+
+    Read only. collection: a collection, also a former one, or an alias.
 
     Raises CollectionNotFound if there is neither such a collection nor a record of one, and
     StateError if a state or a record cannot be read.
@@ -211,8 +212,9 @@ class _Search:
         )
 
     def _properties(self, info: CollectionInfo, ending: Collection[str]) -> tuple[str, ...]:
-        """Return the properties of the collection that serve nobody anything any more. ending: the
-        copies whose migrations end now.
+        """Return the properties of the collection that serve nobody anything any more.
+
+        ending: the copies whose migrations end now.
         """
         unfinished = [
             migration

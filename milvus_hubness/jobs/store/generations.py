@@ -116,8 +116,9 @@ def holds(reference: BankReference, bank: StoredBank) -> bool:
 
 
 def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
-    """Return the bank read from the rows that the reference names. Raises StateError if it is
-    another bank.
+    """Return the bank read from the rows that the reference names.
+
+    Raises StateError if it is another bank.
     """
     if not holds(reference, bank):
         raise StateError(
@@ -138,8 +139,9 @@ def parts_of(reference: BankReference) -> list[str]:
 def fitted_bank(
     reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
 ) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without
-    queries, and StateError for rows that are none of a bank.
+    """Return the bank in the rows of `parts_of(reference)`, in any order.
+
+    Raises EmptyBank without queries, and StateError for rows that are none of a bank.
     """
     try:
         return _bank_of_rows(reference, database, vectors, rows)
@@ -189,8 +191,9 @@ def _bank_of_rows(
 
 
 def _finite_matrix(potentials: Sequence[Any]) -> Floats:
-    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite
-    numbers.
+    """Return the potentials as float32 (n, p).
+
+    Raises ValueError unless they are rows of finite numbers.
     """
     with np.errstate(over="ignore"):
         matrix = np.asarray(potentials, np.float32)

@@ -44,9 +44,11 @@ class Collections(Protocol):
     def info(
         self, collection: str, *, counted: bool = True, checked: bool = True
     ) -> CollectionInfo:
-        """Describe a collection. counted: if false, `rows` is 0, which costs less. checked: raise
-        StateError if its properties name collections that are not its helpers; see
-        `stores.ownership`. Raises CollectionNotFound.
+        """Describe a collection.
+
+        counted: if false, `rows` is 0, which costs less. checked: raise StateError if its
+        properties name collections that are not its helpers; see `stores.ownership`. Raises
+        CollectionNotFound.
         """
 
     def exists(self, collection: str) -> bool:
@@ -59,8 +61,9 @@ class Collections(Protocol):
         """Return all properties of a collection."""
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
-        """Write a record as the collection's property of that name; None drops it. Other properties
-        stay.
+        """Write a record as the collection's property of that name; None drops it.
+
+        Other properties stay.
         """
 
     def drop(self, collection: str) -> None: ...
@@ -80,8 +83,9 @@ class Collections(Protocol):
         """
 
     def fence(self, collection: str, alias: str) -> None:
-        """Create a fencing alias in one request. If the request fails, the alias may still appear
-        later.
+        """Create a fencing alias in one request.
+
+        If the request fails, the alias may still appear later.
         """
 
     def unfence(self, alias: str) -> None:
@@ -111,13 +115,15 @@ class Schemas(Protocol):
         """
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        """Whether a graph hint column, with its far numbers, costs the field's index nothing. See
-        Layout.
+        """Whether a graph hint column, with its far numbers, costs the field's index nothing.
+
+        See Layout.
         """
 
     def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the index finds more if the graph hint column falls with the length of a row. See
-        Layout.
+        """Whether the index finds more if the graph hint column falls with the length of a row.
+
+        See Layout.
         """
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
@@ -227,9 +233,10 @@ class Rows(Protocol):
         *,
         partition: str | None,
     ) -> int:
-        """Write rows that were read, with other biases; return how many were acknowledged. With
-        `WholeRows` it is `upsert`; else only the fields `changed` of rows that still exist change,
-        and the others do not count.
+        """Write rows that were read, with other biases; return how many were acknowledged.
+
+        With `WholeRows` it is `upsert`; else only the fields `changed` of rows that still exist
+        change, and the others do not count.
         """
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
@@ -269,8 +276,9 @@ class WriteIntents(Protocol):
         """
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """Drop a log that no other job can take any more, unless `check` raises. Raises
-        CollectionExists, LeaseLost.
+        """Drop a log that no other job can take any more, unless `check` raises.
+
+        Raises CollectionExists, LeaseLost.
         """
 
     def notes(
@@ -304,8 +312,9 @@ class Ledger(Protocol):
         """Return the records of these groups in key order; none if there is no ledger."""
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
-        """Delete these records of a group; all of them without `keys`. All keys must belong to the
-        group.
+        """Delete these records of a group; all of them without `keys`.
+
+        All keys must belong to the group.
         """
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
@@ -327,13 +336,15 @@ class Banks(Protocol):
         self, collection: str, bank: StoredBank, metric: Metric
     ) -> tuple[BankReference, Made]:
         """Save `bank` as a generation, read it back, and return its reference and what was created.
+
         Raises CollectionExists, DimensionMismatch, and StateError if another process keeps changing
         the rows.
         """
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        """Return the bank. Raises EmptyBank and, if `checked`, StateError for rows other than the
-        reference names.
+        """Return the bank.
+
+        Raises EmptyBank and, if `checked`, StateError for rows other than the reference names.
         """
 
     def save_nearest(
@@ -344,10 +355,11 @@ class Banks(Protocol):
         """
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
-        """Delete the rows of generations that no collection state names. If a job does so
-        meanwhile, the rows come back, or the job finds them missing when it loads the bank. Return
-        the generations that stay because the state of some collection cannot be read; a warning
-        names that collection.
+        """Delete the rows of generations that no collection state names.
+
+        If a job does so meanwhile, the rows come back, or the job finds them missing when it loads
+        the bank. Return the generations that stay because the state of some collection cannot be
+        read; a warning names that collection.
         """
 
 
@@ -400,8 +412,9 @@ class WholeRows(Protocol):
         """
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        """Drop these noted rows, unless a note names them now. Return the names of other rows
-        without a note.
+        """Drop these noted rows, unless a note names them now.
+
+        Return the names of other rows without a note.
         """
 
 
@@ -444,8 +457,9 @@ class QuerySampling(Protocol):
     """Samples of live queries for online banks."""
 
     def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
-        """Create a collection for samples of `owner`, unless it exists. Raises CollectionExists,
-        DimensionMismatch.
+        """Create a collection for samples of `owner`, unless it exists.
+
+        Raises CollectionExists, DimensionMismatch.
         """
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
@@ -481,8 +495,9 @@ Capability = TypeVar("Capability")
 
 
 def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
-    """Return the store as one with an optional capability. Raises UnsupportedOperation if it lacks
-    it.
+    """Return the store as one with an optional capability.
+
+    Raises UnsupportedOperation if it lacks it.
     """
     if not isinstance(store, cast(type, kind)):
         raise UnsupportedOperation(f"this database {_MISSING[kind]}")

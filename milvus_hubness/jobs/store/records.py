@@ -124,9 +124,10 @@ class Verdicts(PropertyModel):
 
 
 class Identity(PropertyModel):
-    """A random number of a collection, for databases that do not number collections. A job writes
-    it before it notes the collection in the ledger; a new collection of the same name lacks it, and
-    a copy does not get it.
+    """A random number of a collection, for databases that do not number collections.
+
+    A job writes it before it notes the collection in the ledger; a new collection of the same name
+    lacks it, and a copy does not get it.
     """
 
     property_name: ClassVar[str] = IDENTITY_PROPERTY
@@ -134,8 +135,9 @@ class Identity(PropertyModel):
 
 
 def identity_in(properties: Mapping[str, str], collection: str) -> str:
-    """Return the identity among the properties of a collection; empty if there is none. Raises
-    StateError.
+    """Return the identity among the properties of a collection; empty if there is none.
+
+    Raises StateError.
     """
     identity = Identity.read(properties, collection)
     return identity.id if identity else ""
@@ -222,6 +224,7 @@ class Fences(Protocol):
 
     def renew(self, collection: str) -> None:
         """Switch to another alias, so that the database refuses requests through the former one.
+
         Raises LeaseLost.
         """
 

@@ -62,7 +62,8 @@ class Reading:
     """The states of all its corrected fields."""
 
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
-        """Return the fields to request so that vectors can be decoded, and the fields to hide again.
+        """Return the fields to request so that vectors can be decoded, and the fields to hide
+        again.
 
         default_all: no output_fields means every field, as for query and get. An argument that is
         not a list passes unchanged, so that pymilvus refuses it.
@@ -184,7 +185,10 @@ class Rewrite:
         return self.state.profile_of(question.profile)
 
     def strength(self, question: Question) -> float:
-        """Return w of the question, or else of its profile. Raises InvalidInput, InvalidParameter."""
+        """Return w of the question, or else of its profile.
+
+        Raises InvalidInput, InvalidParameter.
+        """
         profile = self.profile(question)
         expect_strength(question.strength)
         return profile.strength if question.strength is None else float(question.strength)
@@ -367,7 +371,10 @@ class Rewrite:
         return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
-        """Return the fields that a search requests. with_vector: the answer needs the stored vectors."""
+        """Return the fields that a search requests.
+
+        with_vector: the answer needs the stored vectors.
+        """
         named = list(question.output_fields or [])
         if not with_vector or self.state.field in named or "*" in named:
             return self.reading.fields(question.output_fields)

@@ -44,7 +44,8 @@ _INSIDE_BYTES = {
 @cache
 def _fields_of(descriptor: Any) -> dict[int, Any]:
     """Return the fields of a message that have a length and parts, by number: the descriptor of a
-    message, None for packed numbers."""
+    message, None for packed numbers.
+    """
     fields: dict[int, Any] = {}
     for field in descriptor.fields:
         inner = field.message_type or _INSIDE_BYTES.get(field.full_name)

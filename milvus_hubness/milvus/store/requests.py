@@ -117,8 +117,8 @@ class MilvusRequests:
 
     def _send(self, collection: str, write: Callable[..., T], *args: Any, **options: Any) -> T:
         """Return `write(name, *args, **options)`: one request of pymilvus, through the fencing
-        alias if there is one. pymilvus would send a failed request again while the first may
-        still arrive, even after later writes; a fenced one is sent again only when it cannot.
+        alias if there is one. pymilvus would send a failed request again while the first may still
+        arrive, even after later writes; a fenced one is sent again only when it cannot.
 
         Raises pymilvus's errors, and LeaseLost if the alias is gone.
         """

@@ -201,8 +201,9 @@ def width_multiple(field: VectorField) -> int:
 
 
 def bias_spread(field: VectorField, dim: int, metric: str) -> int:
-    """Return in how many columns the index of a field needs a bias. dim, metric: of the user's
-    vectors.
+    """Return in how many columns the index of a field needs a bias.
+
+    dim, metric: of the user's vectors.
 
     RaBitQ rotates a vector before it rounds it. SQ6 and SQ8 have a range for each column, and keep
     a bias as well in one column of any scale as in several; so does SQ4U. Product quantisation

@@ -16,8 +16,7 @@ from qdrant_hubness.store.requests import is_local
 
 
 class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
-    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is
-    awaited."""
+    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is awaited."""
 
     def __init__(
         self,

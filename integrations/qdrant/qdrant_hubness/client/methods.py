@@ -46,8 +46,10 @@ class Methods(ABC):
         profile: str | None = None,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.query_points. strength: w; 0 for a raw search. profile: the bias profile
-        to use."""
+        """As QdrantClient.query_points.
+
+        strength: w; 0 for a raw search. profile: the bias profile to use.
+        """
         expect_arguments(options, OF_QUERIES)
         request = request_of(
             query,
@@ -124,15 +126,19 @@ class Methods(ABC):
         )
 
     def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_pairs. Raises UnsupportedOperation for augmented
-        vectors."""
+        """As QdrantClient.search_matrix_pairs.
+
+        Raises UnsupportedOperation for augmented vectors.
+        """
         return self._run(
             self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs)
         )
 
     def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_offsets. Raises UnsupportedOperation for augmented
-        vectors."""
+        """As QdrantClient.search_matrix_offsets.
+
+        Raises UnsupportedOperation for augmented vectors.
+        """
         return self._run(
             self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs)
         )
@@ -285,16 +291,20 @@ class Methods(ABC):
         wait: bool = True,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.batch_update_points. Corrected collections get one request per
-        operation."""
+        """As QdrantClient.batch_update_points.
+
+        Corrected collections get one request per operation.
+        """
         calls = calls_of(update_operations, {"wait": wait, **options})
         return self._run(self._operations.write(collection_name, calls))
 
     def upload_points(
         self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
     ) -> Any:
-        """As QdrantClient.upload_points. Corrected collections are written by this process
-        alone."""
+        """As QdrantClient.upload_points.
+
+        Corrected collections are written by this process alone.
+        """
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 
     def upload_collection(
@@ -306,8 +316,10 @@ class Methods(ABC):
         batch_size: int = 64,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.upload_collection. Corrected collections are written by this process
-        alone."""
+        """As QdrantClient.upload_collection.
+
+        Corrected collections are written by this process alone.
+        """
         points = points_of(vectors, payload, ids)
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 

@@ -69,8 +69,10 @@ class Operations(Writing):
     def matrix(
         self, method: str, collection: str, args: tuple[Any, ...], options: Options
     ) -> Operation[Any]:
-        """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for
-        augmented vectors."""
+        """As the method of QdrantClient, which compares points.
+
+        Raises UnsupportedOperation for augmented vectors.
+        """
         cached = yield from self.cached_state(collection)
         if (options.get("using") or UNNAMED) in cached.in_vectors:
             raise UnsupportedOperation(
@@ -201,8 +203,10 @@ class Operations(Writing):
     def _rewriting(
         self, cached: CachedState, strength: float | None, profile: str | None
     ) -> Rewriting:
-        """Return the rewriting of requests that name no points. Raises InvalidInput for the
-        strength."""
+        """Return the rewriting of requests that name no points.
+
+        Raises InvalidInput for the strength.
+        """
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
@@ -220,8 +224,10 @@ class Operations(Writing):
     def _users_vectors(
         self, collection: str, cached: CachedState, points: Iterable[Named]
     ) -> Operation[dict[Named, Floats]]:
-        """Return the user's vectors of these points. Raises InvalidInput if one does not exist or
-        has none."""
+        """Return the user's vectors of these points.
+
+        Raises InvalidInput if one does not exist or has none.
+        """
         # One request for each collection and vector. None stands for the searched collection.
         ids_by_source: dict[tuple[str | None, str], list[Any]] = {}
         for other, field, id in points:

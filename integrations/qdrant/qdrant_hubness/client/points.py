@@ -55,7 +55,8 @@ class Call:
     @property
     def items(self) -> list[Any]:
         """The points or the ids of the call, which can be sent in parts; none for a filter and a
-        Batch."""
+        Batch.
+        """
         if self.brings_vectors:
             points = self.options["points"]
             return list(points) if isinstance(points, list | tuple) else []
@@ -195,8 +196,10 @@ def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
 def points_of(
     vectors: Any, payloads: Iterable[dict[str, Any]] | None, ids: Iterable[Any] | None
 ) -> Iterator[models.PointStruct]:
-    """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids
-    they get new UUIDs."""
+    """Yield the points of upload_collection.
+
+    vectors: rows, or rows by vector name; without ids they get new UUIDs.
+    """
     if isinstance(vectors, dict):
         rows: Iterable[Any] = (
             dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)

@@ -200,8 +200,9 @@ class Rewriting:
     def request(
         self, request: models.QueryRequest, *, most: int
     ) -> tuple[models.QueryRequest, Decoding]:
-        """Return the request to send, and how to decode its answer. most: the points of the answer
-        and of the offset.
+        """Return the request to send, and how to decode its answer.
+
+        most: the points of the answer and of the offset.
 
         Raises UnsupportedOperation for kinds of queries that a corrected vector cannot answer.
         """
@@ -296,7 +297,8 @@ class Rewriting:
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
         """Raise UnsupportedOperation if the query merges scores of prefetches that are still
-        products."""
+        products.
+        """
         is_dbsf = isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
         if not is_dbsf and not isinstance(query, models.FormulaQuery):
             return
@@ -311,7 +313,8 @@ class Rewriting:
 
     def _with_vectors(self, request: Any) -> tuple[Any, list[Any]]:
         """Return the query with vectors in place of ids, and the ids that its answer must leave
-        out."""
+        out.
+        """
         collection, field = _source_of(request)
         excluded: list[Any] = []
 
@@ -346,7 +349,8 @@ class Rewriting:
 
     def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
         """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are
-        stored."""
+        stored.
+        """
         packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
         queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
         return queries
@@ -470,8 +474,10 @@ def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
 
 
 def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]:
-    """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the
-    user's, unit for Cosine."""
+    """Return the points that MMR selects of these n candidates, best first.
+
+    vectors: (n, d) the user's, unit for Cosine.
+    """
     if not points:
         return []
     relevance = np.array([point.score for point in points])

@@ -80,7 +80,8 @@ class StateCache:
 
     def cached_state(self, collection: str) -> Operation[CachedState]:
         """Return the state of a collection; NOTHING if it does not exist: the next call fails with
-        Qdrant's error."""
+        Qdrant's error.
+        """
         if collection in self._states:
             expires_at, cached = self._states[collection]
             if time.monotonic() < expires_at:
@@ -142,7 +143,8 @@ class StateCache:
     ) -> Operation[Any]:
         """Ask with a list of items as the argument after the collection; in halves if the request
         is too large. Return the last answer, or the answers to all items in a list. is_added:
-        whether this waits as `patiently` does."""
+        whether this waits as `patiently` does.
+        """
         try:
             if is_added:
                 return (yield from self.patiently(collection, method, items, **options))
@@ -162,8 +164,10 @@ class StateCache:
     def with_state(
         self, collection: str, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
-        """Return call(state). If it fails and the collection has another state by now, call once
-        more."""
+        """Return call(state).
+
+        If it fails and the collection has another state by now, call once more.
+        """
         cached = yield from self.cached_state(collection)
         try:
             return (yield from call(cached))
@@ -198,8 +202,7 @@ class StateCache:
         return self.with_state(collection, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
-        """Return the collection's real name, which is read only if it matters, and its
-        properties."""
+        """Return the collection's real name, which is read only if it matters, and its properties."""
         if self._in_metadata is None:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
@@ -244,7 +247,8 @@ class StateCache:
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
         """Raise StateError unless a migration lets the writes of this collection go to the copy,
-        too."""
+        too.
+        """
         if dual_write in cached.checked:
             return
         copy = dual_write.collection
@@ -263,7 +267,8 @@ class StateCache:
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
         """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a
-        running refresh."""
+        running refresh.
+        """
         profile_of_slot: dict[int, Profile] = {}
         for profile in state.profiles.values():
             profile_of_slot[profile.slot] = profile
@@ -291,8 +296,7 @@ class StateCache:
     def locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats
     ) -> Operation[Floats]:
-        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's
-        bank."""
+        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)

@@ -66,7 +66,8 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
 
     def plain_client(self) -> QdrantClient:
         """Return a QdrantClient of the same connection or local data, which shows collections as
-        they are stored."""
+        they are stored.
+        """
         return _PlainClient(self)
 
     def _run(self, operation: Operation[T]) -> T:

@@ -86,8 +86,10 @@ class Writing(StateCache):
     def upload(
         self, collection: str, points: Iterable[Any], batch_size: int, options: dict[str, Any]
     ) -> Operation[None]:
-        """As QdrantClient.upload_points. For corrected collections, the options about parallel work
-        have no effect."""
+        """As QdrantClient.upload_points.
+
+        For corrected collections, the options about parallel work have no effect.
+        """
         cached = yield from self.cached_state(collection)
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
@@ -130,8 +132,8 @@ class Writing(StateCache):
 
     def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have
-        more digits, and the ids of a filter may be many. Raises PartialWrite if a later part
-        fails."""
+        more digits, and the ids of a filter may be many. Raises PartialWrite if a later part fails.
+        """
         items = call.items if cached.states or cached.dual_write else []
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
@@ -185,7 +187,8 @@ class Writing(StateCache):
         error: Exception,
     ) -> Operation[None]:
         """Make a request that failed leave no point half written: neither a vector without its bias
-        nor a difference between the collection and its copy."""
+        nor a difference between the collection and its copy.
+        """
         if payloads and lacks_points(error.__cause__ or error):
             keys = yield from self._update_existing(collection, cached, call)
             yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
@@ -207,7 +210,8 @@ class Writing(StateCache):
     ) -> Operation[list[Key]]:
         """Send a request for new vectors again, for the points that exist, until it is
         acknowledged; return their ids. A point of the first request that counts as written may not
-        be: see PointsMissing."""
+        be: see PointsMissing.
+        """
         points = {key_of(point.id): point for point in call.options["points"]}
         while points:
             records = yield from self.divided(
@@ -290,7 +294,8 @@ class Writing(StateCache):
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
         """Return the call with augmented vectors, its notes, and the payloads to set after a call
-        without payloads."""
+        without payloads.
+        """
         points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
         columns = yield from self._encode(collection, cached, points, vectors, valid=True)
@@ -376,8 +381,10 @@ class Writing(StateCache):
     # -- the copy ----------------------------------------------------------------------------------
 
     def _write_to_copy(self, cached: CachedState, ids: list[Key]) -> Operation[None]:
-        """Write these points of the collection to its copy; delete those it no longer has. Raises
-        DualWriteFailed."""
+        """Write these points of the collection to its copy; delete those it no longer has.
+
+        Raises DualWriteFailed.
+        """
         dual_write = cached.dual_write
         if dual_write is None or not ids:
             return

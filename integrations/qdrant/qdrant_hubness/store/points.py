@@ -179,8 +179,10 @@ class QdrantPoints:
 
     @contextmanager
     def _addressed(self, method: str, collection: str) -> Iterator[str]:
-        """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if
-        it is gone."""
+        """Yield the name to send a request by: the fencing alias for a write.
+
+        Raises LeaseLost if it is gone.
+        """
         alias = ""
         if self._fences is not None and method in WRITES:
             alias = self._fences.alias_of(collection) or ""
@@ -348,7 +350,8 @@ class QdrantPoints:
 
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector
-        as the field."""
+        as the field.
+        """
         described = self.ask("get_collection", collection)
         normalised = schema.normalised(described, self.units)
         limits = Limits.of(described)
@@ -361,8 +364,10 @@ class QdrantPoints:
         return Form(field, plain, None, normalised, limits)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
-        """Create a payload index, so that strict mode allows filters and formulas with the key. The
-        local mode has no indexes."""
+        """Create a payload index, so that strict mode allows filters and formulas with the key.
+
+        The local mode has no indexes.
+        """
         if not self.is_local:
             self.ask("create_payload_index", collection, field_name=key, field_schema=field_schema)
 
@@ -426,7 +431,8 @@ class QdrantPoints:
         with_vectors: bool = False,
     ) -> Iterator[Any]:
         """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order.
-        page: the number of points that are read at once, if strict mode allows so many."""
+        page: the number of points that are read at once, if strict mode allows so many.
+        """
         content = {"with_payload": with_payload, "with_vectors": with_vectors}
         left = most
         while left > 0:
@@ -550,7 +556,8 @@ class QdrantPoints:
 
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
         """Set fields of each point to values of its own, in one request: it ends at the operation
-        that fails."""
+        that fails.
+        """
         operations = {
             key: models.SetPayloadOperation(
                 set_payload=models.SetPayload(payload=payload, points=[key])

@@ -145,7 +145,9 @@ def _is_loopback(uri: str) -> bool:
 
 def plain_client_of(client: Any) -> QdrantClient:
     """Return a client that shows collections as they are stored: a HubnessQdrantClient has one.
-    Raises InvalidInput."""
+
+    Raises InvalidInput.
+    """
     if isinstance(client, str | PathLike):
         address = redacted(repr(str(client)))
         raise InvalidInput(
@@ -169,7 +171,8 @@ def is_local(client: Any) -> bool:
 
 def turn(client: Any) -> Any:
     """Return a context in which a thread may call this client: the local mode allows one thread at
-    a time."""
+    a time.
+    """
     if not is_local(client):
         return nullcontext()
     with _locks_lock:
@@ -187,8 +190,7 @@ def keeps_metadata(version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; greater ones than any for a version that has
-    none."""
+    """Return the first two numbers of a version; greater ones than any for a version that has none."""
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 

@@ -238,8 +238,10 @@ def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) ->
 
 
 def _unit(vectors: Any) -> Floats:
-    """Return vectors (…, d) normalised, except those of length 0. The local mode does not normalise
-    stored data."""
+    """Return vectors (…, d) normalised, except those of length 0.
+
+    The local mode does not normalise stored data.
+    """
     rows = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
     unchanged = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)

@@ -50,8 +50,9 @@ def is_unnamed(described: Described) -> bool:
 
 
 def normalised(described: Described, units: int) -> dict[str, Normalisation]:
-    """Return how Qdrant normalises vectors, by their names: those of Cosine. It stores uint8 as
-    they come.
+    """Return how Qdrant normalises vectors, by their names: those of Cosine.
+
+    It stores uint8 as they come.
 
     units: units in the last place by which it may change the numbers of such a vector.
     """
@@ -112,14 +113,14 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all
-    columns."""
+    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
     return quantization(source, field) is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
     """Whether the vector is neither quantised nor of half precision, in which a hint takes three
-    columns."""
+    columns.
+    """
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
 
@@ -159,7 +160,8 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 def quantization_remarks(config: Any, spread: int) -> list[str]:
     """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about
-    it."""
+    it.
+    """
     if config is None:
         return []
     if _keeps_signs(config):
@@ -178,7 +180,8 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
 
 def _keeps_signs(config: Any) -> bool:
     """Whether the quantiser keeps one bit of each number: binary quantization that names no other
-    encoding."""
+    encoding.
+    """
     binary = getattr(config, "binary", None)
     return binary is not None and binary.encoding in (
         None,
@@ -188,7 +191,8 @@ def _keeps_signs(config: Any) -> bool:
 
 def _rescores(config: Any) -> bool:
     """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4
-    bits."""
+    bits.
+    """
     turbo = getattr(config, "turbo", None)
     if turbo is not None and turbo.bits is not None:
         return turbo.bits.value in {"bits1", "bits1_5", "bits2"}
@@ -215,7 +219,8 @@ def copy_config(
     source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return the arguments of create_collection for a copy: those of the source, with the augmented
-    vector."""
+    vector.
+    """
     described: Described = source.schema["described"]
     config = described.config
     params = config.params

@@ -53,8 +53,10 @@ def json_bytes(value: Any) -> int:
 
 
 def _payload_bytes(payload: Any) -> int:
-    """Return the bytes of a payload. It has few floats, so the encoder of the standard library,
-    which is C, is faster than a walk."""
+    """Return the bytes of a payload.
+
+    It has few floats, so the encoder of the standard library, which is C, is faster than a walk.
+    """
     try:
         return _encoded_bytes(payload)
     except (TypeError, ValueError):
@@ -68,7 +70,8 @@ def _encoded_bytes(value: Any) -> int:
 
 def _points_bytes(items: Sequence[Any]) -> float:
     """Return the bytes of points, counted together for a fraction of the time; infinity for other
-    items."""
+    items.
+    """
     if not all(type(item) is models.PointStruct for item in items):
         return math.inf
     payloads = _payload_bytes([item.payload for item in items])
@@ -77,7 +80,8 @@ def _points_bytes(items: Sequence[Any]) -> float:
 
 def in_parts(items: Sequence[T], *, rows: int, most_bytes: int) -> Iterator[list[T]]:
     """Yield the items in order, in lists of at most `rows` items and `most_bytes` bytes; a larger
-    item is alone."""
+    item is alone.
+    """
     for start in range(0, len(items), rows):
         request = list(items[start : start + rows])
         if _points_bytes(request) <= most_bytes:

@@ -133,8 +133,10 @@ class QdrantStore(QdrantWriteIntents):
         return storage_format_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, described: Any, key: str) -> int:
-        """Return the number of points with this key in their payloads. Where strict mode forbids
-        the filter, this reads the key of all points."""
+        """Return the number of points with this key in their payloads.
+
+        Where strict mode forbids the filter, this reads the key of all points.
+        """
         limits = Limits.of(described)
         is_forbidden = limits.needs_indexes and key not in (described.payload_schema or {})
         if limits.conditions and not is_forbidden:
@@ -185,7 +187,8 @@ class QdrantStore(QdrantWriteIntents):
 
     def chunk_rows(self, source: CollectionInfo) -> int:
         """As Store.chunk_rows, from the true sizes of some points: payloads and multivectors may be
-        of any size."""
+        of any size.
+        """
         described: Any = source.schema["described"]
         limits = Limits.of(described)
         sample: list[Any] = []
@@ -312,7 +315,8 @@ class QdrantStore(QdrantWriteIntents):
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is
-        pending."""
+        pending.
+        """
         keys = [name + suffix for name in SLOT_FIELDS]
         self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
         # Formulas of clients read the biases, and jobs look for points without one.
@@ -338,8 +342,10 @@ class QdrantStore(QdrantWriteIntents):
         return {key: count for key, count in counts.items() if count}
 
     def delete_keys(self, collection: str) -> None:
-        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them
-        until then."""
+        """As LeavesKeys.delete_keys.
+
+        The list of the keys goes last, so that clients hide them until then.
+        """
         keys = payload_keys_in(self.properties_of(collection))
         for key in keys:
             lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
@@ -364,7 +370,8 @@ class QdrantStore(QdrantWriteIntents):
 
     def load(self, collection: str) -> None:
         """As Store.load, but if writes of others keep the optimiser busy, this goes on with a
-        warning."""
+        warning.
+        """
         optimiser = Optimiser(collection)
         if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
             # After a restart the optimiser waits for a change.

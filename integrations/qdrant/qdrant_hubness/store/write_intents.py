@@ -94,7 +94,9 @@ class QdrantWriteIntents(QdrantBanks):
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """As Store.end_intent_log, but the log is dropped: Qdrant creates another one quickly.
-        Clients with an outdated state find no log, and read the state again."""
+
+        Clients with an outdated state find no log, and read the state again.
+        """
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
@@ -111,8 +113,10 @@ class QdrantWriteIntents(QdrantBanks):
         return logs
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have
-        the same name."""
+        """As Store.drop_intent_log.
+
+        No job takes the write-intent log of another, and no two have the same name.
+        """
         name = intent_log.collection
         if not self.exists(name):
             return
