@@ -1,22 +1,26 @@
 """Index hints and the other constants of a layout, measured on a gallery and a bank. No I/O.
 
-Index hints are columns that are zero in every query and place similar items near each other in the index.
+Index hints are columns that are zero in every query and place similar items near each other in the
+index.
 
-If queries are of another modality or language, the items that one query wants are in many cells of an index (IVF), and
-few links (HNSW) lead from one to the next. So an item has, in COLUMNS further columns,
+If queries are of another modality or language, the items that one query wants are in many cells of
+an index (IVF), and few links (HNSW) lead from one to the next. So an item has, in COLUMNS further
+columns,
 
-    reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the principal directions of the bank.
+    reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the principal directions of
+                      the bank.
 
-They bring two items nearer to each other, the more the same queries want both, and no score changes. RoarGraph shows
-that graphs for cross-modal search improve if queries take part in the construction (Chen et al., PVLDB 17, 2024); here
-the index need not know them. benchmarks/locality_hints.py and benchmarks/graph_hint.py measure the effect.
+They bring two items nearer to each other, the more the same queries want both, and no score
+changes. RoarGraph shows that graphs for cross-modal search improve if queries take part in the
+construction (Chen et al., PVLDB 17, 2024); here the index need not know them.
+benchmarks/locality_hints.py and benchmarks/graph_hint.py measure the effect.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,19 +38,33 @@ from milvus_hubness.correction.codec.arrays import (
 from milvus_hubness.correction.codec.layout import LARGEST_SCALE, Layout
 from milvus_hubness.correction.codec.quantisation import scale_of_half_squares
 
-COLUMNS, FEWEST = 13, 8
-"""Most and fewest locality hint columns: a layout has as many as its width has to spare, or none."""
+Doubles = npt.NDArray[np.float64]
+
+COLUMNS = 13
+"""Most locality hint columns: a layout has as many as its width has to spare, or none."""
+FEWEST = 8
+"""Fewest locality hint columns."""
 MOST_NUMBERS = 15_360
-"""Most numbers in the directions of all columns: a migration record of 65,535 bytes contains them twice, as text."""
+"""Most numbers in the directions of all columns.
+
+A migration record of 65,535 bytes contains them twice, as text.
+"""
 NEAR = 32
+"""Number of the nearest bank queries that an item's hints are the mean of."""
 FEWEST_QUERIES = 4 * NEAR
-"""Smallest bank for locality hints: in a smaller one the nearest queries of all items are much the same."""
+"""Smallest bank for locality hints.
+
+In a smaller one the nearest queries of all items are much the same.
+"""
 LANDMARKS = 8_192
-"""Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched among."""
+"""Most bank queries, spread evenly over the bank, that the nearest ones are searched among."""
 REACH = 0.5
 """`reach`, in lengths of an item."""
 NEIGHBOUR_HINTS = 0.35
-"""Least `neighbour_hints` for which hints are of use: random vectors have 0.07, the embeddings of benchmarks 0.63."""
+"""Least `neighbour_hints` for which hints are of use.
+
+Random vectors have 0.07, the embeddings of benchmarks 0.63.
+"""
 COMPARED_ROWS = 2_048
 """Number of items, and of bank queries, from which that cosine is measured."""
 
@@ -62,28 +80,28 @@ def evenly(bank: Floats, most: int = LANDMARKS) -> Floats:
 
 
 def hint_directions(bank: Floats, count: int) -> str:
-    """Return the `count` ≤ d principal directions of a bank (m, d), the most important last: d·count bytes in base64.
-    The low precision is enough: the directions need not be exact, only the same for all items.
+    """Return the `count` ≤ d principal directions of a bank (m, d), the most important last.
+
+    They are d·count bytes in base64. The low precision is enough: the directions need not be exact,
+    only the same for all items.
     """
-    some = evenly(bank).astype(np.float64)
-    some -= some.mean(axis=0)
-    directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
-    return _as_text(
-        np.rint(directions * (LARGEST_NUMBER / np.abs(directions).max())).astype(np.int8)
-    )
+    queries = evenly(bank).astype(np.float64)
+    queries -= queries.mean(axis=0)
+    # eigh returns the eigenvectors in the order of their eigenvalues, the largest last.
+    _, eigenvectors = np.linalg.eigh(queries.T @ queries)
+    directions = eigenvectors[:, -count:]
+
+    to_int8 = LARGEST_NUMBER / np.abs(directions).max()
+    return _as_text(np.rint(directions * to_int8).astype(np.int8))
 
 
 def foremost(text: str, dim: int, count: int) -> str:
-    """Return the `count` most important directions of `text`; an empty text if count is below
-    FEWEST.
-    """
+    """Return the `count` most important directions of `text`; "" if count is below FEWEST."""
     return _as_text(hint_directions_in(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
 def coordinates(landmarks: Floats, directions: Floats) -> Floats:
-    """Return the coordinates of queries (m, d) along directions (d, c), relative to their mean, (m,
-    c).
-    """
+    """Return the coordinates (m, c) of queries (m, d) along directions (d, c), from their mean on."""
     return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)
 
 
@@ -96,9 +114,7 @@ def columns(near: Floats, reach: float) -> Floats:
 
 
 def neighbour_hints(rows: Floats, bank: Floats, directions: str) -> float:
-    """Return the mean cosine between the locality hints of items (n, d) and those of their nearest
-    neighbours.
-    """
+    """Return the mean cosine of the locality hints of items (n, d) and of their nearest items."""
     items = evenly(rows, COMPARED_ROWS)
     queries = evenly(bank, COMPARED_ROWS)
     positions = coordinates(
@@ -106,9 +122,11 @@ def neighbour_hints(rows: Floats, bank: Floats, directions: str) -> float:
     )
     nearest = np.argpartition(-(items @ queries.T), NEAR, axis=1)[:, :NEAR]
     hints = columns(positions[nearest], 1.0)
+
     cosines = items @ items.T
     np.fill_diagonal(cosines, -np.inf)
-    return float(np.einsum("ij,ij->i", hints, hints[cosines.argmax(axis=1)]).mean())
+    hints_of_neighbours = hints[cosines.argmax(axis=1)]
+    return float(np.einsum("ij,ij->i", hints, hints_of_neighbours).mean())
 
 
 def _as_text(directions: npt.NDArray[np.int8]) -> str:
@@ -121,17 +139,29 @@ def _unit(rows: Floats) -> npt.NDArray[np.floating]:
 
 
 MOST_DIMENSIONS = 5_120
-"""Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as text."""
+"""Largest dimension of a mean.
+
+A migration record of at most 65,535 bytes contains the mean twice, as text.
+"""
 MEASURED_ROWS = 10_000
 """Largest number of rows, spread evenly, from which the mean is computed."""
 FAR = 8
 """Least ratio of |mean| to the spread around it for a dimension that is stored without its mean."""
 LEAST_FAR = 2.0**-14
-"""Smallest number of a mean that is subtracted: float16 may round when it subtracts smaller ones."""
+"""Smallest number of a mean that is subtracted.
+
+float16 may round when it subtracts smaller ones.
+"""
 SPREADS = 3
-"""s² over the range of half squares: the graph then places an item at most a third farther away than it is."""
+"""s² over the range of half squares.
+
+The graph then places an item at most a third farther away than it is.
+"""
 GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
-"""λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
+"""λ by metric.
+
+Above it corrected searches gain little and raw ones lose; under L2 that begins sooner.
+"""
 
 LENGTHS_VARY = 0.2
 """Range of the items' lengths under IP, from the 1st to the 99th percentile and in units of the median,
@@ -147,6 +177,29 @@ of two stored vectors has b·b' once for each slot, which draws links to the ite
 searches avoid; a sixteenth of that does no harm."""
 MOST_HALVINGS = 60
 """Largest number of times that biases are halved for queries that are long."""
+
+
+@dataclass(frozen=True)
+class _HalfSquares:
+    """½‖r‖² of the rows r, without the mean: their size, and how far they vary."""
+
+    low: float
+    """The 1st percentile."""
+    middle: float
+    """The median."""
+    high: float
+    """The 99th percentile."""
+
+    @property
+    def median_length(self) -> float:
+        """The median length of a row; 1 if more than half of the rows are zero."""
+        return math.sqrt(2 * self.middle) or 1.0
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether the range of the lengths exceeds LENGTHS_VARY medians."""
+        range_of_lengths = math.sqrt(self.high) - math.sqrt(self.low)
+        return range_of_lengths > LENGTHS_VARY * math.sqrt(self.middle)
 
 
 def measured_on(
@@ -167,65 +220,114 @@ def measured_on(
     items.
 
     mean, under L2: see `with_mean`, also for taken_off; keeps_mean: that of the layout stays.
-    offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th percentile, s is the
-    least power of two with s² ≥ H + 3R, and m = H + s². Scores are rounded in proportion to s²: a single long row must
-    not cost all others their accuracy. A spread layout has s as `scale_of_half_squares` returns it.
-
-    anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
-    multiplied by the median length of the items over that of the queries, as biases grow with the queries.
-    length_pull, under IP if lengths vary by LENGTHS_VARY: LENGTH_SHARE/a, with an anchor that is FAR_ANCHOR times
-    as large. bias_scale, under IP and with a spread of 1: such that biases, which grow with the queries, are as small
-    as those for queries of length 1, or SMALL_BIASES of that if lengths vary. The argument length_pull is false for
-    indexes that gain nothing by these two.
-    locality_hints, reach: the principal directions of the queries, and REACH times the median length of the items; not
-    for L2, d > 1,920, or few queries, and only if the hints of neighbours resemble each other.
+    offset, scale: see `_with_scale`. locality_hints, reach: see `_with_locality_hints`. anchor,
+    pull, length_pull, bias_scale: see `_with_graph_hint`; the argument length_pull is false for
+    indexes that gain nothing by the last two.
     """
     if layout.metric == "IP" and layout.spread == 1:
         # Of an earlier measurement.
         layout = replace(layout, length_pull=0.0, bias_scale=1.0)
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]
+
     measured = layout if keeps_mean else with_mean(layout, rows, taken_off=taken_off)
     squares = half_squares(measured.without_mean(rows))
     if not squares.any():
         return measured
-    low, middle, high = np.percentile(squares, [1, 50, 99]).tolist()
-    least = middle + SPREADS * (high - low)
-    if layout.metric == "L2" and least > 0:
-        scale = 2.0 ** math.ceil(math.log2(least) / 2)
-        if layout.spread > 1:
-            scale = scale_of_half_squares(layout, squares)
-        scale = max(scale, 1 / LARGEST_SCALE)
-        measured = replace(measured, offset=middle + scale**2, scale=scale)
-    length = math.sqrt(2 * middle) or 1.0
-    bank = layout.rows(queries) if locality_hints and queries is not None else rows[:0]
-    count = min(COLUMNS, layout.spare - graph_hint, layout.dim, MOST_NUMBERS // layout.dim)
-    if layout.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
-        directions = hint_directions(bank, count)
-        if len(rows) < COMPARED_ROWS or neighbour_hints(rows, bank, directions) >= NEIGHBOUR_HINTS:
-            reach = REACH * (1.0 if layout.metric == "COSINE" else length)
-            measured = replace(measured, locality_hints=directions, reach=reach)
+
+    sizes = _HalfSquares(*np.percentile(squares, [1, 50, 99]).tolist())
+    if layout.metric == "L2":
+        measured = _with_scale(measured, squares, sizes)
+    elif locality_hints and queries is not None:
+        # The graph hint takes one of the columns that the width has to spare.
+        spare = layout.spare - graph_hint
+        measured = _with_locality_hints(measured, rows, layout.rows(queries), sizes, spare)
     if not (graph_hint and measured.spare):
         return measured
+
+    query_lengths = np.empty(0) if queries is None else lengths_of(layout.rows(queries))
+    return _with_graph_hint(measured, sizes, query_lengths, length_pull=length_pull)
+
+
+def _with_scale(layout: Layout, squares: Doubles, sizes: _HalfSquares) -> Layout:
+    """Return the layout with offset and scale, under L2.
+
+    With H the median of ½‖r‖² and R the range from its 1st to its 99th percentile, the scale s is
+    the least power of two with s² ≥ H + 3R, and the offset m = H + s². Scores are rounded in
+    proportion to s²: a single long row must not cost all others their accuracy. A spread layout has
+    s as `scale_of_half_squares` returns it.
+    """
+    least = sizes.middle + SPREADS * (sizes.high - sizes.low)
+    if least <= 0:
+        return layout
+
+    scale = 2.0 ** math.ceil(math.log2(least) / 2)
+    if layout.spread > 1:
+        scale = scale_of_half_squares(layout, squares)
+    scale = max(scale, 1 / LARGEST_SCALE)
+    return replace(layout, offset=sizes.middle + scale**2, scale=scale)
+
+
+def _with_locality_hints(
+    layout: Layout, rows: Floats, bank: Floats, sizes: _HalfSquares, spare: int
+) -> Layout:
+    """Return the layout with locality hint columns, if they help, under IP and COSINE.
+
+    They are the principal directions of the queries, and reach is REACH times the median length of
+    the items. There are none for d > 1,920, for few queries, and unless the hints of neighbours
+    resemble each other. spare: the columns that the width has room for.
+    """
+    count = min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
+    if count < FEWEST or len(bank) < FEWEST_QUERIES:
+        return layout
+
+    directions = hint_directions(bank, count)
+    # Few rows have no near neighbours whose hints could be compared.
+    is_measurable = len(rows) >= COMPARED_ROWS
+    if is_measurable and neighbour_hints(rows, bank, directions) < NEIGHBOUR_HINTS:
+        return layout
+
+    reach = REACH * (1.0 if layout.metric == "COSINE" else sizes.median_length)
+    return replace(layout, locality_hints=directions, reach=reach)
+
+
+def _with_graph_hint(
+    layout: Layout, sizes: _HalfSquares, query_lengths: Doubles, *, length_pull: bool
+) -> Layout:
+    """Return the layout with the constants of the graph hint column.
+
+    anchor, pull: a is the power of two at the median length, under L2 it is s. p =
+    GRAPH_HINT_SHARE/a; under IP it is multiplied by the median length of the items over that of the
+    queries, as biases grow with the queries.
+
+    length_pull, under IP if lengths vary: LENGTH_SHARE/a, with an anchor that is FAR_ANCHOR times
+    as large. bias_scale, under IP and with a spread of 1: such that biases, which grow with the
+    queries, are as small as those for queries of length 1, or SMALL_BIASES of that if lengths vary.
+
+    query_lengths: (m,), of bank queries; if there are none, they are as long as the items.
+    """
+    share = GRAPH_HINT_SHARE[layout.metric]
     if layout.metric != "IP":
-        return replace(
-            measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale
-        )
-    query_lengths = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
-    query_length = float(np.median(query_lengths)) or 1.0
-    vary = length_pull and math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
+        return replace(layout, anchor=layout.scale, pull=share / layout.scale)
+
+    length = sizes.median_length
+    query_length = length
+    if len(query_lengths):
+        query_length = float(np.median(query_lengths)) or 1.0
+
+    vary = length_pull and sizes.lengths_vary
     anchor = 2.0 ** round(math.log2(length)) * (FAR_ANCHOR if vary else 1.0)
-    measured = replace(
-        measured,
+    layout = replace(
+        layout,
         anchor=anchor,
-        pull=GRAPH_HINT_SHARE["IP"] * length / query_length / anchor,
+        pull=share * length / query_length / anchor,
         length_pull=LENGTH_SHARE / anchor if vary else 0.0,
     )
-    if measured.spread > 1 or not length_pull:
-        return measured
-    return replace(
-        measured, bias_scale=_bias_scale(query_length / SMALL_BIASES if vary else query_length)
-    )
+    if layout.spread > 1 or not length_pull:
+        return layout
+
+    size_of_biases = query_length / SMALL_BIASES if vary else query_length
+    return replace(layout, bias_scale=_bias_scale(size_of_biases))
 
 
 def _bias_scale(factor: float) -> float:
@@ -248,17 +350,21 @@ def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
     without it. In each dimension, numbers beyond the 1st and 99th percentile are clipped to these.
     taken_off: see `with_mean`.
     """
-    some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
-    if not some.any() or some.shape[1] > MOST_DIMENSIONS:
+    sample = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
+    if not sample.any() or sample.shape[1] > MOST_DIMENSIONS:
         return ""
-    low, high = np.percentile(some, [1, 99], axis=0)
-    inner = np.clip(some, low, high, dtype=np.float64)
-    mean = _rounded_as(some, inner.mean(axis=0).astype(np.float32))
-    if np.square(mean, dtype=np.float64).sum() <= inner.var(axis=0).sum():
+
+    low, high = np.percentile(sample, [1, 99], axis=0)
+    clipped = np.clip(sample, low, high, dtype=np.float64)
+    mean = _rounded_as(sample, clipped.mean(axis=0).astype(np.float32))
+    # Half squares are sums over all dimensions: they lose digits to a mean that outweighs the rest.
+    if np.square(mean, dtype=np.float64).sum() <= clipped.var(axis=0).sum():
         return ""
-    far = np.maximum(high - mean, mean - low) * FAR <= np.abs(mean)
-    far &= (np.abs(mean) >= LEAST_FAR) & ~lost(some, mean).any(axis=0) & taken_off
-    return as_text(mean, far)
+
+    is_far = np.maximum(high - mean, mean - low) * FAR <= np.abs(mean)
+    is_far &= np.abs(mean) >= LEAST_FAR
+    is_far &= ~lost(sample, mean).any(axis=0)
+    return as_text(mean, is_far & taken_off)
 
 
 def _rounded_as(rows: Floats, mean: Floats) -> Floats:
