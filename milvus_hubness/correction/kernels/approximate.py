@@ -17,7 +17,7 @@ import torch
 
 from milvus_hubness.correction.kernels import topk, topk_mean
 from milvus_hubness.correction.kernels.checks import Array, Matrix, positive_number, validate_k
-from milvus_hubness.correction.kernels.libraries import import_faiss
+from milvus_hubness.correction.kernels.libraries import faiss_runs_on_gpus, import_faiss
 from milvus_hubness.correction.kernels.operands import Operands, as_tensor
 from milvus_hubness.correction.kernels.policy import resolve_device
 from milvus_hubness.errors import InvalidInput
@@ -64,7 +64,7 @@ def index_kinds(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
     CPU.
     """
     faiss = import_faiss()
-    if on_gpu and (k > GPU_LIMIT or not hasattr(faiss, "StandardGpuResources")):
+    if on_gpu and (k > GPU_LIMIT or not faiss_runs_on_gpus()):
         return []
     return (
         ["cagra", "ivf"]

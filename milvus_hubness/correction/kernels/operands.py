@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from itertools import pairwise
 from math import isqrt
 from threading import Barrier, Lock
@@ -31,7 +31,6 @@ from milvus_hubness.correction.kernels.policy import (
     Kernel,
     kernel_on,
     resolve_device,
-    screens_in_bfloat16,
 )
 
 T = TypeVar("T")
@@ -147,23 +146,6 @@ def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -
         array = np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy())
         return torch.from_numpy(array)
     return torch.mm(a, b, out=out)
-
-
-def multiplies_parts(bank: torch.Tensor) -> bool:
-    """Return whether the products of a bank are those of `in_parts`: on CUDA with bfloat16."""
-    return bank.is_cuda and bank.dtype == torch.float32 and screens_in_bfloat16(bank.device)
-
-
-def in_parts(rows: torch.Tensor, *, of_bank: bool) -> torch.Tensor:
-    """Return float32 rows (n, d) in bfloat16, (n, 3 d), for one product in place of one in float32.
-
-    The product is x_h·b_h + x_h·b_l + x_l·b_h: each number is the sum of a high and a low part, but
-    for 2^-16 of it. Except for the rounding of a float32 sum, a product is off by at most
-    3 · 2^-16 |x|·|b|. It takes a fraction of the time of one in float32.
-    """
-    high = rows.bfloat16()
-    low = (rows - high).bfloat16()
-    return torch.cat([high, low, high] if of_bank else [high, high, low], dim=1)
 
 
 @cache
@@ -293,19 +275,10 @@ class Operands:
         All tiles are in the same memory: each overwrites the one before.
         """
         memory = x.new_empty(len(x) * min(columns, len(self.bank)))
-        bank_in_parts = self._bank_in_parts
-        x_in_parts = None if bank_in_parts is None else in_parts(x, of_bank=False)
-        for part in _slices(len(self.bank), columns):
-            width = part.stop - part.start
+        for span in _slices(len(self.bank), columns):
+            width = span.stop - span.start
             out = memory[: len(x) * width].view(len(x), width)
-            if bank_in_parts is None or x_in_parts is None:
-                yield part, product(x, self.bank[part].T, out=out)
-            else:
-                yield part, torch.mm(x_in_parts, bank_in_parts[part].T, out.dtype, out=out)
-
-    @cached_property
-    def _bank_in_parts(self) -> torch.Tensor | None:
-        return in_parts(self.bank, of_bank=True) if multiplies_parts(self.bank) else None
+            yield span, product(x, self.bank[span].T, out=out)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return an empty result tensor on the device of X."""

@@ -28,7 +28,7 @@ Screen: TypeAlias = Literal["auto", "bfloat16", "float32"]
 SCREEN_VARIABLE = "MILVUS_HUBNESS_KERNEL"
 """The environment variable with the default of `KernelPolicy.screen`."""
 ALL_DEVICES = "cuda:all"
-TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 << 28}
+TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 << 29}
 """Default number of scores in memory at once: on NumPy, by torch on a CPU and on a CUDA device, and
 by the screened kernel on a CUDA device."""
 

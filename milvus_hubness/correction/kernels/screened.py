@@ -43,7 +43,7 @@ GROUP = 8
 GROUPS_TOGETHER = 8
 """Groups whose maximum is one of the numbers that bound the k-th largest score."""
 LEAST_COLUMNS = 1 << 14
-CUDA_ROWS = 4096
+CUDA_ROWS = 8192
 LEAST_GROUPS = 4
 """Least number of groups for each of the k: with fewer, two of the k largest fall into one group."""
 MOST_SELECTED = 8

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import textwrap
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from milvus_hubness.correction.kernels.approximate import (
     flat_is_faster,
     index_kinds,
 )
-from milvus_hubness.correction.kernels.libraries import import_faiss
+from milvus_hubness.correction.kernels.libraries import faiss_runs_on_gpus, import_faiss
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,
@@ -148,6 +149,9 @@ def on_gpu(monkeypatch):
         module = "milvus_hubness.correction.kernels.approximate"
         monkeypatch.setattr(f"{module}.resolve_device", lambda device: SimpleNamespace(type="cuda"))
         monkeypatch.setattr(f"{module}.import_faiss", lambda: faiss)
+        monkeypatch.setattr(
+            f"{module}.faiss_runs_on_gpus", lambda: hasattr(faiss, "StandardGpuResources")
+        )
         monkeypatch.setattr(f"{module}.flat_is_faster", lambda *arguments: flat)
         return faiss
 
@@ -369,6 +373,49 @@ def test_bad_input(vectors):
         ApproximateBank(B, X[:, :3], 8)
     with pytest.raises(InvalidParameter, match="error"):
         ApproximateBank(B, X, 8, error=0)
+
+
+@pytest.fixture
+def faiss_for_gpus(monkeypatch, tmp_path):
+    """A faiss for GPUs, in this process and those that it starts, whose search runs some lines."""
+
+    def make(search):
+        lines = textwrap.indent(search, " " * 8)
+        (tmp_path / "faiss.py").write_text(
+            "import os, sys\n"
+            "import numpy as np\n"
+            "StandardGpuResources = IndexFlatIP = lambda *sizes: None\n"
+            "def get_num_gpus(): return 1\n"
+            "def index_cpu_to_gpu(resources, device, index): return Index()\n"
+            f"class Index:\n    def add(self, rows): pass\n    def search(self, x, k):\n{lines}\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        module = SimpleNamespace(StandardGpuResources=object, __version__="1.14.1")
+        monkeypatch.setattr(
+            "milvus_hubness.correction.kernels.libraries.import_faiss", lambda: module
+        )
+
+    faiss_runs_on_gpus.cache_clear()
+    yield make
+    faiss_runs_on_gpus.cache_clear()
+
+
+def test_a_faiss_that_aborts_on_this_gpu_is_not_used(faiss_for_gpus):
+    """As one without code for the GPU does: on an H100, faiss-gpu-cu12 1.14 ended the job."""
+    faiss_for_gpus("sys.stderr.write('CUDA error 209 no kernel image is available')\nos.abort()")
+    with pytest.warns(RuntimeWarning, match="FAISS 1.14.1 .* install faiss-gpu .* error 209"):
+        assert index_kinds(8, on_gpu=True) == []
+
+
+def test_a_faiss_that_finds_the_wrong_rows_on_this_gpu_is_not_used(faiss_for_gpus):
+    faiss_for_gpus("return None, np.zeros((len(x), k), int)")
+    with pytest.warns(RuntimeWarning, match="AssertionError"):
+        assert index_kinds(8, on_gpu=True) == []
+
+
+def test_a_faiss_that_searches_on_this_gpu_is_used(faiss_for_gpus):
+    faiss_for_gpus("return None, (x @ np.eye(8)).argmax(1)[:, None]")
+    assert index_kinds(8, on_gpu=True) == ["ivf"]
 
 
 @pytest.mark.parametrize("gpu", ["faiss-gpu", "faiss_gpu_cu12"])

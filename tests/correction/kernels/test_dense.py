@@ -470,45 +470,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
     assert float(done.stdout) < 150
 
 
-@pytest.fixture
-def parts_on_cpu(monkeypatch):
-    """Products in parts of bfloat16, as on CUDA; torch multiplies bfloat16 into float32 on CUDA only."""
-    monkeypatch.setattr(operands, "multiplies_parts", lambda bank: bank.dtype == torch.float32)
-    mm = torch.mm
-
-    def into_float32(a, b, dtype=None, *, out=None):
-        return mm(a.float(), b.float(), out=out) if dtype == torch.float32 else mm(a, b, out=out)
-
-    monkeypatch.setattr(torch, "mm", into_float32)
-
-
-@pytest.mark.parametrize("cosine", [0, 0.5, 0.9])
-@pytest.mark.parametrize("tau", [0.005, 0.05, 0.5])
-def test_three_products_in_bfloat16_are_as_exact_as_one_in_float32(parts_on_cpu, cosine, tau):
-    """Biases are within 1e-5 of their spread, which one product in bfloat16 is far from."""
-    X, B = matrices(300, 2000, d=512)
-    X, B = (
-        np.sqrt(1 - cosine) * rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        + np.float32(np.sqrt(cosine / 512))
-        for rows in (X, B)
-    )
-    exact = exact_logsumexp(X, B, tau)
-    found = logsumexp(X, B, tau, device="cpu")
-    assert np.abs(found - exact).max() <= 1e-5 * exact.std()
-    rounded = [torch.from_numpy(rows).bfloat16().float().numpy() for rows in (X, B)]
-    assert np.abs(exact_logsumexp(*rounded, tau) - exact).max() > 1e-4 * exact.std()
-
-
-@given(st.floats(-100, 100), st.floats(-100, 100))
-def test_the_error_of_a_product_in_parts_is_bounded(x, b):
-    a, c = (torch.tensor([[number]], dtype=torch.float32) for number in (x, b))
-    product = (
-        operands.in_parts(a, of_bank=False).double() @ operands.in_parts(c, of_bank=True).double().T
-    ).item()
-    exact = a.item() * c.item()
-    assert abs(product - exact) <= 3 * 2**-16 * abs(exact) + 1e-30
-
-
 def test_tiles_are_copied_one_ahead_in_order(monkeypatch):
     """With streams and pinned memory of CUDA put in by hand."""
     events = []
