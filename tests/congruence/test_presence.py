@@ -16,10 +16,12 @@ from milvus_hubness import (
     resume,
     rollback,
 )
+from milvus_hubness.jobs.common.lease import forget_leases
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.clean import would_drop
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.presence import problem_of
+from milvus_hubness.jobs.store.records import IDENTITY_PROPERTY
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS = 8, 60
@@ -236,3 +238,39 @@ def test_the_identity_of_a_source_is_neither_copied_nor_left_behind(lite):
     )
     clean(world.store, world.name, drop=world.target)
     assert world.store.info(world.name).identity == ""
+
+
+class Killed(BaseException):
+    """As if the process had ended."""
+
+
+def killed_at_the_identity(monkeypatch, store, *, sent):
+    """Let the process end at the removal of the identity: after it, or before it was sent."""
+    write = type(store).write_property
+
+    def until_then(self, collection, name, value):
+        is_last = name == IDENTITY_PROPERTY and value is None
+        if sent or not is_last:
+            write(self, collection, name, value)
+        if is_last:
+            raise Killed
+
+    monkeypatch.setattr(type(store), "write_property", until_then)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+@pytest.mark.parametrize("then", ["run", "clean"])
+def test_a_clean_that_is_killed_at_the_identity_can_be_taken_over(lite, monkeypatch, sent, then):
+    """The source is then not taken for another collection of its name, and clean ends as before."""
+    world = Migrated(lite)
+    with monkeypatch.context() as killing, pytest.raises(Killed):
+        killed_at_the_identity(killing, world.store, sent=sent)
+        clean(world.store, world.name, drop=world.target)
+    forget_leases(world.store, world.name, world.target)
+    assert problem_of(world.store, Ledger(world.store).find(world.name)) == ""
+
+    if then == "run":
+        assert resume(world.store, world.name, ALONE).phase == "verified"
+    clean(world.store, world.name, drop=world.target)
+    assert world.store.info(world.name).identity == ""
+    assert not world.store.exists(world.target)

@@ -128,9 +128,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
 
-        others = [other for other in ledger.migrations() if other.id != migration.id]
-        if migration.source_identity not in {other.source_identity for other in others}:
-            _forget_identity(store, migration)
+        migration = _forget_identity(store, ledger, migration)
 
     if not is_others:
         drop_collection(lease, target)
@@ -153,11 +151,25 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         )
 
 
-def _forget_identity(store: Store, migration: Migration) -> None:
-    """Remove the identity that this migration gave to its source."""
+def _forget_identity(store: Store, ledger: Ledger, migration: Migration) -> Migration:
+    """Remove the identity that this migration gave to its source; return its new record.
+
+    One that another migration began with stays.
+    """
     source = migration.source_now
-    if identity_in(store.properties_of(source), source) == migration.source_identity:
-        store.write_property(source, IDENTITY_PROPERTY, None)
+    identity = identity_in(store.properties_of(source), source)
+    others = [other for other in ledger.migrations() if other.id != migration.id]
+    is_unused = identity not in {other.source_identity for other in others}
+    # A clean that was interrupted here has removed it from the ledger already.
+    is_own = migration.source_identity in {"", identity}
+    if not (identity and is_unused and is_own):
+        return migration
+
+    # The ledger comes first: while it names an identity that the source lacks, whoever takes over
+    # takes the source for another collection of its name.
+    migration = ledger.write(migration, source_identity="")
+    store.write_property(source, IDENTITY_PROPERTY, None)
+    return migration
 
 
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
