@@ -22,8 +22,7 @@ from milvus_hubness.correction.state import Incoming
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
-from tests.congruence.test_candidate_reranking import with_bias_fields
-from tests.congruence.test_second_vector import width_for, with_second_field
+from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
 from tests.support.databases import write_state
 from tests.support.galleries import (
     as_distance,

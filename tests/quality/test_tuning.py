@@ -25,7 +25,7 @@ from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput,
 from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
-from tests.support.galleries import half_known
+from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
@@ -378,11 +378,3 @@ class TestRealData:
         with_labels = tune(bank, task.gallery, queries=task.query, positives=task.positives)
         assert [one.name for one in with_labels.findings if one.fails] == ["reach"]
         assert with_labels.reason.startswith("cross-validated on 500 labelled queries")
-
-
-def crowding(bank, gallery, share):
-    """The share of the bank whose nearest items are the fewest."""
-    nearest = (bank @ gallery.T).argmax(1)
-    counts = np.bincount(nearest, minlength=len(gallery))
-    order = np.lexsort((nearest, -counts[nearest]))
-    return bank[order[: int(share * len(bank))]]

@@ -12,7 +12,7 @@ from milvus_hubness.quality.bank_checks import reach
 from milvus_hubness.quality.measures import excess_answers, k_occurrence
 from milvus_hubness.quality.tuning import default_biases, judge_unlabelled
 from milvus_hubness.quality.verdict import Figures, chance_excess, examine, findings
-from tests.quality.test_tuning import crowding
+from tests.support.galleries import crowding
 from tests.support.real_data import LARGEST_APART, load_task, needs_real_data
 
 SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")

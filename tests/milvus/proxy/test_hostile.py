@@ -7,8 +7,8 @@ from pymilvus import MilvusClient
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from tests.milvus.proxy.hostile import DIM, as_json, hostile_messages, search_of
+from tests.milvus.proxy.raw_calls import SERVICE
 from tests.milvus.proxy.running import ProxyHere, ProxyProcess
-from tests.milvus.proxy.test_admission import SERVICE
 from tests.support.galleries import plain_collection, vectors
 
 CALL_SECONDS = 15

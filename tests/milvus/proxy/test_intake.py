@@ -15,8 +15,8 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from milvus_hubness.milvus.proxy import intake
 from milvus_hubness.milvus.proxy.wire import count_parts
+from tests.milvus.proxy.raw_calls import OTHER, SERVICE, VALID, by, refused
 from tests.milvus.proxy.running import ProxyHere, eventually
-from tests.milvus.proxy.test_admission import OTHER, SERVICE, VALID, by, refused
 from tests.milvus.proxy.upstreams import FakeUpstream
 from tests.support.galleries import plain_collection, vectors
 

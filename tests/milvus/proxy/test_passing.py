@@ -7,10 +7,9 @@ import pytest
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from tests.milvus.proxy.raw_calls import SERVICE
 from tests.milvus.proxy.running import LiteServer, ProxyHere, eventually
 from tests.milvus.proxy.upstreams import FakeUpstream
-
-SERVICE = "/milvus.proto.milvus.MilvusService/"
 
 
 @pytest.fixture

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from milvus_hubness.cli import app
 from milvus_hubness.errors import InvalidParameter
+from tests.milvus.proxy.certificates import certificate_of
+from tests.milvus.proxy.raw_calls import SERVICE
 from tests.milvus.proxy.running import ProxyProcess, eventually, started
-from tests.milvus.proxy.test_command import certificate_of
 from tests.milvus.proxy.upstreams import FakeUpstream
 
-SERVICE = "/milvus.proto.milvus.MilvusService/"
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
