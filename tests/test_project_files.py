@@ -18,11 +18,6 @@ from tests.support import tiers
 from tests.support.projects import package_folders, project, pyproject
 from tests.support.servers import CurrentMilvus
 
-if sys.version_info >= (3, 11):
-    pass
-else:
-    pass
-
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
 BUILD_TOOLS = GITHUB / "build-tools"
