@@ -179,10 +179,12 @@ def test_whoever_has_not_heard_of_the_flip_writes_what_is_right_after_it(backend
     queries, items = vectors(here.rng, 3, DIM), np.array([row["vector"] for row in rows])
     scores = similarity(queries, items, here.metric) - here.after(rows)
     found = backend.hubness_client().search(here.name, data=list(queries), limit=6)
-    for hits, own in zip(found, scores, strict=True):
-        order = np.argsort(-own)[:6]
+    for hits, query_scores in zip(found, scores, strict=True):
+        order = np.argsort(-query_scores)[:6]
         assert [hit["id"] for hit in hits] == order.tolist()
-        np.testing.assert_allclose(hits.distances, as_distance(own[order], here.metric), atol=3e-5)
+        np.testing.assert_allclose(
+            hits.distances, as_distance(query_scores[order], here.metric), atol=3e-5
+        )
 
 
 def test_a_bank_that_was_read_before_the_flip_is_at_hand_after_it(lite, monkeypatch):

@@ -70,9 +70,9 @@ def test_figures_are_their_definitions(world):
 
 def test_a_foreign_bank_agrees_with_itself_but_its_views_do_not(world):
     items, queries, _ = world
-    own, foreign = examine(queries, items, nnn), examine(queries[:, ::-1].copy(), items, nnn)
-    assert judge_unlabelled(own).strength > 0
-    assert own.two_views > 0.3
+    fitting, foreign = examine(queries, items, nnn), examine(queries[:, ::-1].copy(), items, nnn)
+    assert judge_unlabelled(fitting).strength > 0
+    assert fitting.two_views > 0.3
     assert foreign.two_views < 0.06
     judged = judge_unlabelled(foreign)
     assert (judged.verdict, judged.strength) == ("leave it alone", 0)

@@ -7,6 +7,9 @@ SERVICE = "/milvus.proto.milvus.MilvusService/"
 VALID, OTHER, INVALID = ("dmFsaWQ=", "b3RoZXI=", "d3Jvbmc=")
 """Authorizations of three users."""
 
+UNLIMITED = [("grpc.max_send_message_length", -1)]
+"""Options of a connection."""
+
 
 def by(token, *further):
     return [("authorization", token), *further]

@@ -22,20 +22,7 @@ METHODS = ["Search", "Insert", "Flush", "CreateReplicateStream", "OfTomorrow"]
 def upstream():
     here = FakeUpstream(tokens={VALID, OTHER})
     yield here
-    here.cancelled.set()
     here.stop()
-
-
-@pytest.fixture
-def proxy(upstream):
-    with ProxyHere(upstream.address) as here:
-        yield here
-
-
-@pytest.fixture
-def channel(proxy):
-    with grpc.insecure_channel(proxy.address, [("grpc.max_send_message_length", -1)]) as here:
-        yield here
 
 
 @pytest.mark.parametrize(

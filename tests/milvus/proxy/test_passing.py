@@ -9,26 +9,6 @@ from pymilvus.exceptions import MilvusException
 
 from tests.milvus.proxy.raw_calls import SERVICE
 from tests.milvus.proxy.running import LiteServer, ProxyHere, eventually
-from tests.milvus.proxy.upstreams import FakeUpstream
-
-
-@pytest.fixture
-def upstream():
-    here = FakeUpstream()
-    yield here
-    here.stop()
-
-
-@pytest.fixture
-def proxy(upstream):
-    with ProxyHere(upstream.address) as here:
-        yield here
-
-
-@pytest.fixture
-def channel(proxy):
-    with grpc.insecure_channel(proxy.address) as here:
-        yield here
 
 
 @pytest.mark.parametrize(
