@@ -282,8 +282,8 @@ def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
     fresh.biases = nnn(fresh.bank, fresh.items, "IP", 4, 0.5)
     fresh.state = state
     fresh.assert_found(fresh.client.search(fresh.name, data=list(fresh.queries)))
-    ranks = raw_places(fresh.bank, fresh.items, fresh.biases.astype(np.float32))
-    assert state.reranking.missed == pytest.approx((ranks > state.reranking.candidates).mean())
+    places = raw_places(fresh.bank, fresh.items, fresh.biases.astype(np.float32))
+    assert state.reranking.missed == pytest.approx((places > state.reranking.candidates).mean())
 
 
 def test_disabling_leaves_an_ordinary_collection(fresh):
