@@ -26,7 +26,22 @@ from tests.support import servers, tiers
 from tests.support.browser import Browser
 
 servers.take_addresses()
-pytest.register_assert_rewrite("tests.support.catalogue", "tests.support.every_call")
+pytest.register_assert_rewrite(
+    *(
+        f"tests.support.{module}"
+        for module in (
+            "catalogue",
+            "client_suite",
+            "dual_writes",
+            "every_call",
+            "index_hints",
+            "migrated",
+            "pairs",
+            "reranked",
+            "write_intents",
+        )
+    )
+)
 settings.register_profile("short", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=200, derandomize=True)
 settings.load_profile("short")

@@ -15,9 +15,8 @@ from milvus_hubness.cli import app
 from milvus_hubness.correction.codec.base import VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.second_vector import SecondVectorCodec
-from tests.congruence.test_candidate_reranking import with_bias_fields
-from tests.congruence.test_second_vector import with_second_field
 from tests.docs import pages
+from tests.support.bias_fields import with_bias_fields, with_second_field
 from tests.support.galleries import plain_collection, vectors
 
 LOCATIONS = ("vector", "second_vector", "fields", "side_collection")

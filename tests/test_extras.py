@@ -14,7 +14,7 @@ from milvus_hubness.cli import COMMANDS, main
 from milvus_hubness.cli.console import run
 from milvus_hubness.cli.extras import OF_COMMANDS, with_all_extras
 from milvus_hubness.errors import MissingExtra
-from tests.test_project_files import project
+from tests.support.projects import project
 
 
 def test_a_missing_module_of_an_extra_names_the_extra(monkeypatch):

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -59,6 +60,50 @@ def test_no_files_import_each_other():
             break
         circles = inner
     assert not circles
+
+
+TEST_FILES = sorted(
+    path
+    for folder in (ROOT / "tests", *ROOT.glob("integrations/*/tests"), ROOT / "benchmarks")
+    for path in folder.rglob("*.py")
+)
+
+
+def imported_test_modules(source):
+    """Yield the test modules, and what is in them, that a file imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # As import_module takes it.
+            names = re.findall(r"^tests\.[\w.]+$", node.value)
+        else:
+            names = []
+        yield from (name for name in names if re.search(r"(^|\.)test_", name))
+
+
+def test_no_file_imports_a_test_module():
+    """What several test modules need is in tests/support, or beside them: see tests/README.md."""
+    assert len(TEST_FILES) > 200
+    imported = {path: list(imported_test_modules(path.read_text("utf-8"))) for path in TEST_FILES}
+    assert {path: names for path, names in imported.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from tests.cli.test_bank import bank",
+        "from tests.cli import test_bank",
+        "from .test_bank import bank",
+        "import tests.cli.test_bank as bank",
+        "def rows():\n    from test_bank import bank",
+        "import_module('tests.cli.test_bank')",
+    ],
+)
+def test_an_import_of_a_test_module_is_found(source):
+    assert len(list(imported_test_modules(source))) == 1
 
 
 def test_rewriting_does_no_io():

@@ -15,12 +15,8 @@ from packaging.requirements import Requirement
 from qdrant_client.common.version_check import is_compatible
 
 from tests.support import tiers
+from tests.support.projects import package_folders, project, pyproject
 from tests.support.servers import CurrentMilvus
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
@@ -42,19 +38,6 @@ PINNED = re.compile(r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
 
 def workflow(name):
     return yaml.safe_load((GITHUB / "workflows" / name).read_text())
-
-
-def pyproject(folder):
-    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
-
-
-def project(folder):
-    return pyproject(folder)["project"]
-
-
-def package_folders():
-    files = [ROOT / "pyproject.toml", *ROOT.glob("integrations/*/pyproject.toml")]
-    return [str(file.parent.relative_to(ROOT)) for file in files]
 
 
 def assert_passes(tool, *arguments):

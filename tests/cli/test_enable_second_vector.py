@@ -7,7 +7,7 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import connect
-from tests.congruence.test_second_vector import with_second_field
+from tests.support.bias_fields import with_second_field
 from tests.support.galleries import vectors
 
 DIM, WIDTH = 8, 16

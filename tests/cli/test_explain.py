@@ -12,8 +12,7 @@ import pytest
 
 from milvus_hubness import connect
 from tests.cli.conftest import DIM, assert_fails
-from tests.congruence.test_candidate_reranking import with_bias_fields
-from tests.congruence.test_second_vector import with_second_field
+from tests.support.bias_fields import with_bias_fields, with_second_field
 from tests.support.galleries import as_distance, plain_collection, similarity, vectors
 
 ROWS, K, DEPTH = 50, 4, 10

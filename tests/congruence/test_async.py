@@ -5,7 +5,6 @@ import inspect
 import random
 import threading
 import time
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from pymilvus import (
     WeightedRanker,
 )
 from pymilvus.exceptions import DataTypeNotMatchException, MilvusException, ParamError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from milvus_hubness import (
     NNN,
@@ -41,7 +39,7 @@ from milvus_hubness.milvus.client.methods import drive, drive_async
 from milvus_hubness.milvus.client.state_cache import BankCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, PlainConnection
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
+from tests.support.async_clients import opened
 from tests.support.galleries import (
     AWKWARD,
     METRICS,
@@ -51,6 +49,7 @@ from tests.support.galleries import (
     similarity,
     vectors,
 )
+from tests.support.pairs import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 
 ON_SERVERS = {"pair": ["L2"]}
 
@@ -58,23 +57,6 @@ ON_SERVERS = {"pair": ["L2"]}
 @pytest.fixture(scope="module", params=METRICS)
 def pair(shared_backend, request):
     return Pair(shared_backend, request.param)
-
-
-@asynccontextmanager
-async def opened(backend, cls=AsyncHubnessClient, **options):
-    """Over a connection of its own: pymilvus shares them by the id of the event loop, which comes again."""
-    if cls is AsyncHubnessClient:
-        options.setdefault("state_ttl", 0.0)
-    again = retry_if_exception_type(MilvusException)
-    retrying = AsyncRetrying(
-        retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True
-    )
-    client = cls(backend.uri, dedicated=True, **options)
-    await retrying(client.__aenter__)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 async def of_both(pair, call, **options):

@@ -5,7 +5,7 @@ import pytest
 
 from milvus_hubness import NNN, BankTooLarge, QueryBank, migrate, plan_migration, refresh, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.congruence.test_async import opened
+from tests.support.async_clients import opened
 from tests.support.galleries import nnn, not_called, plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 60

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pymilvus import DataType, MilvusClient
+from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 
@@ -33,6 +33,7 @@ from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, Verdicts
 from milvus_hubness.quality.trials import raw_places
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import (
     METRICS,
     all_keys,
@@ -42,83 +43,15 @@ from tests.support.galleries import (
     similarity,
     vectors,
 )
+from tests.support.reranked import ALPHA, DIM, ITEMS, QUERIES, Enabled, K
 
 ON_SERVERS = {
     "enabled": [("L2", "side_collection"), ("L2", "fields")],
     "fresh": ["side_collection"],
 }
 
-DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
+
 PLACES = ["side_collection", "fields", "fields, in the client"]
-
-
-def with_bias_fields(client, name, items, metric, **further):
-    """As plain_collection, with room for biases in every row. further: of the fields that hold them."""
-    schema = client.create_schema(enable_dynamic_field=True)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
-    schema.add_field("group", DataType.INT64)
-    for field in SLOT_FIELDS:
-        schema.add_field(field, DataType.FLOAT, **further)
-    schema.add_field(EPOCH_FIELD, DataType.INT64, **further)
-    index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
-    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
-    none = {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
-    rows = [
-        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **none}
-        for i, vector in enumerate(items)
-    ]
-    client.insert(name, rows)
-
-
-class Enabled:
-    def __init__(self, backend, metric, place, away=0.0):
-        rng = np.random.default_rng(11)
-        self.backend, self.metric, self.place = backend, metric, place
-        self.items, self.queries, self.bank = (
-            np.float32(away) + vectors(rng, count, DIM) for count in (ITEMS, QUERIES, BANK)
-        )
-        self.plain = backend.client()
-        self.name = backend.name("beside")
-        backend.made.append(f"{self.name}__bias")
-        make = plain_collection if place == "side_collection" else with_bias_fields
-        make(self.plain, self.name, self.items, metric)
-        self.store = backend.store()
-        where = "side_collection" if place == "side_collection" else "fields"
-        plan = plan_enable(
-            self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where
-        )
-        self.done = enable(self.store, plan)
-        self.client = self.new_client()
-        self.state = self.client.hubness_state(self.name)
-        self.raw = similarity(self.queries, self.items, metric)
-        self.biases = nnn(self.bank, self.items, metric, K, ALPHA)
-
-    def new_client(self, **options):
-        policy = {"chains": False} if self.place == "fields, in the client" else None
-        return self.backend.hubness_client(policy=policy, **options)
-
-    def wanted(self, strength=1.0, candidates=None):
-        """For each query (scores, order): the raw top candidates, by corrected score."""
-        corrected = self.raw - strength * (self.biases - self.state.profile.mean_bias)
-        candidates = candidates or self.state.reranking.candidates
-        orders = []
-        for raw, scores in zip(self.raw, corrected, strict=True):
-            pool = np.argsort(-raw)[:candidates]
-            orders.append(pool[np.argsort(-scores[pool])])
-        return corrected, orders
-
-    def assert_found(self, results, strength=1.0, page=slice(0, 10), candidates=None):
-        corrected, orders = self.wanted(strength, candidates)
-        for hits, scores, order in zip(results, corrected, orders, strict=True):
-            order = order[page]
-            assert [hit["id"] for hit in hits] == order.tolist()
-            assert list(hits.ids) == order.tolist()
-            distances = [hit["distance"] for hit in hits]
-            np.testing.assert_allclose(
-                distances, as_distance(scores[order], self.metric), atol=3e-5
-            )
-            assert list(hits.distances) == distances
 
 
 @pytest.fixture(
@@ -242,8 +175,8 @@ def test_candidates_can_be_ranked_by_the_banks_view(enabled):
     from_bank = similarity(enabled.bank, enabled.items, enabled.metric)
     for hits, scores in zip(results, enabled.raw, strict=True):
         pool = np.argsort(-scores)[:candidates]
-        places = (from_bank[:, pool] > scores[pool]).sum(0)
-        assert [hit["id"] for hit in hits] == pool[np.lexsort((-scores[pool], places))][:6].tolist()
+        ranks = (from_bank[:, pool] > scores[pool]).sum(0)
+        assert [hit["id"] for hit in hits] == pool[np.lexsort((-scores[pool], ranks))][:6].tolist()
         assert not hits[0]["entity"]
 
 
@@ -282,10 +215,12 @@ def test_rows_come_and_go_with_their_biases(fresh):
         nnn(fresh.bank, items, "IP", K, ALPHA) - fresh.state.profile.mean_bias
     )
     results = fresh.client.search(fresh.name, data=list(fresh.queries), limit=3)
-    for hits, own in zip(results, scores, strict=True):
-        order = np.argsort(-own)[:3]
+    for hits, query_scores in zip(results, scores, strict=True):
+        order = np.argsort(-query_scores)[:3]
         assert [hit["id"] for hit in hits] == keys[order].tolist()
-        np.testing.assert_allclose([hit["distance"] for hit in hits], own[order], atol=3e-5)
+        np.testing.assert_allclose(
+            [hit["distance"] for hit in hits], query_scores[order], atol=3e-5
+        )
     assert status(fresh.store, fresh.name).pending == 0
     if fresh.place == "side_collection":
         assert all_keys(fresh.store, fresh.done.side_collection) == sorted(keys.tolist())

@@ -31,8 +31,7 @@ from milvus_hubness.jobs.store.records import (
     DualWrite,
     WriteIntentLog,
 )
-from tests.congruence.test_candidate_reranking import with_bias_fields
-from tests.congruence.test_second_vector import with_second_field
+from tests.support.bias_fields import with_bias_fields, with_second_field
 from tests.support.galleries import plain_collection, vectors
 from tests.support.ledgers import let_write
 

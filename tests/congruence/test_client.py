@@ -16,47 +16,25 @@ from milvus_hubness import (
     InvalidParameter,
     NonFiniteVectors,
     QueryBank,
-    ZeroVectors,
     migrate,
     plan_enable,
     plan_migration,
     refresh,
 )
 from milvus_hubness.jobs.migration.survey import SAMPLE_ROWS
+from tests.support import client_suite
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
-
-DIM, ITEMS, QUERIES, BANK, K, ALPHA = 20, 150, 12, 80, 8, 0.75
-
-
-class Pair:
-    """The same rows twice: plain, and corrected."""
-
-    def __init__(self, backend, metric):
-        rng = np.random.default_rng(7)
-        self.backend, self.metric = backend, metric
-        self.changed = []
-        self.items = vectors(rng, ITEMS, DIM)
-        self.queries = vectors(rng, QUERIES, DIM)
-        self.bank = vectors(rng, BANK, DIM)
-        self.plain = backend.client()
-        self.name = backend.name("pair")
-        self.rows = plain_collection(self.plain, self.name, self.items, metric)
-        store = backend.store()
-        plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
-        migrate(store, plan, no_writers=True)
-        self.corrected = f"{self.name}_hubness"
-        self.client = backend.hubness_client()
-
-    def biases(self, items):
-        return nnn(self.bank, items, self.metric, K, ALPHA)
-
-    def oracle(self, queries, items, strength):
-        """(m, n) corrected scores in the user's metric, and the centre they are shifted by."""
-        mean_bias = self.client.hubness_state(self.corrected).profile.mean_bias
-        corrected = similarity(queries, items, self.metric) - strength * (
-            self.biases(items) - mean_bias
-        )
-        return as_distance(corrected, self.metric)
+from tests.support.pairs import (
+    ALPHA,
+    DIM,
+    ITEMS,
+    K,
+    Pair,
+    bad_rows,
+    hits_of,
+    ids,
+    restored,
+)
 
 
 @pytest.fixture(scope="module", params=METRICS)
@@ -66,61 +44,11 @@ def shared_pair(shared_backend, request):
 
 @pytest.fixture
 def pair(shared_pair):
-    """The shared pair, with every row that a test changed put back."""
-    yield shared_pair
-    for client, name in (
-        (shared_pair.plain, shared_pair.name),
-        (shared_pair.client, shared_pair.corrected),
-    ):
-        added = client.query(name, filter=f"id >= {ITEMS}", output_fields=["id"])
-        if added:
-            client.delete(name, ids=[row["id"] for row in added])
-        if shared_pair.changed:
-            client.upsert(name, [shared_pair.rows[i] for i in shared_pair.changed])
-    shared_pair.changed = []
+    yield from restored(shared_pair)
 
 
-def hits_of(results):
-    return [[dict(hit) for hit in hits] for hits in results]
-
-
-def ids(hits):
-    return [hit["id"] for hit in hits]
-
-
-def assert_same_hits(plain, corrected):
-    for expected, got in zip(plain, corrected, strict=True):
-        assert ids(got) == ids(expected)
-        np.testing.assert_allclose(
-            [hit["distance"] for hit in got], [hit["distance"] for hit in expected], atol=1e-5
-        )
-        for a, b in zip(expected, got, strict=True):
-            assert a.keys() == b.keys()
-            assert a["entity"].keys() == b["entity"].keys()
-
-
-CALLS = [
-    {},
-    {"limit": 3, "offset": 2},
-    {"filter": "group in [1, 3]"},
-    {"output_fields": ["group"]},
-    {"output_fields": ["vector", "note"]},
-    {"output_fields": ["*"]},
-    {"output_fields": ["id"]},
-]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_strength_zero_is_the_plain_search(pair, call):
-    expected = pair.plain.search(pair.name, data=list(pair.queries), **call)
-    got = pair.client.search(pair.corrected, data=list(pair.queries), strength=0, **call)
-    assert type(got) is type(expected)
-    assert_same_hits(hits_of(expected), hits_of(got))
-    for a, b in zip(expected[0], got[0], strict=True):
-        if "vector" in a["entity"]:
-            assert type(b["entity"]["vector"]) is type(a["entity"]["vector"])
-            np.testing.assert_allclose(b["entity"]["vector"], a["entity"]["vector"], rtol=2.4e-7)
-        assert a["entity"].get("note") == b["entity"].get("note")
+class TestCorrectedCollection(client_suite.CorrectedCollection):
+    """Through a HubnessClient."""
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -152,146 +80,6 @@ def test_vectors_stay_in_the_columns_of_an_answer_until_a_row_is_read(pair, stri
     assert not any("vector" in hit["entity"] for hits in found for hit in list.__iter__(hits))
     for hit in (hit for hits in found for hit in hits):
         np.testing.assert_allclose(hit["entity"]["vector"], pair.items[hit["id"]], rtol=2.4e-7)
-
-
-@pytest.mark.parametrize("strength", [1.0, 0.5, -0.3])
-def test_scores_and_ranking_are_the_oracles(pair, strength):
-    wanted = pair.oracle(pair.queries, pair.items, strength)
-    found = pair.client.search(
-        pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength
-    )
-    for scores, hits in zip(wanted, found, strict=True):
-        assert sorted(ids(hits)) == list(range(ITEMS))
-        np.testing.assert_allclose([hit["distance"] for hit in hits], scores[ids(hits)], atol=2e-5)
-        ordered = scores[ids(hits)] if pair.metric == "L2" else -scores[ids(hits)]
-        assert (np.diff(ordered) >= -2e-5).all()
-
-
-def test_strength_of_the_client_and_of_the_collection(pair):
-    raw = pair.client.search(pair.corrected, data=[pair.queries[0]], strength=0)
-    full = pair.client.search(pair.corrected, data=[pair.queries[0]], strength=1)
-    assert hits_of(raw) != hits_of(full)
-    assert hits_of(pair.client.search(pair.corrected, data=[pair.queries[0]])) == hits_of(full)
-    without = pair.backend.hubness_client(strength=0)
-    assert hits_of(without.search(pair.corrected, data=[pair.queries[0]])) == hits_of(raw)
-
-
-def test_hidden_columns_show_only_when_named(pair):
-    [row] = pair.client.get(pair.corrected, 3, output_fields=["hubness_bias", "hubness_epoch"])
-    mean_bias = pair.client.hubness_state(pair.corrected).profile.mean_bias
-    assert row["hubness_bias"] == pytest.approx(
-        pair.biases(pair.items[3:4])[0] - mean_bias, abs=1e-5
-    )
-    assert row["hubness_epoch"] == 1
-    [[hit]] = pair.client.search(
-        pair.corrected, data=[pair.queries[0]], limit=1, output_fields=["hubness_bias"]
-    )
-    assert "hubness_bias" in hit["entity"]
-    strongest = pair.client.query(
-        pair.corrected, filter="hubness_bias > 0", output_fields=["hubness_bias"], limit=5
-    )
-    assert all(row["hubness_bias"] > 0 for row in strongest)
-
-
-def test_new_rows_are_corrected_on_the_way_in(pair):
-    rng = np.random.default_rng(11)
-    fresh = vectors(rng, 30, DIM)
-    rows = [{"id": 1_000 + i, "vector": v, "group": 9, "note": "new"} for i, v in enumerate(fresh)]
-    for client, name in ((pair.plain, pair.name), (pair.client, pair.corrected)):
-        done = client.insert(name, rows)
-        assert done["insert_count"] == 30
-        assert list(done["ids"]) == [row["id"] for row in rows]
-    wanted = pair.oracle(pair.queries, fresh, 1.0)
-    found = pair.client.search(
-        pair.corrected, data=list(pair.queries), filter="group == 9", limit=30
-    )
-    for scores, hits in zip(wanted, found, strict=True):
-        assert len(hits) == 30
-        np.testing.assert_allclose(
-            [hit["distance"] for hit in hits],
-            scores[[hit["id"] - 1_000 for hit in hits]],
-            atol=2e-5,
-        )
-
-
-def test_upsert_moves_the_bias_with_the_vector_and_delete_deletes(pair):
-    pair.changed = [0, 1, 5, *range(4, ITEMS, 5)]
-    replaced = vectors(np.random.default_rng(12), 1, DIM)
-    row = {"id": 5, "vector": replaced[0].tolist(), "group": 8, "note": "again"}
-    pair.plain.upsert(pair.name, row)
-    done = pair.client.upsert(pair.corrected, row)
-    assert done["upsert_count"] == 1
-    [[hit]] = pair.client.search(pair.corrected, data=[pair.queries[0]], filter="group == 8")
-    assert hit["id"] == 5
-    assert hit["distance"] == pytest.approx(
-        pair.oracle(pair.queries[:1], replaced, 1.0)[0, 0], abs=2e-5
-    )
-    for client, name in ((pair.plain, pair.name), (pair.client, pair.corrected)):
-        client.delete(name, ids=[0, 1])
-        client.delete(name, filter="group == 4")
-        assert not client.get(name, [0, 1, 4])
-        [counted] = client.query(name, output_fields=["count(*)"])
-        assert counted["count(*)"] == ITEMS - 2 - ITEMS // 5
-
-
-def test_partial_upsert_leaves_vector_and_bias(pair):
-    if not pair.backend.is_lite:
-        pytest.skip("this server has no partial upsert")
-    pair.changed = [6]
-    before = pair.client.get(pair.corrected, 6, output_fields=["vector", "hubness_bias"])
-    pair.client.upsert(pair.corrected, {"id": 6, "group": 77}, partial_update=True)
-    after = pair.client.get(pair.corrected, 6, output_fields=["vector", "hubness_bias", "group"])
-    assert after[0].pop("group") == 77
-    assert dict(after[0]) == dict(before[0])
-
-
-def test_range_search_is_in_corrected_scores(pair):
-    scores = np.sort(pair.oracle(pair.queries[:1], pair.items, 1.0)[0])
-    bound = (
-        float(scores[40] + scores[41]) / 2
-        if pair.metric == "L2"
-        else float(scores[-40] + scores[-41]) / 2
-    )
-    hits = pair.client.search(
-        pair.corrected,
-        data=[pair.queries[0]],
-        limit=100,
-        search_params={"params": {"radius": bound}},
-    )[0]
-    inside = scores < bound if pair.metric == "L2" else scores > bound
-    assert len(hits) == int(inside.sum())
-
-
-def test_an_alias_is_as_good_as_the_name(pair):
-    alias = pair.backend.name("alias")
-    pair.plain.create_alias(pair.corrected, alias)
-    by_name = pair.client.search(pair.corrected, data=[pair.queries[0]])
-    assert hits_of(pair.client.search(alias, data=[pair.queries[0]])) == hits_of(by_name)
-
-
-def bad_rows(metric):
-    good = [0.5] * DIM
-    cases = [
-        ([{"id": 1, "vector": good[:-1], "group": 1}], DimensionMismatch, "row 0"),
-        (
-            [
-                {"id": 1, "vector": good, "group": 1},
-                {"id": 2, "vector": [float("nan")] * DIM, "group": 1},
-            ],
-            NonFiniteVectors,
-            "row 1",
-        ),
-        (
-            [{"id": 1, "vector": good, "group": 1, "hubness_bias": 1.0}],
-            InvalidInput,
-            "hubness_bias",
-        ),
-        ([{"id": 1, "vector": 3.0, "group": 1}], DimensionMismatch, "row 0"),
-        ([{"id": 1, "vector": np.full(DIM, 1 + 1j), "group": 1}], InvalidInput, "real numbers"),
-    ]
-    if metric == "COSINE":
-        cases.append(([{"id": 1, "vector": [0.0] * DIM, "group": 1}], ZeroVectors, "row 0"))
-    return cases
 
 
 def test_bad_rows_are_refused_by_row_and_nothing_is_written(pair):

@@ -6,7 +6,7 @@ from pymilvus import AsyncMilvusClient, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, HubnessClient, QueryBank, migrate, plan_migration, rollback
-from tests.congruence.test_async import opened
+from tests.support.async_clients import opened
 from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K, AN_HOUR = 14, 150, 5, 3_600.0

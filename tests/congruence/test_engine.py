@@ -12,9 +12,9 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from tests.congruence.test_refresh import Corrected
 from tests.support.databases import OnMilvus
 from tests.support.galleries import plain_collection, vectors
+from tests.support.migrated import Corrected
 
 NO_ENGINES = pytest.mark.parametrize("engine", ["server", "cluster", ""])
 

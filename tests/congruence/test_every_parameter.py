@@ -41,9 +41,8 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from tests.congruence.test_async import opened
-from tests.congruence.test_candidate_reranking import with_bias_fields
-from tests.congruence.test_second_vector import width_for, with_second_field
+from tests.support.async_clients import opened
+from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 60, 3, 30, 6, 0.75

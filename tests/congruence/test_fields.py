@@ -320,17 +320,18 @@ def test_new_rows_get_the_bias_of_every_field(lite):
     row = {name: shop.queries[name][0] for name in DIMS}
     shop.client.insert(shop.corrected, [{"id": 1_000, "note": "new", "sparse": {1: 1.0}, **row}])
     for field in ("text", "image"):
-        own = row[field][None, :]
+        new_vector = row[field][None, :]
         state = shop.store.info(shop.corrected).states[field]
         bias = (
-            nnn(shop.banks[field], own, shop.metrics[field], K, 0.75)[0] - state.profile.mean_bias
+            nnn(shop.banks[field], new_vector, shop.metrics[field], K, 0.75)[0]
+            - state.profile.mean_bias
         )
         [hits] = shop.client.search(
-            shop.corrected, data=list(own), anns_field=field, limit=ITEMS + 1
+            shop.corrected, data=list(new_vector), anns_field=field, limit=ITEMS + 1
         )
         [found] = [hit["distance"] for hit in hits if hit["id"] == 1_000]
         assert found == pytest.approx(
-            similarity(own, own, shop.metrics[field])[0, 0] - bias, abs=3e-5
+            similarity(new_vector, new_vector, shop.metrics[field])[0, 0] - bias, abs=3e-5
         )
     [read] = shop.client.get(shop.corrected, 1_000)
     for name in DIMS:

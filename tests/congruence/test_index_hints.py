@@ -12,92 +12,16 @@ from milvus_hubness import (
     MilvusStore,
     QueryBank,
     enable,
-    migrate,
     plan_enable,
-    plan_migration,
     refresh,
 )
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.generations import Batch
-from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
+from tests.support.bias_fields import TWO_FIELDS, with_second_field
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.index_hints import ALL, BANK, CELLS, DIM, ITEMS, Divided, K
 
-DIM, ITEMS, BANK, K, CELLS = 32, 300, 200, 6, 8
-ALL = 128
-"""Cells; Milvus Lite makes so many."""
 MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}
-
-
-class Divided:
-    """A corrected collection with an index of CELLS cells."""
-
-    def __init__(self, backend, metric="COSINE", **options):
-        rng = np.random.default_rng(17)
-        self.backend, self.store, self.metric = backend, backend.store(), metric
-        self.items = vectors(rng, ITEMS, DIM)
-        self.bank, self.other = vectors(rng, BANK, DIM), vectors(rng, BANK, DIM)
-        self.new, self.queries = vectors(rng, 3, DIM), vectors(rng, 4, DIM)
-        self.source = backend.name("divided")
-        plain_collection(
-            backend.client(),
-            self.source,
-            self.items,
-            metric,
-            index_type=options.pop("index_type", "IVF_FLAT"),
-            params=options.pop("params", {"nlist": CELLS}),
-        )
-        plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options
-        )
-        self.name = migrate(self.store, plan, no_writers=True).target
-        self.client = backend.hubness_client()
-
-    @property
-    def state(self):
-        return self.store.info(self.name).state
-
-    def stored(self, keys):
-        """The rows (n, width) as the database has them."""
-        found = self.store.get(self.name, list(keys), "vector")
-        return found.vectors[np.argsort(found.keys)]
-
-    def cells(self, keys):
-        """(n, c)"""
-        layout = self.state.layout
-        end = layout.width - bool(layout.anchor)
-        return self.stored(keys)[:, end - layout.locality_hint_count : end]
-
-    def assert_filled(self, keys, vectors):
-        """As the bank has it."""
-        state = self.state
-        wanted = load_correction(self.store, state, state.profile).locality_hints(vectors)
-        assert wanted.any(axis=1).all()
-        np.testing.assert_allclose(self.cells(keys), wanted, atol=1e-5)
-
-    def assert_found(self, bank=None, items=None, share=0.75, **options):
-        """All that is probed is all there is."""
-        items = self.items if items is None else items
-        bank = self.bank if bank is None else bank
-        wanted = similarity(self.queries, items, self.metric) - nnn(
-            bank, items, self.metric, K, share
-        )
-        found = self.client.search(
-            self.name,
-            data=list(self.queries),
-            limit=10,
-            search_params={"params": {"nprobe": ALL, "ef": ALL}},
-            **options,
-        )
-        assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
-
-    def insert(self, **options):
-        """Three more rows. Returns their keys."""
-        keys = range(ITEMS, ITEMS + len(self.new))
-        rows = [
-            {"id": key, "vector": row, "group": 0} for key, row in zip(keys, self.new, strict=True)
-        ]
-        self.client.insert(self.name, rows, **options)
-        return keys
 
 
 GRAPH = {"M": 16, "efConstruction": 100}
@@ -129,14 +53,7 @@ def test_there_are_none_for_other_indexes_and_metrics(lite):
 
 @pytest.mark.lite_only
 def test_what_a_client_writes_has_them(backend):
-    here = Divided(backend)
-    keys = here.insert()
-    here.assert_filled(keys, here.new)
-    here.client.upsert(here.name, [{"id": 5, "vector": here.new[0], "group": 0}])
-    here.assert_filled([5], here.new[:1])
-    items = np.vstack([here.items, here.new])
-    items[5] = here.new[0]
-    here.assert_found(items=items)
+    Divided(backend).assert_writes_are_filled()
 
 
 @pytest.mark.lite_only
@@ -210,11 +127,11 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
 def test_another_bank_changes_them_where_rows_are_built_anew(backend):
     here = Divided(backend, alias=(alias := backend.name("live")))
     backend.made += [f"{here.name}_r2"]
-    before = here.cells(range(ITEMS))
+    former_cells = here.cells(range(ITEMS))
     refresh(here.store, alias, bank=QueryBank(here.other), force=True, rebuild_rows=1)
     here.name = here.store.info(alias).name
     assert here.name.endswith("_r2")
-    assert np.abs(here.cells(range(ITEMS)) - before).max() > 0.01
+    assert np.abs(here.cells(range(ITEMS)) - former_cells).max() > 0.01
     here.assert_filled(range(ITEMS), here.items)
     here.assert_found(bank=here.other)
 
@@ -241,10 +158,10 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
 def test_a_further_profile_takes_two_of_their_columns(backend):
     here = Divided(backend)
     here.insert()
-    before = here.cells(range(ITEMS))
+    former_cells = here.cells(range(ITEMS))
     refresh(here.store, here.name, profile="image", bank=QueryBank(here.other), estimator=CSLS(K))
     assert here.state.layout.locality_hint_count == 11
-    np.testing.assert_array_equal(here.cells(range(ITEMS)), before[:, 2:])
+    np.testing.assert_array_equal(here.cells(range(ITEMS)), former_cells[:, 2:])
     items = np.vstack([here.items, here.new])
     here.assert_found(items=items)
     here.assert_found(items=items, bank=here.other, share=0.5, profile="image")

@@ -24,8 +24,8 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.milvus.client.rewrite import keep
-from tests.congruence.test_client import ITEMS, K, Pair
 from tests.support.galleries import METRICS, plain_collection, similarity, vectors
+from tests.support.pairs import ITEMS, K, Pair
 
 ON_SERVERS = {"pair": ["L2"]}
 

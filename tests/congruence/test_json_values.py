@@ -19,8 +19,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.proxy.columns import rows_of
-from tests.milvus.store.test_insertable_rows import DYNAMIC, JSON_VALUES, encoded, schema, sent
 from tests.support.galleries import vectors
+from tests.support.json_rows import DYNAMIC, JSON_VALUES, encoded, schema, sent
 
 DIM, FILLERS = 8, 40
 BANK = QueryBank(vectors(np.random.default_rng(2), 40, DIM))

@@ -15,7 +15,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
-from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
+from tests.support.bias_fields import TWO_FIELDS, with_second_field
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K = 20, 120, 60, 6

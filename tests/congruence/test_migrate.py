@@ -65,9 +65,11 @@ def everything(client, name, keys):
     """All rows by key, read back in full."""
     found = {}
     for start in range(0, len(keys), 2_000):
-        part = keys[start : start + 2_000]
+        batch = keys[start : start + 2_000]
         for row in (
-            client.get(name, part) if isinstance(part[0], int) else by_varchar(client, name, part)
+            client.get(name, batch)
+            if isinstance(batch[0], int)
+            else by_varchar(client, name, batch)
         ):
             found[row["pk"]] = dict(row)
     return found
@@ -254,10 +256,10 @@ def test_named_partitions_are_kept(backend):
     client, name = backend.client(), backend.name()
     items = vectors(np.random.default_rng(5), 60, 8)
     plain_collection(client, name, items[:20], "IP")
-    for partition, part in (("north", items[20:45]), ("south", items[45:])):
+    for partition, partition_items in (("north", items[20:45]), ("south", items[45:])):
         client.create_partition(name, partition)
         start = 20 if partition == "north" else 45
-        rows = [{"id": start + i, "vector": v, "group": 0} for i, v in enumerate(part)]
+        rows = [{"id": start + i, "vector": v, "group": 0} for i, v in enumerate(partition_items)]
         client.insert(name, rows, partition_name=partition)
     store = backend.store()
     migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(4)))

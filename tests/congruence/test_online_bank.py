@@ -33,7 +33,7 @@ from milvus_hubness.jobs.store.ownership import CollectionId, samples_helper
 from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
 from milvus_hubness.milvus.client.query_samples import BATCH, Sampled
 from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
-from tests.congruence.test_async import opened
+from tests.support.async_clients import opened
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 120, 40

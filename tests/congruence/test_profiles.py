@@ -111,9 +111,9 @@ def test_raw_scores_come_beside_the_corrected(profiled):
         found = profiled.client.search(
             profiled.name, data=list(profiled.queries), limit=5, with_raw_score=True, **options
         )
-        for hits, own in zip(found, raw, strict=True):
+        for hits, query_scores in zip(found, raw, strict=True):
             given = [hit["raw_score"] for hit in hits]
-            wanted = as_distance(own[[hit["id"] for hit in hits]], profiled.metric)
+            wanted = as_distance(query_scores[[hit["id"] for hit in hits]], profiled.metric)
             np.testing.assert_allclose(given, wanted, atol=3e-5)
             assert set(hits[0]["entity"]) == set(options.get("output_fields", []))
     rounded = profiled.client.search(

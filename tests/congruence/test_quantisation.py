@@ -19,7 +19,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
-from tests.congruence.test_second_vector import with_second_field
+from tests.support.bias_fields import with_second_field
 from tests.support.galleries import METRICS, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K, SPREAD = 12, 120, 6, 4

@@ -159,11 +159,15 @@ def test_direct_asks_the_index_itself_with_the_biases_at_their_strength(world):
     reranker = world.reranker(direct=True)
     asked = reranker.direct_queries(world.queries)
     scores = similarity(asked, world.items, world.metric) - 0.5 * world.bias
-    for hits, own in zip(world.search(reranker, strength=0.5, offset=1), scores, strict=True):
-        order = np.argsort(-own)[1:7]
+    for hits, query_scores in zip(
+        world.search(reranker, strength=0.5, offset=1), scores, strict=True
+    ):
+        order = np.argsort(-query_scores)[1:7]
         assert [hit["id"] for hit in hits] == order.tolist()
         np.testing.assert_allclose(
-            [hit["distance"] for hit in hits], as_distance(own[order], world.metric), atol=3e-5
+            [hit["distance"] for hit in hits],
+            as_distance(query_scores[order], world.metric),
+            atol=3e-5,
         )
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from pymilvus import AnnSearchRequest, DataType, WeightedRanker
+from pymilvus import AnnSearchRequest, WeightedRanker
 
 from milvus_hubness import (
     CSLS,
@@ -29,38 +29,11 @@ from milvus_hubness import (
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.milvus.store import requests as milvus_requests
+from tests.support.bias_fields import TWO_FIELDS, WIDTH, width_for, with_second_field
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
-DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 150, 7, 60, 6, 0.75
+DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 150, 7, 60, 6, 0.75
 OURS = {SECOND_VECTOR_FIELD, BIAS_FIELD, EPOCH_FIELD}
-
-
-def width_for(metric):
-    return 32 if metric == "L2" else WIDTH
-
-
-def with_second_field(client, name, items, metric, width, index_type="FLAT", params=None):
-    """As plain_collection, with a second vector field of zeros, which Milvus Lite cannot add later."""
-    schema = client.create_schema(enable_dynamic_field=True)
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
-    schema.add_field("group", DataType.INT64)
-    schema.add_field(SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR, dim=width)
-    schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
-    schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
-    index = client.prepare_index_params(
-        "vector", index_type=index_type, metric_type=metric, params=params or {}
-    )
-    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
-    none = np.zeros(width, np.float32)
-    client.insert(
-        name,
-        [
-            {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", SECOND_VECTOR_FIELD: none}
-            for i, vector in enumerate(items)
-        ],
-    )
-    client.load_collection(name)
 
 
 class InPlace:
@@ -96,10 +69,10 @@ class InPlace:
         return raw - strength * (biases - self.state.profile.mean_bias)
 
     def assert_found(self, results, scores, page=slice(0, 10)):
-        for hits, own in zip(results, scores, strict=True):
-            order = np.argsort(-own)[page]
+        for hits, query_scores in zip(results, scores, strict=True):
+            order = np.argsort(-query_scores)[page]
             assert [hit["id"] for hit in hits] == order.tolist()
-            given = as_distance(own[order], self.metric)
+            given = as_distance(query_scores[order], self.metric)
             np.testing.assert_allclose([hit["distance"] for hit in hits], given, atol=4e-5)
 
     def raw_searches(self):
@@ -118,8 +91,6 @@ def assert_alike(found, plain):
         np.testing.assert_allclose(ours.distances, theirs.distances, atol=4e-5)
 
 
-TWO_FIELDS = {"running": ["lite", "server-current"]}
-"""Milvus 2.3.5 holds one vector field."""
 MADE = {
     **dict.fromkeys(
         ("placed", "fresh", "untouched", "test_a_second_profile_has_columns_of_its_own"), TWO_FIELDS
@@ -191,11 +162,11 @@ def test_filters_ranges_and_raw_scores(placed):
     )
     raw = similarity(placed.queries, placed.items, placed.metric)
     group = np.arange(2, ITEMS, 5)
-    for hits, own, before in zip(found, scores, raw, strict=True):
-        order = group[np.argsort(-own[group])][:5]
+    for hits, corrected_scores, raw_scores in zip(found, scores, raw, strict=True):
+        order = group[np.argsort(-corrected_scores[group])][:5]
         assert [hit["id"] for hit in hits] == order.tolist()
         given = [hit["raw_score"] for hit in hits]
-        np.testing.assert_allclose(given, as_distance(before[order], placed.metric), atol=4e-5)
+        np.testing.assert_allclose(given, as_distance(raw_scores[order], placed.metric), atol=4e-5)
     best = np.sort(scores[0])[::-1]
     bounds = as_distance(np.array([best[6] + best[7], best[1] + best[2]]) / 2, placed.metric)
     far, near = map(float, bounds)
@@ -227,8 +198,8 @@ def test_candidates_can_be_ranked_by_the_banks_view(placed):
         found, similarity(placed.queries, placed.items, placed.metric), strict=True
     ):
         pool = np.argsort(-scores)[:candidates]
-        places = (from_bank[:, pool] > scores[pool]).sum(0)
-        assert [hit["id"] for hit in hits] == pool[np.lexsort((-scores[pool], places))][:6].tolist()
+        ranks = (from_bank[:, pool] > scores[pool]).sum(0)
+        assert [hit["id"] for hit in hits] == pool[np.lexsort((-scores[pool], ranks))][:6].tolist()
 
 
 def test_iterators_and_hybrid_searches_follow_the_corrected_order(placed):
@@ -308,10 +279,13 @@ def change(fresh, new):
 def assert_written(fresh, items, results):
     keys = np.r_[np.arange(ITEMS), 1_000 + np.arange(5)]
     biases = nnn(fresh.bank, items, "COSINE", K, ALPHA) - fresh.state.profile.mean_bias
-    for hits, own in zip(results, similarity(fresh.queries, items, "COSINE") - biases, strict=True):
-        order = np.argsort(-own)[:10]
+    scores = similarity(fresh.queries, items, "COSINE") - biases
+    for hits, query_scores in zip(results, scores, strict=True):
+        order = np.argsort(-query_scores)[:10]
         assert [hit["id"] for hit in hits] == keys[order].tolist()
-        np.testing.assert_allclose([hit["distance"] for hit in hits], own[order], atol=4e-5)
+        np.testing.assert_allclose(
+            [hit["distance"] for hit in hits], query_scores[order], atol=4e-5
+        )
     assert status(fresh.store, fresh.name).pending == 0
 
 

@@ -34,8 +34,8 @@ def test_keys_are_all_that_were_written_whatever_the_consistency_level(backend):
     client.create_collection(name, dimension=8, consistency_level="Bounded")
     rows = vectors(np.random.default_rng(0), 300, 8)
     for start in range(0, len(rows), 30):
-        part = rows[start : start + 30]
-        client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(part)])
+        batch = rows[start : start + 30]
+        client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(batch)])
         assert all_keys(store, name) == list(range(start + 30))
         assert store.count(name) == start + 30
         assert len(store.get(name, all_keys(store, name), "vector")) == start + 30

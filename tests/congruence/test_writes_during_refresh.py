@@ -22,8 +22,7 @@ from milvus_hubness.correction.state import Incoming
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
-from tests.congruence.test_candidate_reranking import with_bias_fields
-from tests.congruence.test_second_vector import width_for, with_second_field
+from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
 from tests.support.databases import write_state
 from tests.support.galleries import (
     as_distance,
@@ -180,10 +179,12 @@ def test_whoever_has_not_heard_of_the_flip_writes_what_is_right_after_it(backend
     queries, items = vectors(here.rng, 3, DIM), np.array([row["vector"] for row in rows])
     scores = similarity(queries, items, here.metric) - here.after(rows)
     found = backend.hubness_client().search(here.name, data=list(queries), limit=6)
-    for hits, own in zip(found, scores, strict=True):
-        order = np.argsort(-own)[:6]
+    for hits, query_scores in zip(found, scores, strict=True):
+        order = np.argsort(-query_scores)[:6]
         assert [hit["id"] for hit in hits] == order.tolist()
-        np.testing.assert_allclose(hits.distances, as_distance(own[order], here.metric), atol=3e-5)
+        np.testing.assert_allclose(
+            hits.distances, as_distance(query_scores[order], here.metric), atol=3e-5
+        )
 
 
 def test_a_bank_that_was_read_before_the_flip_is_at_hand_after_it(lite, monkeypatch):

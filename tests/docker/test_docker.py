@@ -23,12 +23,8 @@ from milvus_hubness.jobs.common.control import MigrationMetrics
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics
+from tests.support.projects import project
 from tests.support.servers import free_ports, no_docker
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -79,9 +75,7 @@ def test_jobs_is_built_on_client_and_by_default():
 
 
 def test_the_image_installs_extras_of_the_package():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
+    extras = project(".")["optional-dependencies"]
     installed = [Requirement(name) for name in re.findall(r"'(milvus-hubness\[.*?\])'", DOCKERFILE)]
     assert [sorted(each.extras) for each in installed] == [["serve"], ["gpu", "serve"]]
     assert {extra for each in installed for extra in each.extras} <= set(extras)

@@ -3,17 +3,11 @@
 import importlib.util
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from typer.main import get_command
-
-if sys.version_info >= (3, 11):
-    import tomllib as tomllib
-else:
-    pass
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

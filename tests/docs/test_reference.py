@@ -11,6 +11,7 @@ import yaml
 import milvus_hubness
 from milvus_hubness import errors
 from tests.docs import pages
+from tests.support.projects import tomllib
 
 
 def page(name):
@@ -143,10 +144,7 @@ def test_the_example_of_the_configuration_is_valid():
         for block in pages.blocks(pages.DOCS / "how-to/monitor.md")
         if block.language == "toml"
     ]
-    assert (
-        ServeConfig.model_validate(pages.tomllib.loads(block.text)).collection[0].pending_share
-        == 0.05
-    )
+    assert ServeConfig.model_validate(tomllib.loads(block.text)).collection[0].pending_share == 0.05
 
 
 def test_every_environment_variable_is_listed():

@@ -8,6 +8,7 @@ import pytest
 
 from milvus_hubness.jobs.common.control import check_settings
 from tests.docs import pages
+from tests.support.projects import project
 
 SHELLS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "sh"]
 OTHERS = {"--index-url", "--build-arg"}
@@ -103,11 +104,7 @@ def test_every_command_is_shown_in_a_block():
 
 
 def test_extras_that_are_installed_exist():
-    extras = set(
-        pages.tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"][
-            "optional-dependencies"
-        ]
-    )
+    extras = set(project(".")["optional-dependencies"])
     named = {
         name
         for page in pages.PAGES

@@ -205,7 +205,7 @@ def test_turbo_rescores_by_default_below_four_bits():
 def test_the_rust_engine_keeps_the_correction_in_int8(quick_folder, metric):
     edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
     dim = 96
-    items, queries, biases = embedding_like(dim, metric, rows=600)
+    items, queries, biases = embedding_like(dim, metric, count=600)
     exact = np.argsort(-(similarity(queries, items, metric) - biases), axis=1)[:, :10]
     found = {}
     spread_there = spread_for(dim, metric)

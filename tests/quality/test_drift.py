@@ -111,12 +111,14 @@ def test_it_stays_quiet_on_the_queries_that_a_bank_is_for(name):
 @needs_real_data
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_it_fires_on_queries_of_another_data_set(share):
-    own, other = (load_task(name).bank for name in ("text_video_msrvtt t2v", "clip_products t2i"))
-    own = own / np.linalg.norm(own, axis=1, keepdims=True)
-    order = np.random.default_rng(0).permutation(len(own))
+    fitting, other = (
+        load_task(name).bank for name in ("text_video_msrvtt t2v", "clip_products t2i")
+    )
+    fitting = fitting / np.linalg.norm(fitting, axis=1, keepdims=True)
+    order = np.random.default_rng(0).permutation(len(fitting))
     count = int(share * 240)
-    recent = np.concatenate([own[order[250 : 250 + 240 - count]], other[:count]])
-    found = drift_between(own[order[:250]], recent)
+    recent = np.concatenate([fitting[order[250 : 250 + 240 - count]], other[:count]])
+    found = drift_between(fitting[order[:250]], recent)
     assert found.fired
     assert found.statistic > THRESHOLD
     assert "of the variance is between" in found.reason

@@ -177,28 +177,28 @@ def test_the_summary_says_in_words_what_the_figures_say():
 def test_slices_count_the_items_of_each_value():
     fields = [{"language": "fr" if n % 3 else "de", "price": n} for n in range(60)]
     found = made(fields=fields, slice_by="language")
-    assert [(part.value, part.items) for part in found.slices] == [("fr", 40), ("de", 20)]
-    assert sum(part.share_before for part in found.slices) == pytest.approx(1)
-    lost = sum(part.items * part.after.antihubs for part in found.slices)
+    assert [(group.value, group.items) for group in found.slices] == [("fr", 40), ("de", 20)]
+    assert sum(group.share_before for group in found.slices) == pytest.approx(1)
+    lost = sum(group.items * group.after.antihubs for group in found.slices)
     assert lost == pytest.approx(found.antihubs.after)
-    assert max(part.before.largest for part in found.slices) == found.before.largest
-    assert sum(part.queries for part in found.slices) == 80
-    gains = sum(part.queries * part.gain.estimate for part in found.slices)
+    assert max(group.before.largest for group in found.slices) == found.before.largest
+    assert sum(group.queries for group in found.slices) == 80
+    gains = sum(group.queries * group.gain.estimate for group in found.slices)
     assert gains / 80 == pytest.approx(found.gain.estimate)
     source = render(found)
     text = Page(source).text
-    for part in found.slices:
+    for group in found.slices:
         assert (
-            f'<tr><th scope="row">{part.value}</th><td data-name="Items">{part.items}</td>'
+            f'<tr><th scope="row">{group.value}</th><td data-name="Items">{group.items}</td>'
             in source
         )
-        assert f"{part.before.skewness:.2f} → {part.after.skewness:.2f}" in text
-        assert f"{part.hubs[0].key} ({part.hubs[0].after})" in text
-        largest = max(part.hubs, key=lambda hub: hub.after)
-        assert part.hubs[0] == largest
-        assert part.hubs[0].fields["language"] == part.value
+        assert f"{group.before.skewness:.2f} → {group.after.skewness:.2f}" in text
+        assert f"{group.hubs[0].key} ({group.hubs[0].after})" in text
+        largest = max(group.hubs, key=lambda hub: hub.after)
+        assert group.hubs[0] == largest
+        assert group.hubs[0].fields["language"] == group.value
     many = made(fields=fields, slice_by="price", positives=None).slices
-    assert [(part.value is None, part.items) for part in many[-2:]] == [(False, 1), (True, 48)]
+    assert [(group.value is None, group.items) for group in many[-2:]] == [(False, 1), (True, 48)]
     assert many[0].gain is None
     with pytest.raises(
         InvalidInput,

@@ -25,7 +25,7 @@ from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput,
 from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
-from tests.support.galleries import half_known
+from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
@@ -310,14 +310,14 @@ class TestBadInput:
         assert tune(bank, gallery, queries=queries, positives=np.arange(40)).items == 50
 
 
-def labelled(name, part, **more):
+def labelled(name, numbers, **more):
     task = load_task(name)
     return tune(
         task.bank,
         task.gallery,
         target_bank=task.target_bank,
-        queries=task.query[part],
-        positives=task.positives[part],
+        queries=task.query[numbers],
+        positives=task.positives[numbers],
         **more,
     )
 
@@ -325,8 +325,8 @@ def labelled(name, part, **more):
 @needs_real_data
 class TestRealData:
     def test_the_verdict_with_labels_and_that_it_can_be_kept(self):
-        part = np.random.default_rng(0).permutation(500)[:250]
-        told = labelled(V2T, part)
+        labelled_half = np.random.default_rng(0).permutation(500)[:250]
+        told = labelled(V2T, labelled_half)
         assert told.verdict == "apply"
         assert not any(one.fails for one in told.findings)
         assert told.interval.estimate > 0
@@ -346,22 +346,22 @@ class TestRealData:
     def test_a_split_of_shared_outcomes_is_judged_as_alone(self):
         """benchmarks/tune.py rests on this."""
         task = load_task(V2T)
-        part = np.random.default_rng(3).permutation(500)[:250]
+        labelled_half = np.random.default_rng(3).permutation(500)[:250]
         trials = sweep(QueryBank(task.bank), task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
-        outcome = search(trials, task.query, task.gallery, positives).of(part)
-        wanted = [positives[query] for query in part]
-        chosen, judged = decide(trials, outcome, task.query[part], task.gallery, wanted)
-        told = labelled(V2T, part)
+        outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)
+        wanted = [positives[query] for query in labelled_half]
+        chosen, judged = decide(trials, outcome, task.query[labelled_half], task.gallery, wanted)
+        told = labelled(V2T, labelled_half)
         assert (told.choice, told.strength, told.interval) == (
             chosen.estimator, judged.strength, judged.interval,
         )  # fmt: skip
 
     @pytest.mark.parametrize("seed", range(3))
     def test_reranker_scores_are_left_alone(self, seed):
-        part = np.random.default_rng(seed).permutation(500)[:250]
+        labelled_half = np.random.default_rng(seed).permutation(500)[:250]
         for told in (
-            labelled(RERANKER, part, seed=seed),
+            labelled(RERANKER, labelled_half, seed=seed),
             tune(*load_task(RERANKER)[2:0:-1], seed=seed),
         ):
             assert told.verdict == "leave it alone"
@@ -378,11 +378,3 @@ class TestRealData:
         with_labels = tune(bank, task.gallery, queries=task.query, positives=task.positives)
         assert [one.name for one in with_labels.findings if one.fails] == ["reach"]
         assert with_labels.reason.startswith("cross-validated on 500 labelled queries")
-
-
-def crowding(bank, gallery, share):
-    """The share of the bank whose nearest items are the fewest."""
-    nearest = (bank @ gallery.T).argmax(1)
-    counts = np.bincount(nearest, minlength=len(gallery))
-    order = np.lexsort((nearest, -counts[nearest]))
-    return bank[order[: int(share * len(bank))]]

@@ -12,7 +12,7 @@ from milvus_hubness.quality.bank_checks import reach
 from milvus_hubness.quality.measures import excess_answers, k_occurrence
 from milvus_hubness.quality.tuning import default_biases, judge_unlabelled
 from milvus_hubness.quality.verdict import Figures, chance_excess, examine, findings
-from tests.quality.test_tuning import crowding
+from tests.support.galleries import crowding
 from tests.support.real_data import LARGEST_APART, load_task, needs_real_data
 
 SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")
@@ -70,9 +70,9 @@ def test_figures_are_their_definitions(world):
 
 def test_a_foreign_bank_agrees_with_itself_but_its_views_do_not(world):
     items, queries, _ = world
-    own, foreign = examine(queries, items, nnn), examine(queries[:, ::-1].copy(), items, nnn)
-    assert judge_unlabelled(own).strength > 0
-    assert own.two_views > 0.3
+    fitting, foreign = examine(queries, items, nnn), examine(queries[:, ::-1].copy(), items, nnn)
+    assert judge_unlabelled(fitting).strength > 0
+    assert fitting.two_views > 0.3
     assert foreign.two_views < 0.06
     judged = judge_unlabelled(foreign)
     assert (judged.verdict, judged.strength) == ("leave it alone", 0)

@@ -31,7 +31,7 @@ def products_of(queries, items, metric):
     queries, items = queries.astype(float), items.astype(float)
     if metric == "COSINE":
         queries, items = (
-            part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, items)
+            rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, items)
         )
     products = queries @ items.T
     if metric != "L2":
@@ -39,23 +39,25 @@ def products_of(queries, items, metric):
     return products - 0.5 * (items**2).sum(axis=1) - 0.5 * (queries**2).sum(axis=1)[:, None]
 
 
-def embedding_like(dim, metric, rows=1_000):
-    """Items, queries and biases of sd near 0.05 of the squared length, as those of text embeddings; lengths vary unless
-    the metric is COSINE."""
+def embedding_like(dim, metric, count=1_000):
+    """Items, queries and biases of sd near 0.05 of the squared length, as those of text embeddings.
+
+    Lengths vary unless the metric is COSINE.
+    """
     rng = np.random.default_rng(dim)
     # Few directions carry the content, as in an embedding.
     basis = rng.normal(size=(24, dim)) / np.sqrt(24 * dim)
     common = rng.normal(size=24)
     drawn = [
         rng.normal(size=(n, 24)) + 0.7 * np.outer(rng.gamma(1.0, 1.0, n), common)
-        for n in (rows, 80, 200)
+        for n in (count, 80, 200)
     ]
-    items, queries, bank = (part @ basis for part in drawn)
+    items, queries, bank = (content @ basis for content in drawn)
     items, queries, bank = (
-        part / np.linalg.norm(part, axis=1, keepdims=True) for part in (items, queries, bank)
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (items, queries, bank)
     )
     if metric != "COSINE":
-        items *= np.exp(0.1 * rng.normal(size=rows))[:, None]
+        items *= np.exp(0.1 * rng.normal(size=count))[:, None]
     biases = np.sort(products_of(bank, items, metric), axis=0)[-16:].mean(axis=0)
     biases *= 0.05 / biases.std()
     return (
@@ -71,10 +73,19 @@ def nnn(bank, items, metric, k, alpha):
     return alpha * scores[-k:].mean(axis=0)
 
 
+def crowding(bank, gallery, share):
+    """The share of the bank whose nearest items are the fewest."""
+    nearest = (bank @ gallery.T).argmax(1)
+    counts = np.bincount(nearest, minlength=len(gallery))
+    order = np.lexsort((nearest, -counts[nearest]))
+    return bank[order[: int(share * len(bank))]]
+
+
 def half_known():
     """A bank (300, 16), items (200, 16), and a query for each item, float32.
 
-    The bank asks for items of the first half only, whose queries are all drawn along axis 0: some items there are hubs.
+    The bank asks for items of the first half only, whose queries are all drawn along axis 0: some
+    items there are hubs.
     For the second half, axis 0 is content, and the bank's biases are wrong.
     """
     rng = np.random.default_rng(0)
@@ -169,18 +180,27 @@ def rich_rows(rng, count, key="int", dim=32):
     ]
 
 
-def plain_collection(client, name, items, metric, *, index_type="FLAT", params=None, extra=None):
-    """A loaded collection: id, vector, group (INT64), filled and strongly consistent."""
+def plain_collection(
+    client, name, items, metric, *, index_type="FLAT", params=None, fields=(), values=None
+):
+    """A loaded collection: id, vector, group (INT64), filled and strongly consistent.
+
+    fields: (name, type, options) of further fields. values: of further fields, in every row.
+    """
     schema = client.create_schema(enable_dynamic_field=True)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
     schema.add_field("group", DataType.INT64)
+    for field, data_type, options in fields:
+        schema.add_field(field, data_type, **options)
+
     index = client.prepare_index_params(
         "vector", index_type=index_type, metric_type=metric, params=params or {}
     )
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+
     rows = [
-        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}"}
+        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **(values or {})}
         for i, vector in enumerate(items)
     ]
     for start in range(0, len(rows), 1_000):
@@ -197,5 +217,5 @@ def all_keys(store, collection, partition=None):
     """The keys of a partition, or of all partitions, in ascending order in each."""
     partitions = [partition] if partition else store.info(collection, counted=False).partitions
     return [
-        key for part in partitions for page in key_pages(store, collection, part) for key in page
+        key for name in partitions for page in key_pages(store, collection, name) for key in page
     ]

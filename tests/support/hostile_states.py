@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
+from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
@@ -36,13 +36,12 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.state import CollectionState, Incoming, Profile
 from milvus_hubness.jobs.refresh.online_bank import list_online_banks, start_online_bank
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
+from tests.support.bias_fields import with_bias_fields, with_second_field
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 24
@@ -346,8 +345,10 @@ class World:
             self.backend.clean()
         name = self.backend.name("hostile")
         metric = "L2" if self.place == "vector of L2" else "COSINE"
-        if self.place in ("second_vector", "fields"):
-            self._with_hidden_fields(name)
+        if self.place == "second_vector":
+            with_second_field(self.plain, name, self.items, metric, 16)
+        elif self.place == "fields":
+            with_bias_fields(self.plain, name, self.items, metric, default_value=0)
         else:
             plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
         if self.place in ("second_vector", "fields", "side_collection"):
@@ -372,29 +373,6 @@ class World:
         texts = self.plain.describe_collection(name)["properties"]
         self.properties = {key: text for key, text in texts.items() if key.startswith("hubness")}
         self.makings += 1
-
-    def _with_hidden_fields(self, name: str) -> None:
-        """Milvus Lite can add no fields later."""
-        schema = self.plain.create_schema(enable_dynamic_field=True)
-        schema.add_field("id", DataType.INT64, is_primary=True)
-        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-        schema.add_field("group", DataType.INT64)
-        hidden: dict[str, Any] = {}
-        if self.place == "second_vector":
-            schema.add_field(SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR, dim=16)
-            hidden[SECOND_VECTOR_FIELD] = [0.0] * 16
-        else:
-            schema.add_field("hubness_bias_1", DataType.FLOAT, default_value=0.0)
-        schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
-        schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
-        index = self.plain.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
-        self.plain.create_collection(
-            name, schema=schema, index_params=index, consistency_level="Strong"
-        )
-        rows = [
-            {"id": i, "vector": row, "group": i % 5, **hidden} for i, row in enumerate(self.items)
-        ]
-        self.plain.insert(name, rows)
 
     def _complete(self) -> None:
         """Add what the place asks for beyond a first correction."""

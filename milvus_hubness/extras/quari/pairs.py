@@ -22,7 +22,7 @@ class Pairs:
     item; by default item i answers query i. left_out: number of pairs whose query or item is all
     zeros, which teach nothing.
 
-    Raises DimensionMismatch, NonFiniteFloats, and InvalidInput if the numbers of queries and
+    Raises DimensionMismatch, NonFiniteVectors, and InvalidInput if the numbers of queries and
     answers differ, an answer is no item, or no pair is left.
     """
 

@@ -77,12 +77,12 @@ def request_type(method: str) -> Any:
 
 
 def request_of(method: str, message: bytes) -> Any:
-    """Parse the request of a method. Raises DecodeError."""
+    """Parse the request of a method. Raises google.protobuf.message.DecodeError."""
     return GetMessageClass(request_type(method)).FromString(message)
 
 
 def response_of(method: str, message: bytes) -> Any:
-    """Parse the response of a method. Raises DecodeError."""
+    """Parse the response of a method. Raises google.protobuf.message.DecodeError."""
     return GetMessageClass(_METHODS[method].output_type).FromString(message)
 
 

@@ -341,7 +341,7 @@ class _Call:
         return await _drive_in_threads(operation, answer, self.run)
 
     async def send(self, request: Any, with_bytes: bool = False) -> Any:
-        """Return the outcome of a `Send`. Raises Refused, CallEnded, and gRPC's error."""
+        """Return the outcome of a `Send`. Raises messages.Refused, CallEnded, and gRPC's error."""
         name = messages.method_of(request)
         content = await self.run(request.SerializeToString)
         call = self._unary(_SERVICE + name)(

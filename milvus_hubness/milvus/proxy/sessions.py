@@ -207,7 +207,7 @@ The least recently used one is dropped first.
 """
 
 Sending = Callable[..., Awaitable[Any]]
-"""Sends a request message, and returns the outcome of `Send`. Raises Refused."""
+"""Sends a request message, and returns the outcome of `Send`. Raises messages.Refused."""
 
 
 class Session:

@@ -40,13 +40,13 @@ def test_a_direct_query_ranks_as_the_inner_product_with_t_r(disturbed):
     np.testing.assert_allclose(
         np.linalg.norm(found, axis=1), np.linalg.norm(queries, axis=1), rtol=1e-5
     )
-    for which, own in enumerate(found):
+    for which, direct_query in enumerate(found):
         wanted = (
             items
             @ explicit.transformation(adaptation, which).T
             @ adaptation.query[which].detach().numpy()
         )
-        given = items @ own
+        given = items @ direct_query
         np.testing.assert_allclose(
             given / np.abs(given).max(), wanted / np.abs(wanted).max(), atol=1e-4
         )
@@ -68,8 +68,8 @@ def test_vectors_of_another_dimension_are_refused(disturbed):
 
 
 def places(scores, answers):
-    own = scores[np.arange(len(scores)), answers]
-    return (scores >= own[:, None] - 1e-6).sum(1)
+    right_scores = scores[np.arange(len(scores)), answers]
+    return (scores >= right_scores[:, None] - 1e-6).sum(1)
 
 
 @pytest.mark.parametrize("candidates", [6, 500])

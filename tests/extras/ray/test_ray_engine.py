@@ -7,8 +7,8 @@ import pytest
 
 from milvus_hubness import NNN, Blend, DualInvertedSoftmax, QueryBank, Sinkhorn, refresh
 from milvus_hubness.extras.ray.ray_gallery import RayBiases, fit_on_ray
-from tests.congruence.test_refresh import ITEMS, Corrected
 from tests.support.databases import OnMilvus
+from tests.support.migrated import ITEMS, Corrected
 
 
 def biases(corrected):

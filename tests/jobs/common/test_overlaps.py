@@ -34,7 +34,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
 from milvus_hubness.jobs.refresh.status import repair, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.congruence.test_candidate_reranking import with_bias_fields
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import nnn, plain_collection, vectors
 
 DIM, ITEMS = 8, 60

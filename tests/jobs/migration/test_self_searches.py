@@ -16,7 +16,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.migration.catch_up import SEARCHED, find_themselves
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.congruence.test_second_vector import with_second_field
+from tests.support.bias_fields import with_second_field
 from tests.support.galleries import plain_collection, vectors
 
 ROWS, DIM = 60, 12

@@ -2,10 +2,17 @@
 
 from urllib.parse import urlsplit
 
+import grpc
+import numpy as np
 import pytest
 
+from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from tests.conftest import Backend
+from tests.milvus.proxy.hostile import DIM
+from tests.milvus.proxy.raw_calls import UNLIMITED
 from tests.milvus.proxy.running import ForeignClient, LiteServer, ProxyHere, at
+from tests.milvus.proxy.upstreams import FakeUpstream
+from tests.support.galleries import plain_collection, vectors
 
 
 class ProxyBackend(Backend):
@@ -76,3 +83,34 @@ def lite(lite_server_uri, proxies):
     here = ProxyBackend("lite", lite_server_uri, proxies)
     yield here
     here.clean()
+
+
+@pytest.fixture
+def upstream():
+    """A server that is no Milvus. It takes any token."""
+    here = FakeUpstream()
+    yield here
+    here.stop()
+
+
+@pytest.fixture
+def proxy(upstream):
+    with ProxyHere(upstream.address) as here:
+        yield here
+
+
+@pytest.fixture
+def channel(proxy):
+    """A connection to the proxy that sends messages of any size."""
+    with grpc.insecure_channel(proxy.address, UNLIMITED) as here:
+        yield here
+
+
+@pytest.fixture
+def target(lite):
+    """The name of a corrected collection."""
+    rng = np.random.default_rng(6)
+    name = lite.name()
+    plain_collection(lite.client(), name, vectors(rng, 60, DIM), "COSINE")
+    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
+    return migrate(lite.store(), plan, no_writers=True).target

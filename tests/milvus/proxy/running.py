@@ -47,17 +47,8 @@ class ProxyProcess:
     """`milvus-hubness proxy` before an upstream."""
 
     def __init__(self, upstream, *options):
-        command = [
-            sys.executable,
-            "-m",
-            "milvus_hubness",
-            "proxy",
-            "--upstream",
-            upstream,
-            "--port",
-            "0",
-        ]
-        self.process = started([*command, "--json", *options], stdout=subprocess.PIPE)
+        command = proxy_command(upstream, "--json", *options)
+        self.process = started(command, stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
         self.address = json.loads(line)["address"]
         self.uri = f"http://{self.address}"
@@ -133,6 +124,12 @@ def wishing(search_params, strength, profile=None):
         return search_params
     params = dict(search_params or {})
     return {**params, "params": {**params.get("params", {}), **result}}
+
+
+def proxy_command(upstream, *options):
+    """The command of a proxy on a free port."""
+    program = [sys.executable, "-m", "milvus_hubness", "proxy"]
+    return [*program, "--upstream", upstream, "--port", "0", *options]
 
 
 def started(command, **options):

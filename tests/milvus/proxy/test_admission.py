@@ -10,44 +10,19 @@ from milvus_hubness.milvus.proxy.admission import Refusal, Remembered
 from milvus_hubness.milvus.proxy.headers import identity_in, passed_on
 from milvus_hubness.milvus.proxy.options import ProxyOptions
 from milvus_hubness.milvus.proxy.sessions import CallerChannel, Sessions
+from tests.milvus.proxy.raw_calls import INVALID, OTHER, SERVICE, VALID, by, refused
 from tests.milvus.proxy.running import ProxyHere, eventually
 from tests.milvus.proxy.upstreams import FakeUpstream
 
-SERVICE = "/milvus.proto.milvus.MilvusService/"
 METHODS = ["Search", "Insert", "Flush", "CreateReplicateStream", "OfTomorrow"]
 """Rewritten, passed on with one message, and passed on as streams."""
-
-VALID, OTHER, INVALID = ("dmFsaWQ=", "b3RoZXI=", "d3Jvbmc=")
-
-
-def by(token, *further):
-    return [("authorization", token), *further]
 
 
 @pytest.fixture
 def upstream():
     here = FakeUpstream(tokens={VALID, OTHER})
     yield here
-    here.cancelled.set()
     here.stop()
-
-
-@pytest.fixture
-def proxy(upstream):
-    with ProxyHere(upstream.address) as here:
-        yield here
-
-
-@pytest.fixture
-def channel(proxy):
-    with grpc.insecure_channel(proxy.address, [("grpc.max_send_message_length", -1)]) as here:
-        yield here
-
-
-def refused(call):
-    with pytest.raises(grpc.RpcError) as failed:
-        call()
-    return failed.value
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The command: listens where it is told to, with TLS, and ends as it is told to."""
 
 import os
-import subprocess
 
 import grpc
 import pytest
@@ -10,51 +9,25 @@ from typer.testing import CliRunner
 from milvus_hubness.cli import app
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.proxy import ProxyOptions
+from tests.milvus.proxy.certificates import certificate_of
+from tests.milvus.proxy.raw_calls import SERVICE
 from tests.milvus.proxy.running import ProxyProcess
 from tests.milvus.proxy.upstreams import FakeUpstream
-
-PATH = "/milvus.proto.milvus.MilvusService/Flush"
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_it_speaks_tls_and_ends_in_peace(tmp_path, workers):
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    of_one_day = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
-    named = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
-    try:
-        subprocess.run(["openssl", "req", *of_one_day, *named], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
+    alternative_name = ["-addext", "subjectAltName=DNS:localhost"]
+    key, certificate = certificate_of(tmp_path, "localhost", "-nodes", *alternative_name)
     upstream = FakeUpstream()
     told = ["--tls-cert", str(certificate), "--tls-key", str(key), "--workers", workers]
     with ProxyProcess(upstream.address, *told) as proxy:
         port = proxy.address.rpartition(":")[2]
         trusting = grpc.ssl_channel_credentials(certificate.read_bytes())
         with grpc.secure_channel(f"localhost:{port}", trusting) as channel:
-            assert channel.unary_unary(PATH)(b"hello", timeout=20) == b"hello"
+            assert channel.unary_unary(SERVICE + "Flush")(b"hello", timeout=20) == b"hello"
         assert proxy.stop() == 0
     upstream.stop()
-
-
-def certificate_of(folder, name, *further):
-    """(key, certificate) of one day."""
-    key, certificate = folder / f"{name}-key.pem", folder / f"{name}-cert.pem"
-    of_one_day = ["-x509", "-newkey", "rsa:2048", "-days", "1", "-subj", f"/CN={name}"]
-    command = [
-        "openssl",
-        "req",
-        *of_one_day,
-        *(further or ["-nodes"]),
-        "-keyout",
-        key,
-        "-out",
-        certificate,
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return key, certificate
 
 
 @pytest.fixture(scope="module")

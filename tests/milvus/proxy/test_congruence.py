@@ -3,21 +3,10 @@
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from tests.congruence import test_client
-from tests.congruence.test_client import (  # noqa: F401
-    pair,
-    test_an_alias_is_as_good_as_the_name,
-    test_hidden_columns_show_only_when_named,
-    test_new_rows_are_corrected_on_the_way_in,
-    test_partial_upsert_leaves_vector_and_bias,
-    test_range_search_is_in_corrected_scores,
-    test_scores_and_ranking_are_the_oracles,
-    test_strength_of_the_client_and_of_the_collection,
-    test_strength_zero_is_the_plain_search,
-    test_upsert_moves_the_bias_with_the_vector_and_delete_deletes,
-)
-from tests.congruence.test_index_hints import test_what_a_client_writes_has_them  # noqa: F401
+from tests.support import client_suite
 from tests.support.galleries import METRICS
+from tests.support.index_hints import Divided
+from tests.support.pairs import ITEMS, Pair, bad_rows, restored
 
 
 @pytest.fixture(
@@ -28,13 +17,27 @@ from tests.support.galleries import METRICS
     ],
 )
 def shared_pair(shared_backend, request):
-    return test_client.Pair(shared_backend, request.param)
+    return Pair(shared_backend, request.param)
 
 
-def test_bad_rows_are_refused_and_nothing_is_written(pair):  # noqa: F811
-    for rows, _, _ in test_client.bad_rows(pair.metric):
+@pytest.fixture
+def pair(shared_pair):
+    yield from restored(shared_pair)
+
+
+class TestCorrectedCollection(client_suite.CorrectedCollection):
+    """Through a MilvusClient behind the proxy."""
+
+
+def test_bad_rows_are_refused_and_nothing_is_written(pair):
+    for rows, _, _ in bad_rows(pair.metric):
         for write in (pair.client.insert, pair.client.upsert):
             with pytest.raises(MilvusException):
                 write(pair.corrected, rows)
     [counted] = pair.client.query(pair.corrected, output_fields=["count(*)"])
-    assert counted["count(*)"] == test_client.ITEMS
+    assert counted["count(*)"] == ITEMS
+
+
+@pytest.mark.lite_only
+def test_what_a_client_writes_has_index_hints(backend):
+    Divided(backend).assert_writes_are_filled()

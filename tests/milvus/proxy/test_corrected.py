@@ -11,10 +11,10 @@ from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.proxy import messages
-from tests.congruence.test_dual_write import WRITES, Moving
-from tests.congruence.test_write_intents import Written
 from tests.milvus.proxy.running import ForeignClient
+from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
+from tests.support.write_intents import Written
 
 DIM, ITEMS, K = 12, 80, 4
 

@@ -5,24 +5,14 @@ import numpy as np
 import pytest
 from pymilvus import MilvusClient
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from tests.milvus.proxy.hostile import DIM, as_json, hostile_messages, search_of
+from tests.milvus.proxy.raw_calls import SERVICE, UNLIMITED
 from tests.milvus.proxy.running import ProxyHere, ProxyProcess
-from tests.milvus.proxy.test_admission import SERVICE
-from tests.support.galleries import plain_collection, vectors
+from tests.support.galleries import vectors
 
 CALL_SECONDS = 15
 EVERY = 20
 """Hostile calls between two searches of the other user."""
-
-
-@pytest.fixture
-def target(lite):
-    rng = np.random.default_rng(6)
-    name = lite.name()
-    plain_collection(lite.client(), name, vectors(rng, 60, DIM), "COSINE")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
-    return migrate(lite.store(), plan, no_writers=True).target
 
 
 def send_all(address, target, calls):
@@ -35,7 +25,7 @@ def send_all(address, target, calls):
         return hits.ids
 
     expected, wrong = found(), []
-    with grpc.insecure_channel(address, [("grpc.max_send_message_length", -1)]) as channel:
+    with grpc.insecure_channel(address, UNLIMITED) as channel:
         for number, call in enumerate(calls):
             method, message, metadata = call
             try:

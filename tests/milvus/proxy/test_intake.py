@@ -12,25 +12,14 @@ from hypothesis import strategies as st
 from pymilvus import MilvusClient
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from milvus_hubness.milvus.proxy import intake
 from milvus_hubness.milvus.proxy.wire import count_parts
+from tests.milvus.proxy.hostile import DIM
+from tests.milvus.proxy.raw_calls import OTHER, SERVICE, UNLIMITED, VALID, by, refused
 from tests.milvus.proxy.running import ProxyHere, eventually
-from tests.milvus.proxy.test_admission import OTHER, SERVICE, VALID, by, refused
-from tests.milvus.proxy.upstreams import FakeUpstream
-from tests.support.galleries import plain_collection, vectors
+from tests.support.galleries import vectors
 
 MIB = 1 << 20
-DIM = 12
-UNLIMITED = [("grpc.max_send_message_length", -1)]
-
-
-@pytest.fixture
-def upstream():
-    here = FakeUpstream()
-    yield here
-    here.cancelled.set()
-    here.stop()
 
 
 @pytest.fixture
@@ -38,12 +27,6 @@ def proxy(upstream):
     with ProxyHere(upstream.address, max_message=MIB, max_in_flight=2 * MIB) as here:
         yield here
         upstream.cancelled.set()
-
-
-@pytest.fixture
-def channel(proxy):
-    with grpc.insecure_channel(proxy.address, UNLIMITED) as here:
-        yield here
 
 
 def padded(size, method="Query"):
@@ -198,15 +181,6 @@ def test_a_message_nested_without_end_is_counted():
 
 
 # -- on a corrected collection ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def target(lite):
-    rng = np.random.default_rng(6)
-    name = lite.name()
-    plain_collection(lite.client(), name, vectors(rng, 60, DIM), "COSINE")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
-    return migrate(lite.store(), plan, no_writers=True).target
 
 
 def test_large_messages_are_answered_as_small_ones(lite, target):

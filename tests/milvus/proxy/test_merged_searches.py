@@ -10,11 +10,11 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.milvus.proxy.columns import joined, take_rows
-from tests.congruence.test_candidate_reranking import Enabled
 from tests.milvus.proxy.conftest import ProxyBackend
 from tests.milvus.proxy.running import at, wishing
 from tests.support.catalogue import ACCURACY
 from tests.support.galleries import plain_collection, vectors
+from tests.support.reranked import Enabled
 
 ON_SERVERS = {"gated": ["COSINE"], "beside": [("L2", "side_collection")]}
 

@@ -7,29 +7,8 @@ import pytest
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from tests.milvus.proxy.raw_calls import SERVICE
 from tests.milvus.proxy.running import LiteServer, ProxyHere, eventually
-from tests.milvus.proxy.upstreams import FakeUpstream
-
-SERVICE = "/milvus.proto.milvus.MilvusService/"
-
-
-@pytest.fixture
-def upstream():
-    here = FakeUpstream()
-    yield here
-    here.stop()
-
-
-@pytest.fixture
-def proxy(upstream):
-    with ProxyHere(upstream.address) as here:
-        yield here
-
-
-@pytest.fixture
-def channel(proxy):
-    with grpc.insecure_channel(proxy.address) as here:
-        yield here
 
 
 @pytest.mark.parametrize(

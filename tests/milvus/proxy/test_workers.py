@@ -6,7 +6,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,19 +15,11 @@ from typer.testing import CliRunner
 
 from milvus_hubness.cli import app
 from milvus_hubness.errors import InvalidParameter
-from tests.milvus.proxy.running import ProxyProcess, eventually, started
-from tests.milvus.proxy.test_command import certificate_of
-from tests.milvus.proxy.upstreams import FakeUpstream
+from tests.milvus.proxy.certificates import certificate_of
+from tests.milvus.proxy.raw_calls import SERVICE
+from tests.milvus.proxy.running import ProxyProcess, eventually, proxy_command, started
 
-SERVICE = "/milvus.proto.milvus.MilvusService/"
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
-
-
-@pytest.fixture
-def upstream():
-    here = FakeUpstream()
-    yield here
-    here.stop()
 
 
 def workers_of(process):
@@ -116,17 +107,8 @@ def test_workers_share_any_address(upstream, host):
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.0])
 def test_a_signal_during_the_start_ends_all(upstream, seconds):
-    command = [
-        sys.executable,
-        "-m",
-        "milvus_hubness",
-        "proxy",
-        "--upstream",
-        upstream.address,
-        "--workers",
-        "2",
-    ]
-    process = started([*command, "--port", "0"], stderr=subprocess.PIPE)
+    command = proxy_command(upstream.address, "--workers", "2")
+    process = started(command, stderr=subprocess.PIPE)
 
     def have_started():
         workers = workers_of(process.pid)

@@ -25,6 +25,7 @@ class FakeUpstream:
         self.server.start()
 
     def stop(self):
+        self.cancelled.set()
         self.server.stop(0).wait()
 
 

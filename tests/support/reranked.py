@@ -1,0 +1,61 @@
+"""A Milvus collection corrected by candidate re-ranking, and what its searches must answer."""
+
+import numpy as np
+
+from milvus_hubness import NNN, QueryBank, enable, plan_enable
+from tests.support.bias_fields import with_bias_fields
+from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
+
+
+class Enabled:
+    """place: "side_collection", "fields", or "fields, in the client", without function chains."""
+
+    def __init__(self, backend, metric, place, away=0.0):
+        rng = np.random.default_rng(11)
+        self.backend, self.metric, self.place = backend, metric, place
+        self.items, self.queries, self.bank = (
+            np.float32(away) + vectors(rng, count, DIM) for count in (ITEMS, QUERIES, BANK)
+        )
+        self.plain = backend.client()
+        self.name = backend.name("beside")
+        backend.made.append(f"{self.name}__bias")
+        make = plain_collection if place == "side_collection" else with_bias_fields
+        make(self.plain, self.name, self.items, metric)
+        self.store = backend.store()
+        where = "side_collection" if place == "side_collection" else "fields"
+        plan = plan_enable(
+            self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where
+        )
+        self.done = enable(self.store, plan)
+        self.client = self.new_client()
+        self.state = self.client.hubness_state(self.name)
+        self.raw = similarity(self.queries, self.items, metric)
+        self.biases = nnn(self.bank, self.items, metric, K, ALPHA)
+
+    def new_client(self, **options):
+        policy = {"chains": False} if self.place == "fields, in the client" else None
+        return self.backend.hubness_client(policy=policy, **options)
+
+    def wanted(self, strength=1.0, candidates=None):
+        """For each query (scores, order): the raw top candidates, by corrected score."""
+        corrected = self.raw - strength * (self.biases - self.state.profile.mean_bias)
+        candidates = candidates or self.state.reranking.candidates
+        orders = []
+        for raw, scores in zip(self.raw, corrected, strict=True):
+            pool = np.argsort(-raw)[:candidates]
+            orders.append(pool[np.argsort(-scores[pool])])
+        return corrected, orders
+
+    def assert_found(self, results, strength=1.0, page=slice(0, 10), candidates=None):
+        corrected, orders = self.wanted(strength, candidates)
+        for hits, scores, order in zip(results, corrected, orders, strict=True):
+            order = order[page]
+            assert [hit["id"] for hit in hits] == order.tolist()
+            assert list(hits.ids) == order.tolist()
+            distances = [hit["distance"] for hit in hits]
+            np.testing.assert_allclose(
+                distances, as_distance(scores[order], self.metric), atol=3e-5
+            )
+            assert list(hits.distances) == distances
