@@ -167,7 +167,7 @@ def drift_between(
 
     mmd2, statistic, p = _discrepancy(first, second, permutations, rng)
 
-    # A distance says little by itself, so that of a random split stands beside it.
+    # A distance says little by itself: that of a random split shows what chance does.
     both = np.concatenate([first, second])
     shuffled = rng.permutation(both)
     moved = _earth_mover(first, second, rng)

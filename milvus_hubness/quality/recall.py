@@ -116,7 +116,7 @@ def measure_recall(
     reduced_queries = layout.reduce_queries(sample.queries)
     scores = reduced_queries.astype(np.float64) @ items.astype(np.float64).T
     # The exact scores are inner products in any metric, but a raw L2 index has the vectors as they
-    # are, and its search is what the stored form is compared with.
+    # are, and its search is what the augmented form is compared with.
     if layout.metric == "L2":
         raw_form = _Form(sample.rows, sample.queries, "L2", scores, k, spec)
     else:
@@ -131,7 +131,7 @@ def measure_recall(
     )
     augmented = fitted.augment(sample.rows, sample.biases, sample.locality_hints)
     sent = fitted.encode_queries(sample.queries)
-    stored_form = _Form(augmented, sent, "IP", scores, k, spec)
+    augmented_form = _Form(augmented, sent, "IP", scores, k, spec)
 
     return RecallGate(
         rows=len(sample.rows),
@@ -143,8 +143,8 @@ def measure_recall(
         search_parameter=spec.search_parameter,
         value=value,
         raw=confidence_interval(raw),
-        stored=confidence_interval(stored_form.recalls(value)),
-        needed=_needed(stored_form, raw, value),
+        stored=confidence_interval(augmented_form.recalls(value)),
+        needed=_needed(augmented_form, raw, value),
     )
 
 

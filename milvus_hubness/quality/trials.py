@@ -199,7 +199,7 @@ class _SearchedBank(NamedTuple):
     nearest_items: TopK
     """(m, at most `NEIGHBORS`), best first."""
 
-    def halves(self) -> list[_SearchedBank]:
+    def split_in_half(self) -> list[_SearchedBank]:
         """Return the two halves with which the agreement is measured; none of a single query."""
         if len(self.bank) == 1:
             return []
@@ -230,8 +230,8 @@ def _by_method(
     yield _mean_trials(ks, nearest_queries.values)
 
     whole = _SearchedBank(bank, nearest_items)
-    halves = whole.halves()
-    relative = [_relative_biases(searched, gallery) for searched in (whole, *halves)]
+    half_banks = whole.split_in_half()
+    relative = [_relative_biases(searched, gallery) for searched in (whole, *half_banks)]
     yield _relative_trials(relative, len(bank))
 
     yield _softmax_trials(gallery, bank.vectors, targets, unit)
@@ -252,8 +252,8 @@ def _by_method(
     ]
 
     # The halves are fitted in the whole bank's way, so that all three are one method.
-    of_halves = [_sinkhorn_of_half(half, gallery, neighbors) for half in halves]
-    yield _blend_trials(relative, [blended, *of_halves], len(bank))
+    of_half_banks = [_sinkhorn_of_half(half, gallery, neighbors) for half in half_banks]
+    yield _blend_trials(relative, [blended, *of_half_banks], len(bank))
 
 
 def _mean_trials(ks: Sequence[int], nearest_scores: Vectors) -> list[Trial]:

@@ -23,7 +23,7 @@ from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 MEMBERS = 8
 """Trials that are mixed into one."""
 EXCESS_WEIGHT = 0.3
-"""Weight of the excess answers taken by hubs beside the mean reciprocal rank, in `pick`."""
+"""Weight of the excess answers taken by hubs; the mean reciprocal rank has weight 1."""
 GATE_MARGIN = 0.01
 """Lead in that score that a gate needs over the trials without one."""
 FOLDS = 5
