@@ -101,8 +101,10 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
 
 
 def read_token(token_file: Path | None) -> str:
-    """Return the token from a file or the environment. An argument would be readable in the process
-    list."""
+    """Return the token from a file or the environment.
+
+    An argument would be readable in the process list.
+    """
     token = read_token_file(token_file) if token_file else os.environ.get(TOKEN_VARIABLE, "")
     remember_secrets(token)
     return token
@@ -192,8 +194,10 @@ class EstimatorOptions:
 
 
 def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the
-    option."""
+    """Return the names and values of NAME=VALUE texts.
+
+    Raises InvalidParameter, which names the option.
+    """
     result: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")

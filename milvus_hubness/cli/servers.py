@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 def print_event(event: Event) -> None:
-    """Print an event with its facts on standard output; nothing for a run in which nothing was
-    due."""
+    """Print an event with its facts on standard output; nothing for a run in which nothing was due."""
     if event.facts.get("result") == "ok" and event.facts["action"] == "none":
         return
 
@@ -122,8 +121,10 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 
 
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
-    """Return the address of the database and a function that opens it. Raises InvalidParameter for
-    a password in it."""
+    """Return the address of the database and a function that opens it.
+
+    Raises InvalidParameter for a password in it.
+    """
     table = file.config.server
     uri = table.uri or next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
     if "@" in urlsplit(uri).netloc:

@@ -62,7 +62,8 @@ def _interrupt(number: int) -> None:
 
 async def serve(options: ProxyOptions, listening: Callable[[int], object]) -> None:
     """Run a proxy in this process until SIGTERM or SIGINT, a worker also until the process ends
-    that started it."""
+    that started it.
+    """
     sys.setswitchinterval(SWITCH_SECONDS)
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
@@ -123,8 +124,7 @@ def _replace_ended(workers: list[Worker], options: ProxyOptions) -> None:
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:
-    """Return a socket that keeps the port from others but the workers, and does not listen
-    itself."""
+    """Return a socket that keeps the port from others but the workers, and does not listen itself."""
     try:
         host = options.host.strip("[]")
         family, kind, _, _, address = socket.getaddrinfo(

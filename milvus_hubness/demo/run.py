@@ -1,8 +1,8 @@
-"""The run of the demo: build a retriever from the standard library, load, search, migrate, search
-again.
+"""The run of the demo: build a retriever from the
+standard library, load, search, migrate, search again.
 
-Neither tower has seen the words of the other, so the gap between them, and with it the hubs, is
-real.
+Neither tower has seen the words of the other, so
+the gap between them, and with it the hubs, is real.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ MIN_BODY_CHARS = 60
 
 
 class Pair(NamedTuple):
-    """A question and its one right answer: a docstring and the source text after it, of
-    "module.Class.function"."""
+    """A question and its one right answer: a docstring and
+    the source text after it, of "module.Class.function".
+    """
 
     name: str
     docstring: str
@@ -60,12 +61,12 @@ class Pair(NamedTuple):
 
 @cache
 def collect(root: Path | None = None) -> tuple[Pair, ...]:
-    """Return every documented function under `root` (default: the standard library), in a fixed
-    order.
+    """Return every documented function under `root`
+    (default: the standard library), in a fixed order.
 
-    Of equal names, docstrings or bodies the first counts: each question has one right answer.
-    Raises UnreadableFile if no function is documented, as on a Python that ships without its
-    sources.
+    Of equal names, docstrings or bodies the first counts: each
+    question has one right answer. Raises UnreadableFile if no function
+    is documented, as on a Python that ships without its sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: list[Pair] = []
@@ -84,8 +85,10 @@ def collect(root: Path | None = None) -> tuple[Pair, ...]:
 
 
 def _source_files(root: Path) -> Iterator[Path]:
-    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests
-    are left out."""
+    """Yield the importable files.
+
+    Paths that are no identifiers, such as site-packages, and tests are left out.
+    """
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
@@ -161,7 +164,8 @@ def split_pairs(count: int, seed: int) -> list[Positions]:
 
 def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) -> Retriever:
     """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal
-    vectors. Raises InvalidInput for fewer than 1000 pairs."""
+    vectors. Raises InvalidInput for fewer than 1000 pairs.
+    """
     if len(pairs) < MIN_PAIRS:
         raise InvalidInput(
             f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}"
@@ -188,16 +192,18 @@ def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) 
 
 
 def words(text: str) -> list[str]:
-    """Return lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has
-    three."""
+    """Return lower-case words; identifiers are split at
+    underscores and case: "HTTPServer_bind" has three.
+    """
     return [word.lower() for word in WORD.findall(text)]
 
 
 def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the
-    tower knows."""
+    """Return unit vectors (n, 256) of the texts, and (n,)
+    whether each text has a word that the tower knows.
+    """
     tfidf = TfidfVectorizer(
         tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True
     )
@@ -220,12 +226,12 @@ EXAMPLES = 5
 def run(
     uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Load the retriever's gallery into the Milvus at `uri`, measure before and after, and return
-    plain data.
+    """Load the retriever's gallery into the Milvus at
+    `uri`, measure before and after, and return plain data.
 
-    raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and the seconds to search all
-    queries. keep: leave the collections in the database. Raises ServerUnavailable, StoreError,
-    UnreadableFile.
+    raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and
+    the seconds to search all queries. keep: leave the collections in
+    the database. Raises ServerUnavailable, StoreError, UnreadableFile.
     """
     began = time.perf_counter()
     connect(uri, token, db_name, create=True).close()
@@ -301,8 +307,7 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
 ) -> tuple[npt.NDArray[np.int64], dict[str, float]]:
-    """Search all queries; return the keys (n, 10) of the results, best first, and their
-    measures."""
+    """Search all queries; return the keys (n, 10) of the results, best first, and their measures."""
     keys: list[list[int]] = []
     seconds = 0.0
     for part in chunks(list(retriever.queries), BATCH, doing, progress):
@@ -320,8 +325,7 @@ def _measure(
 
 
 def _examples(retriever: Retriever, before: Positions, after: Positions) -> list[dict[str, str]]:
-    """Return questions that the correction fixes; those that the worst hubs had taken come
-    first."""
+    """Return questions that the correction fixes; those that the worst hubs had taken come first."""
     counts = np.bincount(before, minlength=len(retriever.names))
     repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))
     examples: dict[str, dict[str, str]] = {}

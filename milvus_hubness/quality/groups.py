@@ -40,8 +40,8 @@ class Group(NamedTuple):
     top_after: measures.Interval
     """Share of the first k answers with correction."""
     excess_before: measures.Interval
-    """Share of the first answers less that of the right ones or, without positives, of the gallery;
-    without correction."""
+    """Share of the first answers less that of the right ones or,
+    without positives, of the gallery; without correction."""
     excess_after: measures.Interval
     """The same with correction."""
 

@@ -55,8 +55,8 @@ def paired_difference(
 ) -> Interval:
     """Return the mean of `after` minus that of `before`, with joint resampling.
 
-    Both are per-query values (n,) of the same queries. Raises as `confidence_interval`, and
-    DimensionMismatch.
+    Both are per-query values (n,) of the same queries.
+    Raises as `confidence_interval`, and DimensionMismatch.
     """
     before_values = _checked(before)
     after_values = _checked(after)
@@ -334,8 +334,8 @@ class Outcome(NamedTuple):
     """The outcome of searches under several biases."""
 
     ranks: npt.NDArray[np.int32]
-    """(n_biases, n_queries), those of each query's best positive, as in `ranks`; without positives
-    (n_biases, 0)."""
+    """(n_biases, n_queries), those of each query's best
+    positive, as in `ranks`; without positives (n_biases, 0)."""
 
     retrieved: npt.NDArray[np.int32]
     """(n_biases, n_queries, at most 10), the first items."""

@@ -222,8 +222,8 @@ def _by_method(
 ) -> Iterator[list[Trial]]:
     """Yield the trials of each of `METHODS` methods.
 
-    targets: the target bank as queries. nearest_items: of each bank query. unit: the spread of
-    scores.
+    targets: the target bank as queries. nearest_items:
+    of each bank query. unit: the spread of scores.
     """
     ks = [k for k in KS if k <= len(bank)] or [1]
     nearest_queries = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), len(bank)))
@@ -386,8 +386,8 @@ def _blend_trials(
 ) -> list[Trial]:
     """Return the default Blend at every strength.
 
-    relative: the biases of RelativeNNN, and sinkhorns: the fits, of the whole bank and of its
-    halves.
+    relative: the biases of RelativeNNN, and sinkhorns:
+    the fits, of the whole bank and of its halves.
     """
     mixes = [
         np.float32(0.5) * (of_relative[0] + of_sinkhorn)

@@ -30,11 +30,11 @@ VIEWS_AGREE = 0.06
 REACHED = 0.35
 """Reach below which a bank covers a corner of the gallery. Rows: banks that crowd few items."""
 FAR_BEST = 8.0
-"""Standard deviations of the best score above which scores are like those of a re-ranker. Rows:
-`reranker_scores`."""
+"""Standard deviations of the best score above which scores
+are like those of a re-ranker. Rows: `reranker_scores`."""
 EXCESS_TO_HALVE = 0.12
-"""Share of excess answers beyond chance above which half the strength is applied. Rows: banks of
-one topic."""
+"""Share of excess answers beyond chance above which half
+the strength is applied. Rows: banks of one topic."""
 
 EXPECTED_GAIN = (
     (0.002, -3.03, -3.93, -1.83),

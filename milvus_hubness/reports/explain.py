@@ -171,8 +171,8 @@ def explain_query(
 ) -> QueryExplanation:
     """Return why the first `top` answers to a query, and the row of `key`, have their ranks.
 
-    queries: as the application sends them; None for those of the bank. Raises InvalidInput,
-    DimensionMismatch.
+    queries: as the application sends them; None for those
+    of the bank. Raises InvalidInput, DimensionMismatch.
     """
     layout = biased.gallery.layout
     keys = biased.gallery.keys

@@ -121,8 +121,10 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     def validate_resumed(
         self, store: MilvusStore, migration: Migration, switching: Switching
     ) -> None:
-        """Check that no option differs from those of a resumed migration. Raises
-        InvalidParameter."""
+        """Check that no option differs from those of a resumed migration.
+
+        Raises InvalidParameter.
+        """
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
 

@@ -79,8 +79,10 @@ def _carry_out(
     *,
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
-    """Run the migration that the options plan, or resume the one that they name. switching: None
-    for a rehearsal."""
+    """Run the migration that the options plan, or resume the one that they name.
+
+    switching: None for a rehearsal.
+    """
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
     store = connection.open()

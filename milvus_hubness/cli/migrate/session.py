@@ -35,8 +35,10 @@ class Interrupted(SystemExit):
 @contextmanager
 def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
     """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number.
-    Writers that wait for `throttle`, and commands that end when `stopped` is set, are released, so
-    that their threads end."""
+
+    Writers that wait for `throttle`, and commands that end when
+    `stopped` is set, are released, so that their threads end.
+    """
 
     def stop(number: int) -> None:
         error = (Terminated if number == signal.SIGTERM else Interrupted)(128 + number)
@@ -120,8 +122,9 @@ class Session:
 
 
 def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
-    """Return a listener that writes the metrics to a file, and ignores failures after the first
-    write."""
+    """Return a listener that writes the metrics to a
+    file, and ignores failures after the first write.
+    """
     try:
         metrics.write_textfile(path)
     except OSError as error:

@@ -187,8 +187,9 @@ class Timeline:
             self._passes[facts["pass"]] = {"rows": facts["rows"], "carried": facts["repaired"]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the seconds by step, the speed of the copy, and the rows of each pass as plain
-        data."""
+        """Return the seconds by step, the speed of the
+        copy, and the rows of each pass as plain data.
+        """
         copying = self._seconds.get("copying")
         return {
             "seconds": {step: round(seconds, 2) for step, seconds in self._seconds.items()},
