@@ -198,7 +198,7 @@ class Reconciler:
         Raises LeaseHeld if another service holds it.
         """
         if self._lease is None:
-            # Without a fencing token: this lease guards no writes, since each refresh has its own.
+            # Not fenced: it is on no collection, whose writes each refresh guards by its own lease.
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
             lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
             self._lease = self._held.enter_context(lease)
