@@ -90,6 +90,6 @@ def main() -> None:
     # Imports make some 250,000 objects that stay: collections among them take a tenth of the time
     # of a short command.
     gc.set_threshold(300_000)
-    # By default, SIGTERM ends Python without `finally` blocks: leases and temporary files would stay.
+    # By default, SIGTERM ends Python without `finally` blocks, and leases and files would stay.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     run(app)

@@ -370,7 +370,10 @@ def write_page(path: Path, page: str) -> None:
 def report_error(
     error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
 ) -> None:
-    """Print a line or, if unexpected, the traceback on standard error; with --json also an object."""
+    """Print an error on standard error, as one line; with --json also as an object.
+
+    unexpected: print the traceback in place of the line.
+    """
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})

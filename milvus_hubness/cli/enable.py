@@ -130,7 +130,7 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         )
         facts["candidates"] = f"{plan['candidates']} a search"
 
-        # Up to the first number of candidates that misses nothing: more of them miss nothing either.
+        # Up to the first number of candidates that misses nothing: more miss nothing either.
         shares = list(plan["missed"].values())
         until = shares.index(0) + 1 if 0 in shares else None
         missed = ", ".join(

@@ -63,11 +63,10 @@ def tune(
         raise typer.BadParameter("give --queries or --pairs, not both")
 
     store = connection.open()
+    query_vectors = options.read_vectors(store, queries)
     answers = None
     if pairs:
         query_vectors, answers = read_pairs(pairs)
-    else:
-        query_vectors = options.read_vectors(store, queries)
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -301,7 +300,9 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         f"answers from hubs, N_{diagnosis.k} ≥ {2 * diagnosis.k}": (
             f"{before.hub_occurrence:.1%} -> {after.hub_occurrence:.1%}"
         ),
-        "excess answers taken by hubs": f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}",
+        "excess answers taken by hubs": (
+            f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}"
+        ),
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,
         "page": page,

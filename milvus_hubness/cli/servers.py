@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 def print_event(event: Event) -> None:
-    """Print an event with its facts on standard output; nothing for a run in which nothing was due."""
+    """Print an event with its facts on standard output.
+
+    A run in which nothing was due is not printed.
+    """
     if event.facts.get("result") == "ok" and event.facts["action"] == "none":
         return
 

@@ -132,7 +132,7 @@ def _replace_ended(workers: list[Worker], options: ProxyOptions) -> None:
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:
-    """Return a socket that keeps the port from others but the workers, and does not listen itself."""
+    """Return a socket that keeps the port for the workers, and does not listen itself."""
     try:
         # IPv6 addresses may stand in brackets, as before a port.
         host = options.host.strip("[]")

@@ -318,19 +318,22 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
         {"id": i, "vector": vector, "name": function}
         for i, (vector, function) in enumerate(functions)
     ]
-    for part in chunks(rows, BATCH, "loading the gallery", progress):
-        client.insert(name, list(part))
+    for batch in chunks(rows, BATCH, "loading the gallery", progress):
+        client.insert(name, list(batch))
 
 
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
 ) -> tuple[npt.NDArray[np.int64], dict[str, float]]:
-    """Search all queries; return the keys (n, 10) of the results, best first, and their measures."""
+    """Search all queries; return the keys (n, 10) of the results, and their measures.
+
+    The keys of a query are best first.
+    """
     keys: list[list[int]] = []
     seconds = 0.0
-    for part in chunks(list(retriever.queries), BATCH, doing, progress):
+    for queries in chunks(list(retriever.queries), BATCH, doing, progress):
         began = time.perf_counter()
-        results = client.search(collection, data=list(part), limit=TOP, output_fields=["id"])
+        results = client.search(collection, data=list(queries), limit=TOP, output_fields=["id"])
         seconds += time.perf_counter() - began
         keys += [[hit["id"] for hit in hits] for hits in results]
 
@@ -343,7 +346,7 @@ def _measure(
 
 
 def _examples(retriever: Retriever, before: Positions, after: Positions) -> list[dict[str, str]]:
-    """Return questions that the correction fixes; those that the worst hubs had taken come first."""
+    """Return questions that the correction fixes, those first that the worst hubs had taken."""
     # How many queries had each item first.
     counts = np.bincount(before, minlength=len(retriever.names))
     repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))

@@ -86,9 +86,9 @@ def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 THRESHOLD = 0.002
-"""Share of the variance from which drift counts. On the drifted banks of `benchmarks/online_bank.py`
-such a share costs one point of R@1. `quality.verdict` takes a bank with a smaller share to its
-gallery for one of items."""
+"""Share of the variance from which drift counts. On the banks of `benchmarks/online_bank.py`, such a
+share costs one point of R@1. `quality.verdict` takes a bank for one of items if its share to the
+gallery is smaller."""
 LEVEL = 0.001
 """p-value up to which drift counts. `benchmarks/online_bank.py` counts the false alarms."""
 AT_LEAST = 50

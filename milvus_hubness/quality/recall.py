@@ -1,4 +1,7 @@
-"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors, on a sample."""
+"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors.
+
+It is measured on a sample, in indexes that FAISS builds here.
+"""
 
 from __future__ import annotations
 

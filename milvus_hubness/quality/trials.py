@@ -1,4 +1,7 @@
-"""Trials of many methods and parameters on one gallery, and the corrected answers that candidates miss."""
+"""Trials of many methods and parameters on one gallery.
+
+Also the share of the corrected answers that a number of candidates misses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tuning: decide whether to correct, and with which estimator, on queries that the biases have not seen."""
+"""Tuning: decide whether to correct, and with which estimator.
+
+The decision is made on queries that the biases have not seen.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ GATE_MARGIN = 0.01
 """Lead in that score that a gate needs over the trials without one."""
 FOLDS = 5
 
-# The numbers below decide the verdict with labels. `python -m benchmarks.tune` prints what following
-# it is worth on 20 random splits of every task's pairs, with these numbers chosen on its tasks.
+# The numbers below decide the verdict with labels, and were chosen on the tasks of
+# `python -m benchmarks.tune`, which prints what it is worth on 20 random splits of their pairs.
 PRIOR_GAIN = 0.04
 """Mean and standard deviation of the gain in R@1 before anything is measured."""
 FALL_TO_TRY = 0.05
@@ -198,7 +201,7 @@ class Tuning:
     """The share of it to apply; 0 for "leave it alone"."""
 
     gate: int | None
-    """The k of the `DynamicGate` to apply; None to correct every query, as always without labels."""
+    """The k of the `DynamicGate` to apply; None corrects every query, as always without labels."""
 
     gate_targets: int | None
     """The k_targets of that gate."""

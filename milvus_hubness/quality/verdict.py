@@ -1,6 +1,9 @@
 """The verdict without labels: whether a bank fits a gallery, and how much of a correction to apply.
 
-The thresholds were chosen on tasks that include those of `benchmarks/defaults.py`, so its figures are in sample.
+The thresholds were chosen on tasks that include those of `benchmarks/defaults.py`, so its figures
+are in sample. To change what the verdict decides: `Figures` has what is measured, by `examine`;
+each `_on_…` function judges one of them, and `findings` lists these; `tuning.judge_unlabelled` turns
+findings into a verdict.
 """
 
 from __future__ import annotations

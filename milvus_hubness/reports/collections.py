@@ -162,7 +162,7 @@ def diagnose(
     group_by: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Search `queries` in the rows of a collection before and after correction, and report the hubs.
+    """Search queries in a collection's rows before and after correction, and report the hubs.
 
     If it is not corrected, `estimator` computes biases from `bank`; by default
     that is the choice of tuning, else Blend. answers: the keys of the right rows.

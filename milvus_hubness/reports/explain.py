@@ -1,4 +1,4 @@
-"""Explanations: of a row that is found or not, of the order of answers, and of hubs and anti-hubs."""
+"""Explanations of a row that is found or not, of the order of answers, and of hubs."""
 
 from __future__ import annotations
 

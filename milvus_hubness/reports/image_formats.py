@@ -19,8 +19,8 @@ MOST_PIXELS = 50_000_000
 class Image(NamedTuple):
     """An image."""
 
-    kind: str
-    """As in the media type image/KIND."""
+    subtype: str
+    """Of its media type: "png" of image/png."""
     content: bytes
     """Its bytes, without what followed them."""
 
@@ -41,7 +41,7 @@ def image_in(content: bytes) -> Image | None:
 
     None if it is of none of the four formats, or has too many pixels.
     """
-    for kind, follow in _FORMATS.items():
+    for subtype, follow in _FORMATS.items():
         try:
             span = follow(content)
         except (IndexError, ValueError, struct.error):
@@ -49,7 +49,7 @@ def image_in(content: bytes) -> Image | None:
             span = None
 
         if span and 0 < span.width * span.height <= MOST_PIXELS and span.end <= len(content):
-            return Image(kind, content[: span.end])
+            return Image(subtype, content[: span.end])
     return None
 
 

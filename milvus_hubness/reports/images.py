@@ -45,7 +45,7 @@ class Images:
         try:
             element = self._element(reference, name)
         except ValueError:
-            # `urlsplit` refuses some texts. A row may hold any text, and none of them spoils a page.
+            # `urlsplit` refuses some texts. A row may hold any, and none of them spoils a page.
             element = None
 
         if element is None:
@@ -83,7 +83,7 @@ class Images:
 
         source = base64.b64encode(image.content).decode()
         return Markup('<img src="data:image/{};base64,{}" alt="Image of {}">').format(
-            image.kind, source, name
+            image.subtype, source, name
         )
 
     def _file(self, path: str) -> bytes | None:
@@ -118,7 +118,7 @@ def _link(reference: str, name: str) -> Markup | None:
 
 
 def _in_ascii(host: str) -> str:
-    """Return a host as browsers ask for it: no letter of another script may look like a Latin one."""
+    """Return a host as browsers ask for it: no letter of another script looks like a Latin one."""
     try:
         return host.encode("idna").decode()
     except UnicodeError:

@@ -449,7 +449,7 @@ class _Comparison(NamedTuple):
         ]
 
     def swallowed(self, hub: int) -> list[Swallowed]:
-        """Return the queries that rank the hub highest, among those whose positive ranks behind it."""
+        """Return the queries that rank the hub highest, of those whose positive ranks behind."""
         queries, columns = np.nonzero(self.before.retrieved == hub)
         swallowed: list[Swallowed] = []
         # By the hub's rank; few queries are looked at, since the first ones that fit are enough.

@@ -233,8 +233,8 @@ class CollectionTable(_Table):
     """Share of all rows: as soon as so many lack a bias, they get one, between these times too."""
     restart_ttl: bool = False
 
-    # A validator sees the fields above its own. One that is faulty itself is absent from `info.data`,
-    # and its defaults below keep one fault from being reported twice.
+    # A validator sees the fields above its own. A faulty one is absent from `info.data`; the defaults
+    # below keep its fault from being reported twice.
     @field_validator("bank_column")
     @classmethod
     def _has_a_bank(cls, column: str | None, info: ValidationInfo) -> str | None:

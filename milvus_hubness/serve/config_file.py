@@ -229,7 +229,7 @@ def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
-    """Return the configuration without the faulty keys; a collection without a name gets UNNAMED."""
+    """Return the configuration without the faulty keys."""
     rest = deepcopy(data)
     for error in errors:
         *path, key = error["loc"]
@@ -238,7 +238,7 @@ def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, 
             # A table that an earlier error has removed is empty.
             table = table.get(step, {}) if isinstance(table, dict) else table[step]
 
-        # A collection stays without its name, so that its other keys are checked.
+        # A collection with a faulty name stays, so that its other keys are checked.
         if path[:1] == ["collection"] and key == "name":
             table["name"] = UNNAMED
         elif isinstance(table, dict):
@@ -294,7 +294,7 @@ def _unknown(path: KeyPath) -> str:
 
 
 def file_faults(file: ConfigFile) -> list[Fault]:
-    """Return faults for files that are missing or unreadable: the token, banks and labelled pairs."""
+    """Return faults for missing or unreadable files: the token, banks and labelled pairs."""
     faults = []
     token = file.config.server.token_file
     if token is not None:

@@ -112,8 +112,8 @@ def now() -> datetime:
 OpenStore = Callable[[], Store]
 Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
 Task = Literal["share", "pending", "full"]
-"""share: fill rows without a bias if there are enough of them. pending: in any case. full: and check
-the bank. In ascending order: each task does the work of those before it too."""
+"""share: fill rows without a bias if there are enough of them. pending: in any case. full: check the
+bank too. In ascending order: each task does the work of those before it."""
 SERVICE_LEASE_SECONDS = 90.0
 """Time after which another service may take over from one that was killed."""
 

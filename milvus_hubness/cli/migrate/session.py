@@ -103,7 +103,7 @@ class Session:
             listeners.append(stream if self.as_json else stack.enter_context(printed()))
             events = Events(listeners, hooks=self._hooks)
 
-            # Left in reverse order: servers and load commands end before signals are ordinary again.
+            # Left in reverse order: servers and load commands end before signals act as before.
             stack.enter_context(_stoppable(self._throttle, self._stopped))
             if path := self._watching.control:
                 # A file of an earlier run may say "now" already.

@@ -185,8 +185,8 @@ class Timeline:
     def __call__(self, event: Event) -> None:
         facts = event.facts
         if event.name == "copying":
-            # Reported as each chunk is written: the time until now was copying. After the last chunk,
-            # the server builds its index.
+            # Reported when a chunk is written: the time until now was copying. What follows the last
+            # chunk is the index that the server builds.
             self._step = "copying"
             self._begin("indexing", event.time)
             self._bytes += facts["bytes"]
