@@ -176,6 +176,7 @@ class Standing:
     """The state of a worker."""
 
     running: Course | None = None
+    """The progress of the present reconciliation; None between two."""
     last: Reconciliation | None = None
     """The last result of this process."""
     last_success: datetime | None = None
