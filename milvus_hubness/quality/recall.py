@@ -94,11 +94,11 @@ def measure_recall(
 ) -> RecallGate:
     """Measure recall@10 of the index in each form, and the ef or nprobe that restores the raw one.
 
-    vectors: (n, d) as the user inserted them. biases: (n,) b − c. queries: (m, d), m
-    ≥ 2. At most ROWS and QUERIES valid ones are drawn. rows_total: rows of the
-    collection, n by default. at_most: rows to measure, `affordable_rows` by default.
-    value: the user's ef or nprobe, Milvus's default by default. graph_hint,
-    length_pull: see `measured_on`. locality_hints: (n, c), zeros by default.
+    vectors: (n, d) as the user inserted them. biases: (n,) b − c. queries: (m, d), at least two.
+    At most ROWS and QUERIES valid ones are drawn. rows_total: rows of the collection, n by default.
+    at_most: rows to measure, `affordable_rows` by default. value: the user's ef or nprobe, Milvus's
+    default by default. graph_hint, length_pull: see `measured_on`.
+    locality_hints: (n, c), by default zeros.
 
     Compare the two recalls only with each other: the nearest items of a sample are easier to find
     than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.

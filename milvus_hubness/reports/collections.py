@@ -164,11 +164,12 @@ def diagnose(
 ) -> Diagnosis:
     """Search queries in a collection's rows before and after correction, and report the hubs.
 
-    If it is not corrected, `estimator` computes biases from `bank`; by default
-    that is the choice of tuning, else Blend. answers: the keys of the right rows.
-    texts: of the queries. slice_by: a scalar field, whose values get a report of
-    their own; group_by: one whose values get their shares of the answers. Raises
-    InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
+    If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
+    of tuning, else Blend. answers: the keys of the right rows. texts: of the queries. slice_by: a
+    scalar field, whose values get a report of their own; group_by: one whose values get their
+    shares of the answers.
+
+    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
     """
     expect_store(store)
     queries = QueryBank.of(queries)
