@@ -46,7 +46,7 @@ from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.jobs.enable.plan import MEASURED_QUERIES
-from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_places
+from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_ranks
 from tests.support.real_data import EMBEDDING_TASKS, Task, fit_on, load_task
 from tests.support.servers import MilvusServer, lite_uri
 
@@ -94,13 +94,13 @@ def missed(task: Task) -> dict[str, Any]:
             QueryBank(task.bank), gallery=task.gallery, target_bank=task.target_bank
         )
         bias = fitted.bias(task.gallery)
-        places = raw_places(task.query, task.gallery, bias)
+        ranks = raw_ranks(task.query, task.gallery, bias)
         search_request = task.bank[:: max(1, len(task.bank) // MEASURED_QUERIES)]
-        of_bank = raw_places(search_request, task.gallery, bias)
+        of_bank = raw_ranks(search_request, task.gallery, bias)
         cells[name] = {
-            "missed": {n: missed_share(places, n) for n in CANDIDATES},
+            "missed": {n: missed_share(ranks, n) for n in CANDIDATES},
             "missed_by_bank_queries": {n: missed_share(of_bank, n) for n in CANDIDATES},
-            "enough": enough_candidates(places, MAX_MISS_RATE),
+            "enough": enough_candidates(ranks, MAX_MISS_RATE),
             "taken": enough_candidates(of_bank, MAX_MISS_RATE),
         }
     row = {

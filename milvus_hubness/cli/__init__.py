@@ -37,8 +37,11 @@ COMMANDS = {
 
 
 class _LazyCommands(Mapping[str, Any]):
-    """COMMANDS as click's commands. Each is imported when it is looked up, so that a command does
-    not wait for the imports of the others."""
+    """COMMANDS as click's commands.
+
+    Each is imported when it is looked up, so that a command does not wait for the imports of the
+    others.
+    """
 
     def __getitem__(self, name: str) -> Any:
         return as_command(resolve_name(COMMANDS[name]))
@@ -65,6 +68,7 @@ app = command_line(
 
 
 def _show_version(is_requested: bool) -> None:
+    # Typer calls it with False too, when the option is absent.
     if is_requested:
         say(f"milvus-hubness {__version__}")
         raise typer.Exit
@@ -86,5 +90,6 @@ def main() -> None:
     # Imports make some 250,000 objects that stay: collections among them take a tenth of the time
     # of a short command.
     gc.set_threshold(300_000)
+    # By default, SIGTERM ends Python without `finally` blocks, and leases and files would stay.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     run(app)

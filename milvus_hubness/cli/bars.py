@@ -35,6 +35,7 @@ class Bar:
         )
         # rich would send standard output to standard error, also where only one of them is a file.
         self._bars = Progress(*columns, console=console, transient=True, redirect_stdout=False)
+        # Reentrant: what a thread prints while it updates the bar comes back here.
         self._lock = threading.RLock()
         self._doing: str | None = None
         self._task: TaskID | None = None
@@ -46,12 +47,14 @@ class Bar:
                 self._remove()
                 self._doing = doing
 
+            # A step that is over, or had nothing to do.
             if done == total:
                 self._remove()
                 return
 
             # Clients may write meanwhile, so that a job finds more rows than it has counted before.
             total = max(done, total)
+            # rich shows a step without a total as one of unknown length.
             if self._task is None:
                 self._task = self._bars.add_task(visible_line(doing), total=total or None)
 
@@ -102,6 +105,7 @@ class _Above:
         self._unfinished = ""
 
     def write(self, text: str) -> int:
+        # The rest of a line waits: the bar would be drawn into it.
         lines, newline, self._unfinished = (self._unfinished + text).rpartition("\n")
         if newline:
             with self._bar.taken_away():
@@ -117,4 +121,5 @@ class _Above:
         self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
+        """Return what else a stream has, such as `isatty` and `encoding`."""
         return getattr(self._stream, name)

@@ -70,7 +70,6 @@ PANELS = {
     ),
 }  # fmt: skip
 """The panels of the help in their order, each with the parameters whose options it shows."""
-
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
 
 # -- command lines ------------------------------------------------------------------------------

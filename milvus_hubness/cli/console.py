@@ -53,8 +53,8 @@ FAILURE = 1
 USAGE = 2
 """Exit code after wrong usage."""
 REFUSED = 3
-"""Exit code after a refusal by measurement, be it new biases that are worse or a diagnosis beyond
-its thresholds."""
+"""Exit code after a refusal by measurement, be it new biases
+that are worse or a diagnosis beyond its thresholds."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
 
@@ -62,19 +62,25 @@ PAGE_BYTES = 64 * 1024
 """Minimum free space for a page, in bytes."""
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[2]
-"""Click's ClickException, which typer keeps under a private name."""
+"""Click's ClickException, which typer keeps under a private name: BadParameter is a UsageError, and
+that is a ClickException."""
 
 
 class _Terminal(Console):
-    """A console for texts that others wrote: it shows their control characters as escapes, and
-    takes neither markup nor the names of emoji in them for its own."""
+    """A console for texts that others wrote.
+
+    It shows their control characters as escapes, and takes neither markup nor the names of emoji in
+    them for its own.
+    """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a string as rich prints it. All strings that are printed or stand in tables come
-        here."""
+        """Return a string as rich prints it.
+
+        All strings that are printed or stand in tables come here.
+        """
         return super().render_str(visible(text), **options)
 
 
@@ -84,12 +90,15 @@ err = _Terminal(stderr=True)
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """Show a progress bar for the current step on standard error, if that is a terminal, below all
-    that is printed."""
+    """Show a progress bar for the current step on standard error, if that is a terminal.
+
+    It stays below all that is printed.
+    """
     if not err.is_terminal:
         yield lambda doing, done, total: None
         return
 
+    # Only a terminal pays for the import.
     from milvus_hubness.cli.bars import Bar
 
     with Bar(err) as bar:
@@ -97,8 +106,10 @@ def progress_bars() -> Iterator[Report]:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a text of the program, with what others wrote in it shown as escapes where it would not
-    be seen."""
+    """Print a text of the program.
+
+    What others wrote in it is shown as escapes where it would not be seen.
+    """
     stream = sys.stderr if to_stderr else sys.stdout
     stream.write(f"{visible(text)}\n")
     stream.flush()
@@ -113,16 +124,19 @@ def show_styled(*parts: str | tuple[str, str]) -> None:
 
 
 def show_json(data: Mapping[str, Any]) -> None:
-    """Print one line of JSON. Its values are exact: what a terminal would obey is escaped as JSON
-    escapes."""
-    sys.stdout.write(
-        visible_json(redacted(json.dumps(data, ensure_ascii=False, default=str))) + "\n"
-    )
+    """Print one line of JSON.
+
+    Its values are exact: what a terminal would obey is escaped as JSON escapes.
+    """
+    text = redacted(json.dumps(data, ensure_ascii=False, default=str))
+    sys.stdout.write(visible_json(text) + "\n")
 
 
 def show_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print comma-separated values: exact for a file or another program, and visible on a terminal,
-    as `ls` does."""
+    """Print comma-separated values.
+
+    They are exact for a file or another program, and visible on a terminal, as `ls` does it.
+    """
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(headings)
@@ -144,8 +158,10 @@ def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], obj
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Print one fact per line, without the empty ones. A fact may have several lines; a title may
-    begin with one."""
+    """Print one fact per line, without the empty ones.
+
+    A fact may have several lines; a title may begin with one.
+    """
     texts = {
         visible_line(name): redacted(str(value))
         for name, value in facts.items()
@@ -154,6 +170,7 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
     table = Table(
         title=_title(title), title_justify="left", title_style="bold", show_header=False, box=None
     )
+    # A fixed width: rich would break a long name to give the values more room.
     table.add_column(style="cyan", width=max(map(len, texts), default=1))
     table.add_column(overflow="fold")
     for row in texts.items():
@@ -201,37 +218,38 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
 @contextmanager
 def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """Call `handle` with the number of each SIGTERM or SIGINT within the block."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {
+    previous = {
         number: signal.signal(number, lambda received, frame: handle(received))
-        for number in numbers
+        for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
-    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130
-    interrupted."""
+    """Run a command line and exit.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted.
+    """
     try:
         with _logging(program):
             code = _exit_code(app, program)
+        # Here, since Python's own flush at the end would print a traceback if a pipe is closed.
         sys.stdout.flush()
     except OSError as error:
         code = FAILURE
+        # Either the command has failed, or its output could not be written: a flush shows which.
         try:
             sys.stdout.flush()
             report_error(error, as_json=AS_JSON in sys.argv, unexpected=True)
         except OSError as problem:
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # The buffered output is dropped.
-            say(
-                f"{program}: cannot write the output: {problem.strerror or problem}", to_stderr=True
-            )
+            # The buffered output is dropped, or Python would try to write it at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            reason = problem.strerror or problem
+            say(f"{program}: cannot write the output: {reason}", to_stderr=True)
 
     sys.exit(code)
 
@@ -261,6 +279,8 @@ def _logging(program: str) -> Iterator[None]:
 
 
 def _exit_code(app: typer.Typer, program: str) -> int:
+    """Run the command, report its error, and return its exit code. Raises OSError."""
+    # The options may be what is wrong, so --json is read from the arguments as they are.
     as_json = AS_JSON in sys.argv
     try:
         with naming_extras():
@@ -284,18 +304,15 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except OSError:
         raise
     except Exception as error:
+        # A library that this package does not support may fail in any way: that is then the reason.
         if fault := unsupported_libraries():
             report_error(UnsupportedVersion(fault), as_json=as_json, program=program)
             return FAILURE
 
         from pymilvus.exceptions import MilvusException
 
-        report_error(
-            error,
-            as_json=as_json,
-            program=program,
-            unexpected=not isinstance(error, MilvusException),
-        )
+        is_servers = isinstance(error, MilvusException)
+        report_error(error, as_json=as_json, program=program, unexpected=not is_servers)
         return FAILURE
 
 
@@ -308,6 +325,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _uri() -> str:
     """Return the address of the database of this command line, or of the environment."""
+    # The options are not parsed here: this is for the message on an extra that is not installed.
     arguments = sys.argv[1:]
     for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
         name, equals, value = argument.partition("=")
@@ -317,8 +335,11 @@ def _uri() -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Check that there is room for a page in this file, whose content stays. Raises
-    UnreadableFile."""
+    """Check that there is room for a page in this file, whose content stays.
+
+    Raises UnreadableFile.
+    """
+    # A full disk shows only when something is written, so a page of zeros is, and is cut off again.
     existed = path.exists()
     try:
         with open(path, "ab", buffering=0, opener=_open_without_waiting) as file:
@@ -349,8 +370,10 @@ def write_page(path: Path, page: str) -> None:
 def report_error(
     error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
 ) -> None:
-    """Print a line or, if unexpected, the traceback on standard error; with --json also an
-    object."""
+    """Print an error on standard error, as one line; with --json also as an object.
+
+    unexpected: print the traceback in place of the line.
+    """
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})

@@ -43,26 +43,28 @@ def demo(
     console.show_result(as_json, result, lambda: _show(result))
 
 
+SIZES = (
+    "{queries:,} queries over {gallery:,} functions of the standard library, {dim}-d, on {server}"
+)
+
+
 def _show(result: dict[str, Any]) -> None:
-    sizes = "{queries:,} queries over {gallery:,} functions of the standard library, {dim}-d, on {server}"
-    console.show_styled(("\nDocstring -> function", "bold"), ", ", sizes.format(**result))
+    console.show_styled(("\nDocstring -> function", "bold"), ", ", SIZES.format(**result))
     console.say("{estimator} from a bank of {bank:,} other docstrings\n".format(**result))
+
     measures = {"as it was": result["raw"], "corrected": result["corrected"]}
     rows = [
         (name, *"{r1:.1f} {r5:.1f} {r10:.1f} {skewness:.2f}".format(**measure).split())
         for name, measure in measures.items()
     ]
     console.show_table(None, ("", "R@1", "R@5", "R@10", "skewness of N_10"), rows)
+
     if result["examples"]:
         console.show_styled(("\nAnswered wrongly before, rightly now", "bold"))
-
     for example in result["examples"]:
         console.say(f"\n  {example['question']}")
-        before = example["before"]
-        after = example["after"]
-        console.show_styled(
-            "    ", ("was", "red"), f" {before}\n    ", ("now", "green"), f" {after}"
-        )
+        console.show_styled("    ", ("was", "red"), f" {example['before']}")
+        console.show_styled("    ", ("now", "green"), f" {example['after']}")
 
     if result["kept"]:
         console.say("\nKept: {collection}, {corrected_collection}".format(**result))

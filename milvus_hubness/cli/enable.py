@@ -10,6 +10,7 @@ from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL, LocationWit
 from milvus_hubness.cli import console, options
 
 Where = Literal["auto", LocationWithoutCopy]
+"""A bias location; "auto" takes the first one that the server and the collection allow."""
 
 
 def enable(
@@ -70,6 +71,7 @@ def enable(
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}
+        # Before the first write, so that a user who does not like it can still interrupt.
         if not as_json:
             show_enable_plan(data["plan"])
 
@@ -102,6 +104,7 @@ def disable(
     store = connection.open()
     dropped = disable(store, collection, field=field)
     info = store.info(collection)
+    # Fields that this package has added and the server could not drop.
     second_vectors = sorted(info.vector_fields.keys() - info.users_fields.keys())
     facts = {"dropped": dropped, "stays": ", ".join(second_vectors) or None}
     note = "searches by other clients must still name their field" if facts["stays"] else None
@@ -111,6 +114,7 @@ def disable(
 
 
 def show_enable_plan(plan: dict[str, Any]) -> None:
+    """Print the facts of a plan."""
     added = " (added to it)" if plan["adds_fields"] else ""
     facts: dict[str, object] = {
         "vector field": f"{plan['field'] or console.UNNAMED}, {plan['metric']}, not changed",
@@ -125,10 +129,10 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
             side if plan["where"] == "side_collection" else f"fields of the collection{added}"
         )
         facts["candidates"] = f"{plan['candidates']} a search"
+
+        # Up to the first number of candidates that misses nothing: more miss nothing either.
         shares = list(plan["missed"].values())
-        until = (
-            shares.index(0) + 1 if 0 in shares else None
-        )  # The first number of candidates that misses nothing.
+        until = shares.index(0) + 1 if 0 in shares else None
         missed = ", ".join(
             f"{share:.1%} beyond {number}" for number, share in list(plan["missed"].items())[:until]
         )
@@ -139,18 +143,20 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
     console.show_facts(f"Correction of {plan['source']} in place", facts)
 
 
+SEARCHED = (
+    "{second_vector}; of {searched} rows, searches return {in_second} "
+    "({in_field} in the first field)"
+)
+
+
 def show_enabled(result: dict[str, Any]) -> None:
+    """Print what an enable has done."""
     facts = {"corrected": "{collection}, {rows:,} rows have a bias".format(**result)}
     if result["second_vector"]:
-        facts["searched"] = (
-            "{second_vector}; of {searched} rows, searches return {in_second} ({in_field} in the first field)".format(
-                **result
-            )
-        )
+        facts["searched"] = SEARCHED.format(**result)
     else:
         facts["biases"] = result["side_collection"] or "fields of the collection"
         facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
 
-    console.show_facts(
-        "\nDone", {**facts, "bank": result["bank"], "took": f"{result['seconds']} s"}
-    )
+    facts |= {"bank": result["bank"], "took": f"{result['seconds']} s"}
+    console.show_facts("\nDone", facts)

@@ -54,6 +54,7 @@ def explain(
             "nothing to explain: give the KEY of a row, --query FILE or --query-number"
         )
 
+    # Texts are those of the queries to explain; the stored bank keeps vectors alone.
     texts_from = query or bank.bank
     if query_text and not texts_from:
         raise InvalidInput(
@@ -64,11 +65,9 @@ def explain(
     store = connection.open()
     queries = options.read_vectors(store, query)
     biased = _read(store, collection, bank, estimator, field)
-    texts = (
-        read_texts(store, texts_from, query_text, len(queries or biased.bank))
-        if query_text
-        else None
-    )
+    texts = None
+    if query_text:
+        texts = read_texts(store, texts_from, query_text, len(queries or biased.bank))
 
     if query is None and query_number is None:
         row = explain.explain_row(biased, str(key), texts)
@@ -99,10 +98,11 @@ def _read(
 
 
 def _show_row(row: RowExplanation, top: int) -> None:
+    counts = f"of {row.before:,} of {row.bank_size:,} bank queries -> {row.after:,}"
     facts = {
         "bias": f"{row.bias:+.4f}, larger than that of {row.rows_with_less_bias:.1%} of the rows",
         "strength": f"{row.strength:g}",
-        f"in the top {row.k}": f"of {row.before:,} of {row.bank_size:,} bank queries -> {row.after:,}",
+        f"in the top {row.k}": counts,
     }
     console.show_facts(f"Row {row.key}, without and with correction", facts)
     if not row.queries:
@@ -111,37 +111,39 @@ def _show_row(row: RowExplanation, top: int) -> None:
 
     lines = [
         (
-            f"{number}: {text}" if text else str(number),
-            f"{raw:.4f}",
-            f"{corrected:.4f}",
-            f"{before:,}",
-            f"{after:,}",
+            f"{rank.query}: {rank.text}" if rank.text else str(rank.query),
+            f"{rank.raw_score:.4f}",
+            f"{rank.corrected_score:.4f}",
+            f"{rank.raw_rank:,}",
+            f"{rank.corrected_rank:,}",
         )
-        for number, text, raw, corrected, before, after in row.queries[:top]
+        for rank in row.queries[:top]
     ]
     title = f"\nThe first {len(lines)} of {len(row.queries):,} bank queries that it answers"
     console.show_table(title, ("query", "raw score", "corrected", "raw rank", "rank"), lines)
 
 
 def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -> None:
+    # Under L2, scores are squared distances: a bias makes an item farther.
     sign = "+ 2 x" if explanation.metric == "L2" else "-"
+    formula = f"raw score {sign} {explanation.strength:g} x bias = corrected score"
     gate = "not corrected: its raw best item is not among those that the gate lets through"
     facts = {
         "text": explanation.text and visible_line(explanation.text),
         "gate": gate if explanation.gated else None,
-        "scores": f"{explanation.metric}: raw score {sign} {explanation.strength:g} x bias = corrected score",
+        "scores": f"{explanation.metric}: {formula}",
     }
     console.show_facts(f"Query {number}", facts)
     lines = [
         (
-            f"> {own}" if str(own) == key else str(own),
-            f"{raw:.4f}",
-            f"{bias:+.4f}",
-            f"{corrected:.4f}",
-            *ranks,
+            f"> {answer.key}" if str(answer.key) == key else str(answer.key),
+            f"{answer.raw_score:.4f}",
+            f"{answer.bias:+.4f}",
+            f"{answer.corrected_score:.4f}",
+            f"{answer.raw_rank:,}",
+            f"{answer.corrected_rank:,}",
         )
-        for own, raw, bias, corrected, *places in explanation.answers
-        for ranks in [[f"{place:,}" for place in places]]
+        for answer in explanation.answers
     ]
     console.show_table(None, ("key", "raw score", "bias", "corrected", "raw rank", "rank"), lines)
 

@@ -21,25 +21,28 @@ OF_COMMANDS = {
 WITHIN = {"serve": "jobs"}
 """Extras that install another one too."""
 VERSIONED = {"tomli": (3, 11)}
-"""Modules that Python itself has from this version on."""
+"""Modules that Python itself has from this version on, under another name."""
 
 
 def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> MissingExtra:
-    """Return the error for a command line, with all extras that it lacks, so that one installation does.
+    """Return the error for a command line, with all extras that it lacks.
 
     arguments: those of the program. uri: the address of the database.
     """
+    # The error names the first missing module. The next one would be missing after an installation,
+    # so all that the command line will need is named at once.
     command = next((argument for argument in arguments if argument in OF_COMMANDS), "")
     extras = {error.extra, *OF_COMMANDS.get(command, ())}
     if "--http" in arguments:
         extras.add("serve")
-
     if uri.endswith(".db"):
         extras.add("lite")
 
     missing = {extra: modules for extra in extras if (modules := _missing_modules(extra))}
-    wider = {WITHIN[extra] for extra in missing if extra in WITHIN}
-    named = sorted(missing.keys() - wider) or [error.extra]
+    # An extra that another one installs need not be named with it.
+    included = {WITHIN[extra] for extra in missing if extra in WITHIN}
+    named = sorted(missing.keys() - included) or [error.extra]
+
     modules = sorted({module for group in missing.values() for module in group})
     if len(modules) < 2:
         return error
@@ -51,6 +54,7 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
 
 
 def _missing_modules(extra: str) -> list[str]:
+    """Return the modules of an extra, and of the one within it, that are not installed."""
     extras = {extra, WITHIN.get(extra, extra)}
     return [module for module in _modules_of(extras) if not _is_installed(module)]
 
@@ -65,6 +69,7 @@ def _modules_of(extras: Iterable[str]) -> list[str]:
 
 
 def _is_installed(module: str) -> bool:
+    # `find_spec` raises for a module that is loaded without a spec.
     if module in sys.modules:
         return sys.modules[module] is not None
     return find_spec(module) is not None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from milvus_hubness.milvus.client.matching import Matches
 
 SUFFIXES = (".parquet", ".npz")
+"""The formats of the file of matches."""
 
 
 def match(
@@ -50,17 +51,13 @@ def match(
     if out.suffix not in SUFFIXES:
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, not {out.name!r}")
 
+    # Before hours of work, not after them.
     console.check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
     bank = read_bank(connection.open(), queries)
     client = HubnessClient(
         connection.uri, token=options.read_token(connection.token_file), db_name=connection.db
     )
-    choice: dict[str, Any] = {
-        "candidates": candidates,
-        "with_bank": with_bank,
-        "one_to_one": one_to_one,
-    }
 
     with console.progress_bars() as progress:
         matches = client.match(
@@ -71,12 +68,16 @@ def match(
             anns_field=field,
             folder=folder,
             progress=progress,
-            **choice,
+            candidates=candidates,
+            with_bank=with_bank,
+            one_to_one=one_to_one,
         )
-
     client.close()
+
+    # The folder goes last: until the file is complete, an interrupted run continues from it.
     _write(matches, folder / f"unfinished{out.suffix}", out)
     shutil.rmtree(folder)
+
     result = {
         "collection": collection,
         "out": str(out),
@@ -89,8 +90,8 @@ def match(
     console.show_result(as_json, {"match": result}, lambda: _show(matches, collection, out))
 
 
-def _write(matches: Matches, part: Path, out: Path) -> None:
-    """Write the columns of the matches to a part, and move it to `out`. Raises UnreadableFile."""
+def _write(matches: Matches, unfinished: Path, out: Path) -> None:
+    """Write the columns of the matches to a file, and move it to `out`. Raises UnreadableFile."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -98,10 +99,11 @@ def _write(matches: Matches, part: Path, out: Path) -> None:
     columns: dict[str, Any] = dict(matches.columns)
     try:
         if out.suffix == ".parquet":
-            parquet.write_table(pa.table(columns), part)
+            parquet.write_table(pa.table(columns), unfinished)
         else:
-            np.savez(part, **{**columns, "id": np.array(columns["id"].tolist())})
-        os.replace(part, out)
+            # An array of objects would be pickled, which readers should not have to trust.
+            np.savez(unfinished, **{**columns, "id": np.array(columns["id"].tolist())})
+        os.replace(unfinished, out)
     except OSError as error:
         raise UnreadableFile(f"cannot write {out}: {error.strerror}") from None
 

@@ -96,13 +96,16 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     for library in ("pymilvus", "milvus_lite", "grpc"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
 
+    # Errors of the server may quote the address: what is remembered is left out of all output.
     remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, read_token(token_file), database))
 
 
 def read_token(token_file: Path | None) -> str:
-    """Return the token from a file or the environment. An argument would be readable in the process
-    list."""
+    """Return the token from a file or the environment.
+
+    An argument would be readable in the process list.
+    """
     token = read_token_file(token_file) if token_file else os.environ.get(TOKEN_VARIABLE, "")
     remember_secrets(token)
     return token
@@ -120,10 +123,12 @@ class BankOptions:
     ] = None
 
     def require(self) -> None:
+        """Check that a bank is named, for commands that need one. Raises BadParameter."""
         if not self.bank:
             raise typer.BadParameter(f"no reference queries: pass --bank FILE ({WHERE_FROM})")
 
     def read(self, store: Store) -> QueryBank | None:
+        """Return the bank; None if none is named."""
         return read_vectors(store, self.bank, self.bank_column)
 
 
@@ -165,8 +170,8 @@ class EstimatorOptions:
         from milvus_hubness.correction.estimators import from_dict
         from milvus_hubness.correction.estimators.base import class_name, with_parameters
 
-        own = {"k": self.k, "alpha": self.alpha}
-        parameters = {name: value for name, value in own.items() if value is not None}
+        shortcuts = {"k": self.k, "alpha": self.alpha}
+        parameters = {name: value for name, value in shortcuts.items() if value is not None}
         parameters |= pairs_of(self.param, "--param")
         if isinstance(parameters.get("alpha"), int | float) and parameters["alpha"] <= 0:
             raise InvalidParameter(
@@ -175,12 +180,14 @@ class EstimatorOptions:
         if self.method is None and not parameters:
             return None
 
+        # Parameters alone change the estimator in use.
         if self.method is None and current is not None:
             methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
             for name in (name for name in parameters if name in methods and name not in current):
                 raise InvalidParameter(
                     f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}"
                 )
+
             return from_dict(with_parameters(current, parameters))
 
         name = class_name(self.method or "nnn")
@@ -188,17 +195,21 @@ class EstimatorOptions:
 
     @property
     def is_named(self) -> bool:
+        """Whether any of the options is given."""
         return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
 
 
 def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the
-    option."""
+    """Return the names and values of NAME=VALUE texts.
+
+    Raises InvalidParameter, which names the option.
+    """
     result: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise InvalidParameter(f"{option} must be NAME=VALUE, not {text!r}")
+        # Numbers, true and null as JSON has them; anything else is a text, without quotes.
         try:
             result[name] = json.loads(value)
         except ValueError:

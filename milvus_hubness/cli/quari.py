@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 PairsFile = Annotated[
     str,
     "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its "
-    "right "
-    "answer, or, with --collection, 'key' of its row.",
+    "right answer, or, with --collection, 'key' of its row.",
 ]
 Collection = Annotated[
     str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"
 ]
 Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
 RANKS = ("MdR", "MnR")
+"""Measures that are ranks; the others are shares, and shown in percent."""
 
 
 def train(
@@ -76,12 +76,13 @@ def train(
     from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.extras.quari.train import train
 
+    # dim is that of the vectors.
     of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
     of_training = {field.name for field in fields(TrainingSettings)}
-    options: dict[str, Any] = {
-        "form": form,
-        "memory": MEMORY if form == "linear" and memory is None else memory or 0,
-    }
+    # Only linear maps have a memory.
+    if memory is None:
+        memory = MEMORY if form == "linear" else 0
+    options: dict[str, Any] = {"form": form, "memory": memory}
     options |= pairs_of(param, "--param") | ({} if epochs is None else {"epochs": epochs})
 
     if unknown := options.keys() - of_network - of_training:
@@ -95,6 +96,7 @@ def train(
     settings = settings_of(
         **{name: value for name, value in options.items() if name in of_training}
     )
+    # It raises for values that do not fit, before any file or collection is read.
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
     check_writable(curves)
@@ -132,24 +134,28 @@ def _facts(network: Checkpoint) -> dict[str, Any]:
     return facts
 
 
+LINEAR = "d {dim}, two linear maps"
+PUBLISHED = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}"
+
+
 def _in_words(facts: dict[str, Any]) -> dict[str, object]:
     sizes = facts["config"]
-    judged = {}
-    form = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}".format(
-        **sizes
-    )
-    if sizes["form"] == "linear":
-        form = "d {dim}, two linear maps".format(**sizes)
+    form = (LINEAR if sizes["form"] == "linear" else PUBLISHED).format(**sizes)
 
+    # Weights of the authors have no history.
+    judged = {}
     if facts["history"]:
         before = facts["before"]
         best = facts["best"]
+        last_epoch = facts["history"][-1]["epoch"]
+        most_epochs = facts["settings"]["epochs"]
         judged = {
-            "epochs": f"{facts['history'][-1]['epoch']} of {facts['settings']['epochs']}, best {best['epoch']}",
+            "epochs": f"{last_epoch} of {most_epochs}, best {best['epoch']}",
             "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
             "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
         }
 
+    left_out = facts.get("left_out")
     return {
         "network": facts["network"],
         "curves": facts.get("curves"),
@@ -157,9 +163,7 @@ def _in_words(facts: dict[str, Any]) -> dict[str, object]:
         "sizes": f"{form}; {facts['parameters']:,} parameters",
         "remembers": f"{sizes['memory']} pairs" if sizes["memory"] else None,
         **judged,
-        "left out": f"{facts['left_out']} pairs without a direction"
-        if facts.get("left_out")
-        else None,
+        "left out": f"{left_out} pairs without a direction" if left_out else None,
     }
 
 
@@ -223,17 +227,15 @@ def evaluate(
 
 
 def _show_evaluation(result: dict[str, Any]) -> None:
-    rows = [
-        (
-            name,
-            *(
+    rows = []
+    # A collection without biases has no corrected search.
+    for name in ("raw", "corrected", "reranked"):
+        if name in result:
+            values = [
                 f"{value if measure in RANKS else 100 * value:.1f}"
                 for measure, value in result[name].items()
-            ),
-        )
-        for name in ("raw", "corrected", "reranked")
-        if name in result
-    ]
+            ]
+            rows.append((name, *values))
     show_table(f"{result['queries']} queries", ("", *result["raw"]), rows)
     for name, gain in result["gain"].items():
         say(f"R@1 against {name}: {points(tuple(gain.values()))}")

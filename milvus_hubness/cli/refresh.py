@@ -83,6 +83,7 @@ def refresh(
         raise typer.BadParameter("--live takes neither --revert nor --refit")
 
     store = connection.open()
+    # --k or --alpha alone changes the estimator of the profile, so its state is read first.
     estimator = None
     if estimating.is_named:
         state = require_state(store.info(collection).state_of(refreshing.field), collection)
@@ -103,6 +104,7 @@ def refresh(
     except LeaseHeld as error:
         if not once:
             raise
+        # A CronJob that fails is run again or raises an alarm; here another process does the work.
         data = {"refresh": {"collection": collection, "action": "busy", "reason": str(error)}}
         text = {"busy": data["refresh"]["reason"]}
         console.show_result(
@@ -116,6 +118,7 @@ def refresh(
 
 
 def show_refresh(result: RefreshResult) -> None:
+    """Print what a refresh has done or would do."""
     planned = result.planned
     evaluation = result.judged
     facts = {
@@ -134,6 +137,7 @@ def show_refresh(result: RefreshResult) -> None:
     facts["former copy"] = result.former_copy
     facts["drift of the queries"] = result.drift.reason if result.drift else None
     facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in result.online_banks.items())
+
     title = "Would refresh" if planned else "Refreshed"
     if result.action == "refused":
         title = "Would not refresh" if planned else "Did not refresh"
@@ -205,7 +209,8 @@ def _show_online_banks(collection: str, statuses: Sequence[OnlineBankStatus]) ->
             "bank of": f"{terms.field}, profile {terms.profile}",
             "sampled": f"{terms.rate:.3%} of live queries, into {terms.samples_collection}",
             "waiting": f"{status.waiting:,} of at most {terms.capacity:,}",
-            "bank": f"{status.seed:,} first queries and {status.live:,} live ones, of at most {terms.size:,}",
+            "bank": f"{status.seed:,} first queries and {status.live:,} live ones, "
+            f"of at most {terms.size:,}",
             "share of the first": f"{terms.seed_share:.0%} of the bank",
             "half-life": f"{terms.half_life_seconds / HOUR:g} h",
             "duplicates": f"cosine above {terms.duplicate_cosine:g}",

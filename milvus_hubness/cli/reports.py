@@ -20,18 +20,19 @@ from milvus_hubness.cli import console, options
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.status import Status
+    from milvus_hubness.quality.measures import Interval
     from milvus_hubness.reports.report import Diagnosis
 
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
 GATED = (
-    "only queries whose raw best item is the nearest of some bank query{} are corrected, as with "
-    "--gate 1{}; migrate, "
-    "enable and refresh follow, and --gate 0 corrects all"
+    "only queries whose raw best item is the nearest of some bank query{} are corrected, "
+    "as with --gate 1{}; "
+    "migrate, enable and refresh follow, and --gate 0 corrects all"
 )
 BANK_ALONE = (
-    "Measured on the bank alone: this does not notice a bank of items instead of queries, or of "
-    "one topic. "
+    "Measured on the bank alone: "
+    "this does not notice a bank of items instead of queries, or of one topic. "
     "Pass --queries or --pairs to be sure."
 )
 
@@ -62,9 +63,10 @@ def tune(
         raise typer.BadParameter("give --queries or --pairs, not both")
 
     store = connection.open()
-    query_vectors, answers = (
-        read_pairs(pairs) if pairs else (options.read_vectors(store, queries), None)
-    )
+    query_vectors = options.read_vectors(store, queries)
+    answers = None
+    if pairs:
+        query_vectors, answers = read_pairs(pairs)
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -82,55 +84,75 @@ def tune(
 
 
 def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
+    """Print the best trials, the choice, and the reason. note: printed at the end."""
     choice = tuning["choice"]
-    parts = []
-    weights = []
-    if choice:
-        parts = [choice]
-        weights = [1]
-        if tuning["labelled"]:  # Then a Blend is a mix of trials.
-            parts = choice.get("estimators", parts)
-            weights = choice.get("weights", weights)
-
-    shares = dict(zip(map(describe, parts), rounded_shares(weights), strict=True))
-    rows = []
-    for number, trial in enumerate(tuning["rows"]):
-        method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
-        is_alike = (trial["gate"], trial["gate_targets"]) == (
-            tuning["gate"],
-            tuning["gate_targets"],
-        )
-        if number <= MAX_TRIALS or (is_alike and method in shares):
-            r1 = trial["r1"]
-            gain = trial["gain"]
-            gain_text = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else ""
-            share = f"{shares.pop(method)}%" if is_alike and method in shares else ""
-            gate = f", gate {trial['gate']}" if trial["gate"] else ""
-            method += gate + (" over targets too" if trial["gate_targets"] else "")
-            recall = "" if r1 is None else f"{100 * r1:.1f}"
-            excess = f"{trial['excess_answers']:.1%}"
-            rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, excess, share))
-
+    mixed = _mixed(choice, is_mix=tuning["labelled"])
     headings = ("method", "strength", "R@1", "gain, 95%", "excess answers", "share")
-    console.show_table(f"The best of {len(tuning['rows']) - 1} trials", headings, rows)
+    title = f"The best of {len(tuning['rows']) - 1} trials"
+    console.show_table(title, headings, _trial_rows(tuning, mixed))
+
     console.show_styled((f"\n{visible_line(collection)}: {tuning['verdict']}", "bold"))
     if choice:
-        mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
-        console.say(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
-
+        of_methods = "the mean of the methods with a share, " if len(mixed) > 1 else ""
+        console.say(f"{of_methods}{describe(choice)} at strength {tuning['strength']:.2f}")
     if tuning["gate"]:
         over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
         console.say(GATED.format(*over))
 
+    # Without labels the reason quotes findings: what it has is not printed twice.
+    lines = [tuning["reason"]]
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
-    findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
-    console.say(
-        "\n".join(
-            filter(
-                None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note)
+    if others:
+        lines.append("\nThe bank:")
+    for row in others:
+        lines.append(f"- {row['text']}: {row['remedy']}" if row["remedy"] else f"- {row['text']}")
+    if note:
+        lines.append(note)
+    console.say("\n".join(filter(None, lines)))
+
+
+def _mixed(choice: dict[str, Any] | None, *, is_mix: bool) -> dict[str, int]:
+    """Return the share in percent of each method in the choice.
+
+    is_mix: whether a Blend is a mix of trials, as with labels; without, it is one method.
+    """
+    if not choice:
+        return {}
+    methods = [choice]
+    weights = [1]
+    if is_mix:
+        methods = choice.get("estimators", methods)
+        weights = choice.get("weights", weights)
+    return dict(zip(map(describe, methods), rounded_shares(weights), strict=True))
+
+
+def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str, ...]]:
+    """Return the rows of the first trials, and of those that are in the choice."""
+    rows: list[tuple[str, ...]] = []
+    # A method may be tried at several strengths: its share stands in its first row only.
+    shares = dict(mixed)
+    gates = (tuning["gate"], tuning["gate_targets"])
+    for number, trial in enumerate(tuning["rows"]):
+        method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
+        is_chosen = (trial["gate"], trial["gate_targets"]) == gates and method in shares
+        if number > MAX_TRIALS and not is_chosen:
+            continue
+
+        share = f"{shares.pop(method)}%" if is_chosen else ""
+        gate = f", gate {trial['gate']}" if trial["gate"] else ""
+        targets = " over targets too" if trial["gate_targets"] else ""
+        gain = trial["gain"]
+        rows.append(
+            (
+                f"{method}{gate}{targets}",
+                f"{trial['strength']:.2f}",
+                "" if trial["r1"] is None else f"{100 * trial['r1']:.1f}",
+                f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else "",
+                f"{trial['excess_answers']:.1%}",
+                share,
             )
         )
-    )
+    return rows
 
 
 def diagnose(
@@ -193,15 +215,18 @@ def diagnose(
     if bool(queries) == bool(pairs):
         raise typer.BadParameter("give either --queries or --pairs")
 
+    # Before the work, not after it.
     console.check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
-    query_vectors, answers = read_pairs(pairs) if pairs else (read_bank(store, str(queries)), None)
-    texts = (
-        read_texts(store, str(pairs or queries), query_text, len(query_vectors))
-        if query_text
-        else None
-    )
+    answers = None
+    if pairs:
+        query_vectors, answers = read_pairs(pairs)
+    else:
+        query_vectors = read_bank(store, str(queries))
+    texts = None
+    if query_text:
+        texts = read_texts(store, str(pairs or queries), query_text, len(query_vectors))
 
     with console.progress_bars() as progress:
         diagnosis = collections.diagnose(
@@ -231,9 +256,9 @@ def diagnose(
     if images.remark:
         console.say(f"milvus-hubness: warning: {images.remark}", to_stderr=True)
 
+    # The page is written by now: who looks into a failed job finds it.
     for message in crossed:
         console.say(f"milvus-hubness: {message}", to_stderr=True)
-
     if crossed:
         raise typer.Exit(console.REFUSED)
 
@@ -269,55 +294,64 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         "queries": f"{diagnosis.n_queries:,} over {diagnosis.n_items:,} items",
         "strength": f"{diagnosis.strength:g}",
         f"skewness of N_{diagnosis.k}": f"{before.skewness:.2f} -> {after.skewness:.2f}",
-        "largest hub": f"{before.largest:,} -> {after.largest:,} of {diagnosis.n_queries:,} queries",
+        "largest hub": (
+            f"{before.largest:,} -> {after.largest:,} of {diagnosis.n_queries:,} queries"
+        ),
         f"answers from hubs, N_{diagnosis.k} ≥ {2 * diagnosis.k}": (
             f"{before.hub_occurrence:.1%} -> {after.hub_occurrence:.1%}"
         ),
-        "excess answers taken by hubs": f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}",
+        "excess answers taken by hubs": (
+            f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}"
+        ),
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,
         "page": page,
     }
     console.show_facts(f"{diagnosis.title}, without and with correction", facts)
     if diagnosis.slices:
-        rows = [
-            (
-                part.name,
-                f"{part.items:,}",
-                f"{part.share_before:.1%} -> {part.share_after:.1%}",
-                f"{part.before.skewness:.2f} -> {part.after.skewness:.2f}",
-                f"{100 * part.gain.estimate:+.1f}" if part.gain else "",
-                ", ".join(str(hub.key) for hub in part.hubs),
-            )
-            for part in diagnosis.slices
-        ]
-        headings = (
-            str(diagnosis.slice_by),
-            "items",
-            "share of answers",
-            "skewness",
-            "gain, points",
-            "worst hubs",
-        )
-        console.show_table("\nBy value", headings, rows)
-
+        _show_slices(diagnosis)
     if diagnosis.groups:
-        table = []
-        for group in diagnosis.groups:
-            intervals = [
-                [100 * value for value in own] for own in (group.excess_before, group.excess_after)
-            ]
-            excess = ["{:+.1f} ({:+.1f} … {:+.1f})".format(*own) for own in intervals]
-            right = f"{group.right.estimate:.1%}" if group.right else ""
-            first = f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}"
-            top = f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}"
-            table.append((group.name, f"{group.gallery:.1%}", right, first, top, *excess))
+        _show_groups(diagnosis)
 
-        answers = "first answers", f"first {diagnosis.k}", "excess, raw", "corrected"
-        columns = (str(diagnosis.group_by), "items", "right answers", *answers)
-        console.show_table(
-            "\nShares by value; excess of the first answers in points, 95%", columns, table
+
+def _show_slices(diagnosis: Diagnosis) -> None:
+    rows = [
+        (
+            value.name,
+            f"{value.items:,}",
+            f"{value.share_before:.1%} -> {value.share_after:.1%}",
+            f"{value.before.skewness:.2f} -> {value.after.skewness:.2f}",
+            f"{100 * value.gain.estimate:+.1f}" if value.gain else "",
+            ", ".join(str(hub.key) for hub in value.hubs),
         )
+        for value in diagnosis.slices
+    ]
+    measures = ("items", "share of answers", "skewness", "gain, points", "worst hubs")
+    console.show_table("\nBy value", (str(diagnosis.slice_by), *measures), rows)
+
+
+def _show_groups(diagnosis: Diagnosis) -> None:
+    rows = [
+        (
+            group.name,
+            f"{group.gallery:.1%}",
+            f"{group.right.estimate:.1%}" if group.right else "",
+            f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}",
+            f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}",
+            _in_points(group.excess_before),
+            _in_points(group.excess_after),
+        )
+        for group in diagnosis.groups
+    ]
+    answers = ("first answers", f"first {diagnosis.k}", "excess, raw", "corrected")
+    headings = (str(diagnosis.group_by), "items", "right answers", *answers)
+    title = "\nShares by value; excess of the first answers in points, 95%"
+    console.show_table(title, headings, rows)
+
+
+def _in_points(interval: Interval) -> str:
+    estimate, low, high = (100 * bound for bound in interval)
+    return f"{estimate:+.1f} ({low:+.1f} … {high:+.1f})"
 
 
 def status(
@@ -336,68 +370,70 @@ def status(
     from milvus_hubness.jobs.refresh import status as statuses
 
     store = connection.open()
+    # First: the status is that after the repair.
     repaired = statuses.repair(store, collection, client_ttl=client_ttl) if repair else None
     result = statuses.status(store, collection, field=field)
+
     holder = holder_of(store, result.collection)
-    lease = (
-        holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None
-    )
+    lease = None
+    if holder:
+        lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
     data = {"status": {**result.to_dict(), "lease": lease, "repaired": repaired}}
-    facts = {"lease": holder, "repaired": f"{repaired:,} rows" if repaired else None}
-    console.show_result(
-        as_json,
-        data,
-        lambda: console.show_facts(
-            result.collection, {**status_words(result, repair="repair with --repair"), **facts}
-        ),
-    )
+    facts = {
+        **status_words(result, repair="repair with --repair"),
+        "lease": holder,
+        "repaired": f"{repaired:,} rows" if repaired else None,
+    }
+    console.show_result(as_json, data, lambda: console.show_facts(result.collection, facts))
 
 
 def status_words(status: Status, *, repair: str) -> dict[str, object]:
     """Return the status in words. repair: how to repair the rows of a killed job."""
     intents = status.write_intents
     batches = status.open_batches
+    open_batches = f"{batches} open: a job is running, or was killed ({repair})"
     facts: dict[str, object] = {
         "corrected": "yes" if status.corrected else "no",
         "rows": f"{status.rows:,}",
         "aliases": ", ".join(status.aliases),
         "write intents": f"{intents:,} rows in the log" if intents else None,
-        "batches": f"{batches} open: a job is running, or was killed ({repair})"
-        if batches
-        else None,
+        "batches": open_batches if batches else None,
         "verdicts": "\n".join(map(_verdict_words, status.verdicts)) or None,
     }
+    # A corrected collection has all three; they are tested for the sake of their types.
     if status.estimator and status.bank and status.age_seconds is not None:
+        field = f"{status.field or console.UNNAMED}, {status.dim}-d {status.metric}"
+        ago = span(status.age_seconds)
         facts |= {
             "phase": status.phase,
             "copied from": status.source if status.where == "vector" else None,
-            "field": f"{status.field or console.UNNAMED}, {status.dim}-d {status.metric}, stored {status.width} wide",
+            "field": f"{field}, stored {status.width} wide",
             "biases": _bias_location(status),
-            "quantizer": "needs biases in more columns: a refresh by the alias makes a copy that has them"
-            if status.needs_other_columns
-            else None,
+            "quantizer": OTHER_COLUMNS if status.needs_other_columns else None,
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
             "corrected fields": ", ".join(status.fields) if len(status.fields) > 1 else None,
             "bank": "{collection}, {count:,} queries, {fingerprint:.19}".format(**status.bank),
             "rows without bias": f"{status.pending:,}",
-            "last refresh": f"{span(status.age_seconds)} ago ({status.refreshed_at}), epoch {status.epoch}",
+            "last refresh": f"{ago} ago ({status.refreshed_at}), epoch {status.epoch}",
         }
 
     return facts
 
 
+OTHER_COLUMNS = "needs biases in more columns: a refresh by the alias makes a copy that has them"
+
+
 def _verdict_words(verdict: dict[str, Any]) -> str:
-    method = (
-        f", {describe(verdict['choice'])} at strength {verdict['strength']:g}"
-        if verdict["choice"]
-        else ""
-    )
-    in_use = ", the bank in use" if verdict["in_use"] else ""
-    return "{tuned_at:.16} UTC on {bank_fingerprint:.19}{in_use}: {verdict}{method}".format(
-        **verdict | {"in_use": in_use, "method": method}
-    )
+    """Return a stored verdict in one line. Of fingerprints, the first letters are enough."""
+    line = "{tuned_at:.16} UTC on {bank_fingerprint:.19}".format(**verdict)
+    if verdict["in_use"]:
+        line += ", the bank in use"
+    line += f": {verdict['verdict']}"
+    if verdict["choice"]:
+        line += f", {describe(verdict['choice'])} at strength {verdict['strength']:g}"
+    return line
 
 
 def _bias_location(status: Status) -> str:
@@ -410,9 +446,8 @@ def _bias_location(status: Status) -> str:
     if status.missed is None:
         return f"in the vectors{columns}"
 
-    location = (
-        f"in the side collection {status.side_collection}"
-        if status.side_collection
-        else "in fields of the collection"
-    )
-    return f"{location}; {status.candidates} candidates a search miss {status.missed:.1%} of the top 10"
+    location = "in fields of the collection"
+    if status.side_collection:
+        location = f"in the side collection {status.side_collection}"
+    missed = f"{status.candidates} candidates a search miss {status.missed:.1%} of the top 10"
+    return f"{location}; {missed}"

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 
 def print_event(event: Event) -> None:
-    """Print an event with its facts on standard output; nothing for a run in which nothing was
-    due."""
+    """Print an event with its facts on standard output.
+
+    A run in which nothing was due is not printed.
+    """
     if event.facts.get("result") == "ok" and event.facts["action"] == "none":
         return
 
@@ -42,11 +44,12 @@ def print_event(event: Event) -> None:
         name: round(fact, 2) if isinstance(fact, float) else fact
         for name, fact in event.facts.items()
     }
-    words = (
+    # One line an event, also where a message has several.
+    words = [
         f"{name}={' '.join(str(fact).split())}"
         for name, fact in facts.items()
         if fact not in (None, "", 0, {})
-    )
+    ]
     say(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {' '.join((event.name, *words))}"))
 
 
@@ -64,6 +67,7 @@ def serve(
 
     from milvus_hubness.serve import ConfigFile, database_faults, file_faults
 
+    # A metric more for each counter, with the time of its creation, which nobody reads.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     try:
         file = ConfigFile(config)
@@ -71,23 +75,22 @@ def serve(
         faults = [*file.faults, *file_faults(file)]
         if check and not faults:
             faults = database_faults(file, connect())
+        # All faults at once: if the file has some, those of the database are shown with them, if it
+        # answers. With a faulty address it would be another database.
         elif faults and all(fault.path[:1] != ("server",) for fault in file.faults):
             with suppress(ServerUnavailable):
                 faults += database_faults(file, connect())
 
         if faults:
             raise file.refusal(faults)
-
         if not check:
             _run(file, uri, connect, once, as_json)
             return
     except InvalidConfig as error:
         lines = redacted(str(error)).splitlines()
         if as_json:
-            show_json(
-                {"error": {"type": type(error).__name__, "message": lines[0], "faults": lines}}
-            )
-
+            facts = {"type": type(error).__name__, "message": lines[0], "faults": lines}
+            show_json({"error": facts})
         say("\n".join(lines), to_stderr=True)
         raise typer.Exit(USAGE) from None
 
@@ -107,6 +110,7 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
         caught.append(number)
         if len(caught) > 1:
             raise SystemExit(128 + number)
+        # In a thread of its own: `stop` takes locks, which the interrupted code may hold.
         threading.Thread(target=service.stop, name="milvus-hubness-stop").start()
 
     with on_signals(stop):
@@ -122,8 +126,11 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 
 
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
-    """Return the address of the database and a function that opens it. Raises InvalidParameter for
-    a password in it."""
+    """Return the address of the database and a function that opens it.
+
+    Raises InvalidParameter for a password in it.
+    """
+    # What the file does not say comes from the environment, as in the other commands.
     table = file.config.server
     uri = table.uri or next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
     if "@" in urlsplit(uri).netloc:
@@ -138,6 +145,7 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
 
 
 MIB = 1 << 20
+MAX_MESSAGE_MIB = MAX_MESSAGE // MIB
 GRPC_THREADS = "-event_engine_client,-event_engine_listener"
 """The default of GRPC_EXPERIMENTS for the proxy: gRPC's threads switch half as often."""
 
@@ -175,8 +183,9 @@ def proxy(
         Path | None,
         "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]",
     ] = None,
-    max_message_mib: Annotated[int, "Maximum size of a request, in MiB.", {"min": 1}] = MAX_MESSAGE
-    // MIB,
+    max_message_mib: Annotated[
+        int, "Maximum size of a request, in MiB.", {"min": 1}
+    ] = MAX_MESSAGE_MIB,
     max_in_flight_mib: Annotated[
         int | None,
         "Large messages in memory, in MiB, half of them for one user. [default: 4 × "
@@ -189,7 +198,8 @@ def proxy(
 
     Example: milvus-hubness proxy --upstream localhost:19530 --port 19540
     """
-    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)  # gRPC reads it when it is imported.
+    # gRPC reads it when it is imported, so the imports come after it.
+    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)
     from milvus_hubness.cli.workers import run
     from milvus_hubness.milvus.proxy import ProxyOptions
 
@@ -205,16 +215,14 @@ def proxy(
     def listening(port: int) -> None:
         address = f"{options.host}:{port}"
         result = {"event": "listening", "address": address, "upstream": options.upstream}
-        show_result(
-            as_json,
-            result,
-            lambda: say(f"listening on {address}, for Milvus at {options.upstream}"),
-        )
+        text = f"listening on {address}, for Milvus at {options.upstream}"
+        show_result(as_json, result, lambda: say(text))
 
     run(options, listening)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Return the certificate and key to serve with; None without TLS. Raises InvalidParameter."""
     from milvus_hubness.milvus.proxy import Tls
 
     if (certificate is None) != (key is None):

@@ -1,7 +1,7 @@
-"""The run of the demo: build a retriever from the standard library, load, search, migrate, search
-again.
+"""The run of the demo: build a retriever, load, search, migrate, and search again.
 
-Neither tower has seen the words of the other, so the gap between them, and with it the hubs, is
+The retriever finds functions of the standard library by their docstrings. It has a tower for each
+side, and neither has seen the words of the other: the gap between them, and with it the hubs, is
 real.
 """
 
@@ -45,27 +45,30 @@ from milvus_hubness.milvus.store.server import connect
 from milvus_hubness.quality.measures import k_occurrence, skewness
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+"""Folders without functions that are worth a question."""
 MIN_DOCSTRING_CHARS = 30
 MIN_BODY_CHARS = 60
+"""Shorter ones fit many answers, or none."""
 
 
 class Pair(NamedTuple):
-    """A question and its one right answer: a docstring and the source text after it, of
-    "module.Class.function"."""
+    """A question and its one right answer."""
 
     name: str
+    """Of the function: "module.Class.function"."""
     docstring: str
+    """The question."""
     body: str
+    """The answer: the source text after the docstring."""
 
 
 @cache
 def collect(root: Path | None = None) -> tuple[Pair, ...]:
-    """Return every documented function under `root` (default: the standard library), in a fixed
-    order.
+    """Return every documented function under `root`, in a fixed order.
 
-    Of equal names, docstrings or bodies the first counts: each question has one right answer.
-    Raises UnreadableFile if no function is documented, as on a Python that ships without its
-    sources.
+    root: the standard library by default. Of equal names, docstrings or bodies the first counts:
+    each question has one right answer. Raises UnreadableFile if no function is documented, as on a
+    Python that ships without its sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: list[Pair] = []
@@ -84,14 +87,18 @@ def collect(root: Path | None = None) -> tuple[Pair, ...]:
 
 
 def _source_files(root: Path) -> Iterator[Path]:
-    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests
-    are left out."""
+    """Yield the importable files.
+
+    Paths that are no identifiers, such as site-packages, and tests are left out.
+    """
     for folder, subfolders, files in os.walk(root):
+        # In place, which is how `os.walk` learns where to go; sorted, for an order that is fixed.
         subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def _functions(path: Path, module: str) -> Iterator[Pair]:
+    # Some files of the standard library are faulty on purpose.
     try:
         with tokenize.open(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -114,9 +121,9 @@ def _walk(node: ast.AST, prefix: str, lines: list[str]) -> Iterator[Pair]:
         name = f"{prefix}.{child.name}"
         if not isinstance(child, ast.ClassDef):
             docstring = ast.get_docstring(child) or ""
-            body = textwrap.dedent(
-                "\n".join(lines[child.body[0].end_lineno : child.end_lineno])
-            ).strip()
+            # From the end of the first statement, which is the docstring if there is one.
+            after_docstring = lines[child.body[0].end_lineno : child.end_lineno]
+            body = textwrap.dedent("\n".join(after_docstring)).strip()
             if len(docstring) >= MIN_DOCSTRING_CHARS and len(body) >= MIN_BODY_CHARS:
                 yield Pair(name, docstring, body)
 
@@ -125,10 +132,13 @@ def _walk(node: ast.AST, prefix: str, lines: list[str]) -> Iterator[Pair]:
 
 DIM = 256
 TRAIN = 0.4
+"""Share of the pairs that the towers and the map between them are trained on."""
 BANK = 0.3
+"""Share of the pairs whose docstrings are the bank. The others are the test."""
 RIDGE_ALPHA = 0.1
 MIN_PAIRS = 1000
 STAGES = 3
+"""Steps of `build` that the progress counts."""
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -137,12 +147,12 @@ Positions = npt.NDArray[np.intp]
 
 
 class Retriever(NamedTuple):
-    """The vectors of a retriever and of what it is tested with. All are unit vectors."""
+    """The vectors of a retriever and of its test. All are unit vectors."""
 
     queries: Vectors
     """(n, 256): the queries of the n test pairs."""
     gallery: Vectors
-    """(n, 256): `gallery[i]` is the one right answer to `queries[i]`."""
+    """(n, 256): item i is the one right answer to query i."""
     bank: Vectors
     """(m, 256): docstrings of functions that are neither in the gallery nor were trained on."""
     names: list[str]
@@ -153,28 +163,33 @@ class Retriever(NamedTuple):
 
 def split_pairs(count: int, seed: int) -> list[Positions]:
     """Return the disjoint positions of the pairs to train on, of the bank and of the test."""
-    return np.split(
-        np.random.default_rng(seed).permutation(count),
-        [int(TRAIN * count), int((TRAIN + BANK) * count)],
-    )
+    order = np.random.default_rng(seed).permutation(count)
+    return np.split(order, [int(TRAIN * count), int((TRAIN + BANK) * count)])
 
 
 def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) -> Retriever:
-    """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal
-    vectors. Raises InvalidInput for fewer than 1000 pairs."""
+    """Train the two towers on 40% of the pairs, and embed the rest.
+
+    Equal pairs and seed give equal vectors. Raises InvalidInput for fewer than 1000 pairs.
+    """
     if len(pairs) < MIN_PAIRS:
         raise InvalidInput(
             f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}"
         )
 
     _, texts, codes = zip(*pairs, strict=True)
-    train, bank, test = parts = split_pairs(len(pairs), seed)
+    train, bank, test = split_pairs(len(pairs), seed)
 
+    # The tower of docstrings never sees the test's questions, and that of bodies not the answers of
+    # the bank: a gallery's own items may be seen, since they are there before any query.
     progress("embedding docstrings", 1, STAGES)
     docstrings, has_docstring = _tower(texts, fit_on=np.r_[train, bank], seed=seed)
     progress("embedding function bodies", 2, STAGES)
     bodies, has_body = _tower(codes, fit_on=np.r_[train, test], seed=seed)
-    train, bank, test = (part[(has_docstring & has_body)[part]] for part in parts)
+
+    # A text without a word that its tower has seen is a zero vector, which has no direction.
+    has_both = has_docstring & has_body
+    train, bank, test = (pairs_of[has_both[pairs_of]] for pairs_of in (train, bank, test))
 
     progress("mapping docstrings to function bodies", 3, STAGES)
     ridge = Ridge(alpha=RIDGE_ALPHA).fit(docstrings[train], bodies[train])
@@ -188,16 +203,20 @@ def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) 
 
 
 def words(text: str) -> list[str]:
-    """Return lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has
-    three."""
+    """Return the words in lower case.
+
+    Identifiers are split at underscores and case: "HTTPServer_bind" has three words.
+    """
     return [word.lower() for word in WORD.findall(text)]
 
 
 def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the
-    tower knows."""
+    """Return unit vectors (n, 256) of the texts.
+
+    The second value is (n,) whether a text has a word of those that the tower was fitted on.
+    """
     tfidf = TfidfVectorizer(
         tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True
     )
@@ -214,24 +233,27 @@ def _unit(vectors: npt.NDArray[np.float64]) -> Vectors:
 ESTIMATOR = NNN(k=16, alpha=0.75)
 TOP = 10
 BATCH = 500
+"""Rows of an insert, and queries of a search."""
 EXAMPLES = 5
+"""Questions that are shown."""
 
 
 def run(
     uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Load the retriever's gallery into the Milvus at `uri`, measure before and after, and return
-    plain data.
+    """Load the retriever's gallery into Milvus, measure before and after, and return plain data.
 
     raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and the seconds to search all
     queries. keep: leave the collections in the database. Raises ServerUnavailable, StoreError,
     UnreadableFile.
     """
     began = time.perf_counter()
+    # An address that leads nowhere shows now, not after the training.
     connect(uri, token, db_name, create=True).close()
     retriever = build(collect(), progress=progress)
     plain = connect(uri, token, db_name)
     store = MilvusStore(plain)
+    # Of its own: the database may be a real one.
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"
     had_ledger = store.exists(LEDGER)
 
@@ -241,6 +263,7 @@ def run(
         bank = QueryBank(retriever.bank, source="Python standard library")
         plan = plan_migration(store, name, bank, estimator=ESTIMATOR)
         migrate(store, plan, progress=progress, no_writers=True)
+
         with_correction = HubnessClient(uri, token=token, db_name=db_name)
         after, corrected = _measure(
             with_correction, plan.target, retriever, "searching corrected", progress
@@ -276,6 +299,7 @@ def _drop(store: MilvusStore, name: str, had_ledger: bool) -> None:
     if store.exists(name):
         store.drop(name)
 
+    # A ledger that was there before has records of others.
     if had_ledger:
         forget_leases(store, name, copy)
     elif store.exists(LEDGER):
@@ -294,20 +318,22 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
         {"id": i, "vector": vector, "name": function}
         for i, (vector, function) in enumerate(functions)
     ]
-    for part in chunks(rows, BATCH, "loading the gallery", progress):
-        client.insert(name, list(part))
+    for batch in chunks(rows, BATCH, "loading the gallery", progress):
+        client.insert(name, list(batch))
 
 
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
 ) -> tuple[npt.NDArray[np.int64], dict[str, float]]:
-    """Search all queries; return the keys (n, 10) of the results, best first, and their
-    measures."""
+    """Search all queries; return the keys (n, 10) of the results, and their measures.
+
+    The keys of a query are best first.
+    """
     keys: list[list[int]] = []
     seconds = 0.0
-    for part in chunks(list(retriever.queries), BATCH, doing, progress):
+    for queries in chunks(list(retriever.queries), BATCH, doing, progress):
         began = time.perf_counter()
-        results = client.search(collection, data=list(part), limit=TOP, output_fields=["id"])
+        results = client.search(collection, data=list(queries), limit=TOP, output_fields=["id"])
         seconds += time.perf_counter() - began
         keys += [[hit["id"] for hit in hits] for hits in results]
 
@@ -320,16 +346,16 @@ def _measure(
 
 
 def _examples(retriever: Retriever, before: Positions, after: Positions) -> list[dict[str, str]]:
-    """Return questions that the correction fixes; those that the worst hubs had taken come
-    first."""
+    """Return questions that the correction fixes, those first that the worst hubs had taken."""
+    # How many queries had each item first.
     counts = np.bincount(before, minlength=len(retriever.names))
     repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))
+    # One example for each hub.
     examples: dict[str, dict[str, str]] = {}
     for i in repaired[np.argsort(-counts[before[repaired]], kind="stable")].tolist():
         wrong = retriever.names[before[i]]
         question = retriever.docstrings[i].strip().splitlines()[0]
-        examples.setdefault(
-            wrong, {"question": question, "before": wrong, "after": retriever.names[i]}
-        )
+        example = {"question": question, "before": wrong, "after": retriever.names[i]}
+        examples.setdefault(wrong, example)
 
     return list(examples.values())[:EXAMPLES]

@@ -14,28 +14,36 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 
 MOST_GROUPS = 12
+"""Values of a field with a group of their own."""
 RESAMPLES = 2000
 
 Members = npt.NDArray[np.bool_]
+"""(n_items,) whether an item is in a group."""
 
 
 class Group(NamedTuple):
-    """The items with one value of a field, None for all further values, and their shares: of the
-    gallery, of the first answers, of the first k answers and, with positives, of the right answers.
-    excess_*: the share of the first answers less that of the right ones or, without positives, of
-    the gallery.
-    """
+    """The items with one value of a field, and their shares of the answers."""
 
     value: str | None
+    """None for all values without a group of their own."""
     items: int
     gallery: float
+    """Share of the gallery."""
     right: measures.Interval | None
+    """Share of the right answers; None without positives."""
     first_before: measures.Interval
+    """Share of the first answers without correction."""
     first_after: measures.Interval
+    """Share of the first answers with correction."""
     top_before: measures.Interval
+    """Share of the first k answers without correction."""
     top_after: measures.Interval
+    """Share of the first k answers with correction."""
     excess_before: measures.Interval
+    """Share of the first answers less that of the right ones or,
+    without positives, of the gallery; without correction."""
     excess_after: measures.Interval
+    """The same with correction."""
 
     @property
     def name(self) -> str:
@@ -45,9 +53,10 @@ class Group(NamedTuple):
 def by_value(
     fields: Sequence[Mapping[str, Any]] | None, field: str | None, option: str
 ) -> list[tuple[str | None, Members]]:
-    """Return the frequent values of a field, largest group first, with the items (n_items,) that
-    have it; then None for all further values; nothing without a field. option: for the message.
-    Raises InvalidInput if no item has the field.
+    """Return the frequent values of a field, largest group first, with the items that have it.
+
+    The last group, None, has all further values; without a field there are no groups. option: the
+    option that names the field, for the message. Raises InvalidInput if no item has the field.
     """
     if field is None:
         return []
@@ -56,11 +65,13 @@ def by_value(
         raise InvalidInput(
             f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with {option}"
         )
+
     values = [str(measures.as_plain(row.get(field))) for row in fields or ()]
     frequent = dict(Counter(values).most_common(MOST_GROUPS))
     groups: list[tuple[str | None, Members]] = [
         (name, np.array([value == name for value in values])) for name in frequent
     ]
+
     if len(frequent) < len(set(values)):
         groups.append((None, np.array([value not in frequent for value in values])))
     return groups
@@ -74,39 +85,55 @@ def shares(
     *,
     seed: int = 0,
 ) -> list[Group]:
-    """Return the shares of each group in the answers (n_queries, k) before and after, with 95%
-    bootstrap intervals over the queries, jointly for all. Raises InvalidInput for fewer than two
-    queries.
+    """Return the shares of each group in the answers (n_queries, k) before and after.
+
+    They have 95% bootstrap intervals over the queries, jointly for all. Raises InvalidInput for
+    fewer than two queries.
     """
     if not members:
         return []
     if len(before) < 2:
         raise InvalidInput("shares by group need at least two queries: pass more")
-    right_items = (
-        None
-        if positives is None
-        else measures.checked_positives(positives, len(before), len(members[0][1]))
-    )
-    rows = []
+    right_items = None
+    if positives is not None:
+        right_items = measures.checked_positives(positives, len(before), len(members[0][1]))
+
+    rows: list[npt.NDArray[np.float64]] = []
     for _, inside in members:
-        due = np.full(len(before), inside.mean())
-        if right_items is not None:
-            items, starts = right_items
-            due = np.add.reduceat(inside[items].astype(np.float64), starts[:-1]) / np.diff(starts)
-        first = [inside[answers[:, 0]].astype(np.float64) for answers in (before, after)]
-        top = [inside[answers].mean(1) for answers in (before, after)]
-        rows += [due, *first, *top, *(taken - due for taken in first)]
+        rows += _per_query(inside, before, after, right_items)
+
+    # One bootstrap for all groups: their shares add up in every resample, as in the data.
     intervals = iter(measures.bootstrap(np.stack(rows), resamples=RESAMPLES, seed=seed))
     groups = []
     for value, inside in members:
-        right, *taken = islice(intervals, 7)
-        groups.append(
-            Group(
-                value,
-                int(inside.sum()),
-                float(inside.mean()),
-                right if right_items else None,
-                *taken,
-            )
-        )
+        due, *taken = islice(intervals, ROWS_PER_GROUP)
+        right = None if right_items is None else due
+        groups.append(Group(value, int(inside.sum()), float(inside.mean()), right, *taken))
     return groups
+
+
+ROWS_PER_GROUP = 7
+"""Rows of `_per_query`: what is due to a group, then the last six fields of `Group`, in order."""
+
+
+def _per_query(
+    inside: Members,
+    before: npt.NDArray[np.int64],
+    after: npt.NDArray[np.int64],
+    right_items: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None,
+) -> list[npt.NDArray[np.float64]]:
+    """Return the shares (n_queries,) of one group in the answers to each query.
+
+    right_items: as `measures.checked_positives` returns them.
+    """
+    if right_items is None:
+        due = np.full(len(before), inside.mean())
+    else:
+        items, starts = right_items
+        right_counts = np.add.reduceat(inside[items].astype(np.float64), starts[:-1])
+        due = right_counts / np.diff(starts)
+
+    first = [inside[answers[:, 0]].astype(np.float64) for answers in (before, after)]
+    top = [inside[answers].mean(1) for answers in (before, after)]
+    excess = [taken - due for taken in first]
+    return [due, *first, *top, *excess]

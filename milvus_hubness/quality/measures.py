@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 22
+"""Numbers of queries that a bootstrap draws at once: 32 MiB."""
 DEPTH = 10
+"""The k of N_k, as in the literature on hubness."""
 TOGETHER = 24
 """Biases that `assess` bounds together."""
 GROUP = 8
@@ -53,8 +55,8 @@ def paired_difference(
 ) -> Interval:
     """Return the mean of `after` minus that of `before`, with joint resampling.
 
-    Both are per-query values (n,) of the same queries. Raises as `confidence_interval`, and
-    DimensionMismatch.
+    Both are per-query values (n,) of the same queries.
+    Raises as `confidence_interval`, and DimensionMismatch.
     """
     before_values = _checked(before)
     after_values = _checked(after)
@@ -192,9 +194,12 @@ def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = DEPTH) -> Coun
     results = np.asarray(retrieved)
     if results.ndim != 2 or results.shape[1] < k or len(results) == 0:
         raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {results.shape}")
+
+    # `bincount` would take floats and negative numbers for something else, or fail without a name.
     numbers = results[:, :k].ravel()
     if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= n_items:
         raise InvalidInput(f"results must be numbers of items, 0 … {n_items - 1}")
+
     return np.bincount(numbers, minlength=n_items).astype(np.int64)
 
 
@@ -221,10 +226,12 @@ def hubness_summary(counts: npt.ArrayLike, k: int = DEPTH) -> HubnessSummary:
     """Return all measures of a k-occurrence distribution (n_items,)."""
     values = _counts(counts)
     n = len(values)
+    # Equal counts, all zeros among them, have 0 / 0 in most measures: each has its limit instead.
     is_even = not np.ptp(values)
     shares = np.sort(values) / (values.sum() or 1.0)
     positive_shares = shares[shares > 0]
     entropy = -positive_shares @ np.log(positive_shares)
+
     return HubnessSummary(
         skewness=skewness(values),
         kurtosis=0.0 if is_even else float(np.mean(_standardised(values) ** 4)) - 3,
@@ -243,7 +250,8 @@ def _standardised(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return the counts with mean 0 and standard deviation 1, or zeros if all are equal."""
     values = _counts(counts)
     deviations = values - values.mean()
-    standardised: npt.NDArray[np.float64] = deviations / (np.sqrt(np.mean(deviations**2)) or 1.0)
+    spread = np.sqrt(np.mean(deviations**2))
+    standardised: npt.NDArray[np.float64] = deviations / (spread or 1.0)
     return standardised
 
 
@@ -294,20 +302,23 @@ def ranks(
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
     unordered = np.empty(len(items), np.int64)
-    for part, scores in score_tensors(query_vectors, stored):
+    for tile, scores in score_tensors(query_vectors, stored):
+        # Equal items get scores that differ by rounding. Without a margin, they would be before
+        # the positive or behind it by chance.
         margins = MARGIN * scores.abs().amax(1)
-        first = starts[:-1][part]
-        end = starts[1:][part]
+        first = starts[:-1][tile]
+        end = starts[1:][tile]
 
         # The nth positive of all queries of the tile that have so many, at once.
         for nth in range(int((end - first).max())):
-            having = np.flatnonzero(first + nth < end)
-            positions = first[having] + nth
-            rows = torch.from_numpy(having).to(scores.device)
+            with_nth = np.flatnonzero(first + nth < end)
+            positions = first[with_nth] + nth
+            rows = torch.from_numpy(with_nth).to(scores.device)
             columns = torch.from_numpy(items[positions, None]).to(scores.device)
             row_scores = scores[rows]
             limits = row_scores.gather(1, columns) + margins[rows, None]
             unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
+
     return PositiveRanks(_in_order(unordered, starts), starts)
 
 
@@ -315,16 +326,16 @@ def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, t
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
     import torch
 
-    for part, scores in score_tiles(queries, gallery):
-        yield part, torch.as_tensor(scores)
+    for tile, scores in score_tiles(queries, gallery):
+        yield tile, torch.as_tensor(scores)
 
 
 class Outcome(NamedTuple):
     """The outcome of searches under several biases."""
 
     ranks: npt.NDArray[np.int32]
-    """(n_biases, n_queries), those of each query's best positive, as in `ranks`; (n_biases, 0)
-    without positives."""
+    """(n_biases, n_queries), those of each query's best
+    positive, as in `ranks`; without positives (n_biases, 0)."""
 
     retrieved: npt.NDArray[np.int32]
     """(n_biases, n_queries, at most 10), the first items."""
@@ -337,7 +348,7 @@ class Outcome(NamedTuple):
         """Return the outcome with a gate on each search but the first, the raw one.
 
         Queries whose first raw item is not activated keep the raw outcome. activated: for each
-        search but the raw one (n_items,) whether an item is activated; None without a gate.
+        search but the raw one, (n_items,) whether an item is activated; None without a gate.
         """
         result = Outcome(self.ranks.copy(), self.retrieved.copy())
         first_raw = self.retrieved[0, :, 0]
@@ -379,13 +390,14 @@ def assess(
     retrieved = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
     positive_items = None if positives is None else torch.from_numpy(_padded(positives))
-    for part, scores in score_tensors(queries, gallery):
+    for tile, scores in score_tensors(queries, gallery):
         for group in groups:
             group_biases = torch.from_numpy(all_biases[group]).to(scores)
             bounds = _Bounds.of(scores, group_biases)
-            retrieved[group, part] = _first_items(bounds, depth)
+            retrieved[group, tile] = _first_items(bounds, depth)
             if positive_items is not None:
-                ranks[group, part] = _best_ranks(bounds, positive_items[part].to(scores.device))
+                ranks[group, tile] = _best_ranks(bounds, positive_items[tile].to(scores.device))
+
     return Outcome(ranks, retrieved)
 
 
@@ -428,6 +440,7 @@ class _Bounds(NamedTuple):
             scores=scores,
             biases=biases,
             means=means,
+            # The largest deviation bounds from below, because it is subtracted.
             lower=scores - deviations.amax(0),
             upper=scores - deviations.amin(0),
             largest=largest,
@@ -467,7 +480,9 @@ def _nth_largest(values: torch.Tensor, nth: int) -> torch.Tensor:
     It is the nth largest of the maxima of groups, of which there are fewer to sort.
     """
     column_count = values.shape[1]
+    # There must be at least `nth` groups; else each column is a group of its own.
     group_count = column_count // GROUP if column_count >= GROUP * nth else column_count
+    # The last columns, too few for a group, are left out: the result may only be smaller for it.
     whole = column_count // group_count * group_count
     maxima = values[:, :whole].view(len(values), -1, group_count).amax(1)
     return maxima.topk(nth, dim=1).values[:, -1:]
@@ -480,16 +495,19 @@ def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int6
     scores = bounds.scores
     biases = bounds.biases
     best = (scores.gather(1, positives) - biases[:, positives]).amax(2)
+
     # An item ranks before the positive if its corrected score is above this, (group, m).
     margins = MARGIN * bounds.largest.clamp(min=biases.abs().amax(1, keepdim=True))
     limits = best + margins
 
+    # The bounds lack the means, so the limits that they are compared with get them.
     limits_of_bounds = limits + bounds.means
     highest_limit = limits_of_bounds.amax(0)[:, None] + bounds.rounding
     lowest_limit = limits_of_bounds.amin(0)[:, None] - bounds.rounding
     is_before_under_all = bounds.lower > highest_limit
     is_undecided = (bounds.upper > lowest_limit) & ~is_before_under_all
 
+    # Every bias decides the few others itself, in the exact scores.
     rows, columns = is_undecided.nonzero(as_tuple=True)
     undecided_scores = scores[rows, columns]
     least_ranks = 1 + is_before_under_all.sum(1)
@@ -517,6 +535,7 @@ def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """Return (n_queries, most) the items of each query, filled up with its first."""
+    # A positive twice is no better than once, so the first one can fill a row of the table.
     most = max(map(len, positives))
     return np.stack(
         [np.pad(items, (0, most - len(items)), constant_values=items[0]) for items in positives]
@@ -551,15 +570,18 @@ def checked_positives(
     if n_queries == 0 or n_items == 0:
         raise InvalidInput("queries or gallery items are missing")
 
-    sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
-    missing = [query for query, one in enumerate(sets) if not one]
+    of_queries = [
+        sorted(set(numbers)) if isinstance(numbers, Iterable) else [numbers]
+        for numbers in positives
+    ]
+    missing = [query for query, numbers in enumerate(of_queries) if not numbers]
     if missing:
         raise InvalidInput(
             f"no positive for query {name_some(missing)}: each query needs at least one"
         )
 
-    starts = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
-    items = np.array([item for one in sets for item in one])
+    starts = np.concatenate([[0], np.cumsum([len(numbers) for numbers in of_queries])])
+    items = np.array([item for numbers in of_queries for item in numbers])
     if items.dtype.kind not in "iu":
         raise InvalidInput("positives must be the numbers of gallery items")
 
@@ -569,6 +591,7 @@ def checked_positives(
         raise InvalidInput(
             f"positives of query {name_some(faulty)} are not among the {n_items} gallery items"
         )
+
     return items.astype(np.int64), starts
 
 
@@ -598,6 +621,8 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
     """
     k = whole_number("k", k)
     gained = ranks.sums((ranks.ranks <= k) / np.log2(1 + ranks.ranks))
+
+    # At position p − 1: what p positives in front would gain.
     best_by_count = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
     counts = np.minimum(np.diff(ranks.starts), k)
     ndcgs: PerQuery = gained / best_by_count[counts - 1]
@@ -629,6 +654,7 @@ def as_plain(value: Any) -> Any:
     """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
+    # Before the dataclasses, which estimators are too: theirs would lack the name.
     if type(value).__name__ in ESTIMATORS:
         return to_dict(value)
     if is_dataclass(value):
@@ -636,10 +662,11 @@ def as_plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {str(name): as_plain(one) for name, one in value.items()}
+        return {str(name): as_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [as_plain(one) for one in value]
+        return [as_plain(inner) for inner in value]
 
+    # JSON has no infinity and no NaN.
     is_plain = (
         value is None
         or isinstance(value, str | int)

@@ -1,11 +1,14 @@
-"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors, on a sample."""
+"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors.
+
+It is measured on a sample, in indexes that FAISS builds here.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,40 +22,51 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import Interval, confidence_interval
 
 ROWS = 20_000
+"""Rows that are measured at most."""
 QUERIES = 500
+"""Queries that are measured at most."""
 K = 10
 GRAPH_BUDGET = 5e8
 """Rows × width × efConstruction × M/16 of one graph: at most about 3.5 s on two cores."""
 LIMIT = 16
 """Factor on the search parameter up to which it is tried."""
 ROUNDING = 2.0**-22
+"""Error of a float32 score, as a share of the squared lengths, that costs no recall."""
 
 Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class RecallGate:
-    """recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017), with its 95% interval
-    over the queries, of an index of r (raw) and of <r, b − c> (stored), each against the exact top
-    k of the same scores.
+    """recall@k of an index of r (raw) and of <r, b − c> (stored), on a sample.
 
-    index_params: of the measured index, with nlist in proportion to the rows. measured_as: its kind
-    if it is not index_type. search_parameter, value: None if the index has none. needed: the least
-    value, up to LIMIT times the present one, at which the stored recall is at most one standard
-    error of the paired difference below the raw.
+    Each is against the exact top k of the same scores (Aumüller, Bernhardsson and Faithfull,
+    ANN-Benchmarks, 2017), with its 95% interval over the queries.
     """
 
     rows: int
     queries: int
     k: int
     index_type: str
+
     index_params: Mapping[str, Any]
+    """Of the measured index, with nlist in proportion to the rows."""
+
     measured_as: str | None
+    """The type of the measured index if it is not `index_type`."""
+
     search_parameter: SearchParameter | None
+    """None if the index has none."""
+
     value: int | None
+    """That of the search parameter; None if the index has none."""
+
     raw: Interval
     stored: Interval
+
     needed: int | None
+    """The least value, up to `LIMIT` times the present one, at which the stored recall is at most
+    one standard error of the paired difference below the raw; None if there is none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -78,65 +92,53 @@ def measure_recall(
     locality_hints: npt.ArrayLike | None = None,
     length_pull: bool = True,
 ) -> RecallGate:
-    """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw
-    recall again.
+    """Measure recall@10 of the index in each form, and the ef or nprobe that restores the raw one.
 
-    vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2; at most ROWS and QUERIES usable
-    ones are drawn. rows_total: rows of the collection, n by default. at_most: rows to measure, `affordable_rows` by
-    default. value: the user's ef or nprobe, Milvus's default by default. graph_hint, length_pull: see `measured_on`.
-    locality_hints: (n, c), zeros by default. Compare the two recalls only with each other: the nearest items of a
-    sample are easier to find than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
+    vectors: (n, d) as the user inserted them. biases: (n,) b − c. queries: (m, d), at least two.
+    At most ROWS and QUERIES valid ones are drawn. rows_total: rows of the collection, n by default.
+    at_most: rows to measure, `affordable_rows` by default. value: the user's ef or nprobe, Milvus's
+    default by default. graph_hint, length_pull: see `measured_on`.
+    locality_hints: (n, c), by default zeros.
+
+    Compare the two recalls only with each other: the nearest items of a sample are easier to find
+    than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
     """
-    rows = np.asarray(vectors, np.float32)
-    query_vectors = np.asarray(queries, np.float32)
-    columns = None if locality_hints is None else np.asarray(locality_hints)
-    subtracted = np.asarray(biases, np.float32)
     spec = IndexSpec.of(index_type, index_params)
-    rng = np.random.default_rng(0)
-    limit = (
-        affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
-    )
-    chosen = _drawn(np.flatnonzero(~layout.invalid(rows)), min(limit, ROWS), rng)
-    query_vectors = query_vectors[
-        _drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)
-    ]
-    if len(chosen) < 2 or len(query_vectors) < 2:
-        raise InvalidInput(
-            f"recall needs two valid rows and queries, got {len(chosen)} and {len(query_vectors)}"
-        )
-    total = max(
-        len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total)
-    )
-    spec = spec.for_sample(len(chosen), total)
-    rows = rows[chosen]
-    subtracted = subtracted[chosen]
-    columns = None if columns is None else columns[chosen]
-    k = min(K, len(rows))
-    if spec.search_parameter is None or value is None:
-        value = spec.default_value(k)
-    else:
-        value = whole_number(
-            spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1
-        )
+    if at_most is None:
+        at_most = affordable_rows(layout.width, spec)
+    row_limit = min(whole_number("at_most", at_most), ROWS)
+    all_rows = np.asarray(vectors, np.float32)
+    sample = _draw(layout, all_rows, biases, queries, locality_hints, row_limit)
 
-    reduced = layout.reduce_items(rows)
-    reduced_queries = layout.reduce_queries(query_vectors)
-    scores = reduced_queries.astype(np.float64) @ reduced.astype(np.float64).T
+    total = len(all_rows) if rows_total is None else whole_number("rows_total", rows_total)
+    spec = spec.for_sample(len(sample.rows), max(len(all_rows), total))
+    k = min(K, len(sample.rows))
+    value = _search_value(spec, value, k)
+
+    items = layout.reduce_items(sample.rows)
+    reduced_queries = layout.reduce_queries(sample.queries)
+    scores = reduced_queries.astype(np.float64) @ items.astype(np.float64).T
+    # The exact scores are inner products in any metric, but a raw L2 index has the vectors as they
+    # are, and its search is what the augmented form is compared with.
     if layout.metric == "L2":
-        reduced = rows
-        reduced_queries = query_vectors
-    form = _Form(reduced, reduced_queries, "L2" if layout.metric == "L2" else "IP", scores, k, spec)
-    raw = form.recalls(value)
-    scores -= subtracted
+        raw_form = _Form(sample.rows, sample.queries, "L2", scores, k, spec)
+    else:
+        raw_form = _Form(items, reduced_queries, "IP", scores, k, spec)
+    raw = raw_form.recalls(value)
+    del raw_form
+
+    # In place, since a second table of scores may be large: the raw form had to be done with it.
+    scores -= sample.biases
     fitted = measured_on(
-        layout, rows, query_vectors, graph_hint=graph_hint, length_pull=length_pull
+        layout, sample.rows, sample.queries, graph_hint=graph_hint, length_pull=length_pull
     )
-    stored = fitted.augment(rows, subtracted, columns)
-    sent = fitted.encode_queries(query_vectors)
-    form = _Form(stored, sent, "IP", scores, k, spec)
+    augmented = fitted.augment(sample.rows, sample.biases, sample.locality_hints)
+    sent = fitted.encode_queries(sample.queries)
+    augmented_form = _Form(augmented, sent, "IP", scores, k, spec)
+
     return RecallGate(
-        rows=len(rows),
-        queries=len(query_vectors),
+        rows=len(sample.rows),
+        queries=len(sample.queries),
         k=k,
         index_type=index_type,
         index_params=spec.params,
@@ -144,8 +146,8 @@ def measure_recall(
         search_parameter=spec.search_parameter,
         value=value,
         raw=confidence_interval(raw),
-        stored=confidence_interval(form.recalls(value)),
-        needed=_needed(form, raw, value),
+        stored=confidence_interval(augmented_form.recalls(value)),
+        needed=_needed(augmented_form, raw, value),
     )
 
 
@@ -155,6 +157,65 @@ def affordable_rows(width: int, spec: IndexSpec) -> int:
         return ROWS
     effort = spec.params["efConstruction"] * spec.params["M"] / 16
     return min(ROWS, max(1, int(GRAPH_BUDGET / (width * effort))))
+
+
+class _Sample(NamedTuple):
+    """The rows and queries to measure with."""
+
+    rows: Floats
+    """(n, d)."""
+    biases: Floats
+    """(n,)."""
+    locality_hints: npt.NDArray[Any] | None
+    """(n, c)."""
+    queries: Floats
+    """(m, d)."""
+
+
+def _draw(
+    layout: Layout,
+    rows: Floats,
+    biases: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    locality_hints: npt.ArrayLike | None,
+    row_limit: int,
+) -> _Sample:
+    """Return at most `row_limit` valid rows, and at most QUERIES valid queries.
+
+    Raises InvalidInput for fewer than two of either.
+    """
+    query_vectors = np.asarray(queries, np.float32)
+    row_biases = np.asarray(biases, np.float32)
+    hints = None if locality_hints is None else np.asarray(locality_hints)
+
+    rng = np.random.default_rng(0)
+    chosen_rows = _drawn(np.flatnonzero(~layout.invalid(rows)), row_limit, rng)
+    chosen_queries = _drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)
+    if len(chosen_rows) < 2 or len(chosen_queries) < 2:
+        raise InvalidInput(
+            f"recall needs two valid rows and queries, got {len(chosen_rows)} and "
+            f"{len(chosen_queries)}"
+        )
+    return _Sample(
+        rows=rows[chosen_rows],
+        biases=row_biases[chosen_rows],
+        locality_hints=None if hints is None else hints[chosen_rows],
+        queries=query_vectors[chosen_queries],
+    )
+
+
+def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Return at most `count` of the numbers, in order."""
+    return numbers if len(numbers) <= count else np.sort(rng.choice(numbers, count, replace=False))
+
+
+def _search_value(spec: IndexSpec, value: int | None, k: int) -> int | None:
+    """Return the user's search parameter or, without one, Milvus's default."""
+    if spec.search_parameter is None or value is None:
+        return spec.default_value(k)
+    # Milvus refuses an ef below the number of answers.
+    at_least = k if spec.search_parameter == "ef" else 1
+    return whole_number(spec.search_parameter, value, at_least=at_least)
 
 
 class _Form:
@@ -173,17 +234,25 @@ class _Form:
         self.queries = queries
         self.scores = scores
         self.k = k
+
         longest = np.square(items, dtype=np.float64).sum(axis=1).max()
         magnitude = (np.square(queries, dtype=np.float64).sum(axis=1) + longest) / 2
-        self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * magnitude
+        kth_best = np.partition(scores, -k, axis=1)[:, -k]
+        # (m,) the score from which on an answer counts as one of the k best. The index computes in
+        # float32, so it may well prefer an item that is worse by a rounding error.
+        self.limits = kth_best - ROUNDING * magnitude
 
     def recalls(self, value: int | None) -> Scores:
-        """Return (m,) the recall of each query; answers as good as the k-th best count, up to
-        float32 rounding.
+        """Return (m,) the recall of each query.
+
+        Answers as good as the k-th best count, up to float32 rounding.
         """
         retrieved = self.index.search(self.queries, self.k, value)
-        good = np.take_along_axis(self.scores, np.maximum(retrieved, 0), 1) >= self.least[:, None]
-        recalls: Scores = (good & (retrieved >= 0)).mean(axis=1)
+        # FAISS fills up with −1 where it finds fewer than k.
+        is_answer = retrieved >= 0
+        answer_scores = np.take_along_axis(self.scores, np.maximum(retrieved, 0), 1)
+        is_right = is_answer & (answer_scores >= self.limits[:, None])
+        recalls: Scores = is_right.mean(axis=1)
         return recalls
 
 
@@ -192,21 +261,19 @@ def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
     if value is None:
         return None
 
-    def holds(candidate: int) -> bool:
+    def reaches_raw(candidate: int) -> bool:
         difference = form.recalls(candidate) - raw
-        return bool(difference.mean() >= -difference.std(ddof=1) / np.sqrt(len(difference)))
+        standard_error = difference.std(ddof=1) / np.sqrt(len(difference))
+        return bool(difference.mean() >= -standard_error)
 
+    # More cells than nlist cannot be probed.
     most = min(LIMIT * value, form.index.spec.params.get("nlist", LIMIT * value))
-    low = value - 1
-    high = value
-    while not holds(high):
-        if high >= most:
+    too_small = value - 1
+    enough = value
+    while not reaches_raw(enough):
+        if enough >= most:
             return None
-        low = high
-        high = min(2 * high, most)
-    return bisect_left(range(high), True, low + 1, key=holds)
+        too_small = enough
+        enough = min(2 * enough, most)
 
-
-def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Return at most `count` of the numbers, in order."""
-    return numbers if len(numbers) <= count else np.sort(rng.choice(numbers, count, replace=False))
+    return bisect_left(range(enough), True, too_small + 1, key=reaches_raw)

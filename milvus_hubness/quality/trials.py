@@ -1,4 +1,7 @@
-"""Trials of many methods and parameters on one gallery, and the corrected answers that candidates miss."""
+"""Trials of many methods and parameters on one gallery.
+
+Also the share of the corrected answers that a number of candidates misses.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import (
     FitInputs,
+    FittedBias,
     correlation,
     require_target_bank,
     score_spread,
@@ -42,59 +46,80 @@ LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""
 
 
-def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
-    """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in its favour.
-    Memory: a tile of at least one row of scores.
+def raw_ranks(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
+    """Return the raw rank, from 1, of each item of a query's exact corrected top 10, as (m, 10).
+
+    Ties count in the item's favour. Memory: a tile of at least one row of scores.
     """
     depth = min(DEPTH, len(items))
-    places = np.empty((len(queries), depth), np.int64)
-    for part, scores in score_tensors(queries, items):
+    ranks = np.empty((len(queries), depth), np.int64)
+    for rows, scores in score_tensors(queries, items):
         corrected = scores - scores.new_tensor(biases)
-        own = scores.gather(1, corrected.topk(depth, dim=1).indices)
-        for rank, column in enumerate(own.T):
-            places[part, rank] = ((scores > column[:, None]).sum(1) + 1).cpu().numpy()
-    return places
+        best = corrected.topk(depth, dim=1).indices
+        raw_scores = scores.gather(1, best)
+
+        # One column at a time: a comparison with all ten would need ten times the tile's memory.
+        for nth, column in enumerate(raw_scores.T):
+            higher_counts = (scores > column[:, None]).sum(1)
+            ranks[rows, nth] = (higher_counts + 1).cpu().numpy()
+    return ranks
 
 
-def missed_share(places: npt.ArrayLike, candidates: int) -> float:
-    """Return the share of places beyond that many candidates."""
-    return float((np.asarray(places) > candidates).mean())
+def missed_share(ranks: npt.ArrayLike, candidates: int) -> float:
+    """Return the share of corrected answers whose raw rank is beyond that many candidates."""
+    return float((np.asarray(ranks) > candidates).mean())
 
 
-def enough_candidates(places: npt.ArrayLike, allowed: float, ladder: Sequence[int] = LADDER) -> int:
+def enough_candidates(ranks: npt.ArrayLike, allowed: float, ladder: Sequence[int] = LADDER) -> int:
     """Return the least number of `ladder` that misses at most `allowed`; its last if none does."""
-    return next((count for count in ladder if missed_share(places, count) <= allowed), ladder[-1])
+    return next((count for count in ladder if missed_share(ranks, count) <= allowed), ladder[-1])
 
 
-ALPHAS = tuple(step / 8 for step in range(1, 13))
-KS = (2, 8, 32, 128, 512)
-TEMPERATURES = (0.125, 0.25, 0.5, 1.0)
-BLENDED = 0.375
-TARGET_TEMPERATURES = (0.5, 2.0, 8.0, 25.0)
-LAMS = (0.25, 0.5, 0.75, 1.0)
-STRENGTHS = (0.5, 0.75, 1.0)
-RELATIVE_KS = (8, 32)
 METHODS = 6
+"""Number of lists that `_by_method` yields, for the progress."""
+
+KS = (2, 8, 32, 128, 512)
+"""The k of NNN and CSLS."""
+ALPHAS = tuple(step / 8 for step in range(1, 13))
+"""The α of NNN; ½ is CSLS."""
+RELATIVE_KS = (8, 32)
+"""The k of RelativeNNN. The first is that of the default Blend."""
+TEMPERATURES = (0.125, 0.25, 0.5, 1.0)
+"""τ of InvertedSoftmax and Sinkhorn, as shares of the spread of scores."""
+TARGET_TEMPERATURES = (0.5, 2.0, 8.0, 25.0)
+"""τ of the target bank's side of DualInvertedSoftmax, as shares of the spread of scores."""
+LAMS = (0.25, 0.5, 0.75, 1.0)
+"""The λ of DistributionNormalization."""
+BLENDED = 0.375
+"""The temperature of Sinkhorn in the default Blend."""
+STRENGTHS = (0.5, 0.75, 1.0)
+"""Factors on biases that have no factor among their own parameters."""
 DENSE_SCORES = 20_000_000
+"""Number of scores up to which Sinkhorn reads all of them."""
 NEIGHBORS = 64
+"""Nearest pairs of each query and item that Sinkhorn reads beyond that."""
 
 Answers = Sequence[npt.NDArray[np.int64]]
 """The numbers of the positives of each query."""
 
 
 class Trial(NamedTuple):
-    """An estimator, the strength of its bias, and the bias (n_items,) times that strength.
-
-    gate, gate_targets: as the k and k_targets of `DynamicGate`. activated: (n_items,) of that gate;
-    None without one.
-    """
+    """An estimator at one strength, with the bias and the gate to search with."""
 
     estimator: Estimator
     strength: float
+
     bias: Vectors
+    """(n_items,), already times the strength."""
+
     gate: int | None = None
+    """The k of `DynamicGate`; None corrects every query."""
+
     gate_targets: int | None = None
+    """The k_targets of `DynamicGate`."""
+
     activated: npt.NDArray[np.bool_] | None = None
+    """(n_items,) whether the gate corrects queries with this raw best item; None without one."""
 
     @property
     def form(self) -> tuple[int | None, int | None]:
@@ -108,44 +133,52 @@ def sweep(
     *,
     progress: Progress = silent,
 ) -> list[Trial]:
-    """Return the trials on a gallery (n, d): all with each gate, which share their biases, then all
-    without a gate. Those of Blend come last, with full strength at the very end. NNN runs over
-    `ALPHAS` and over `KS` up to |bank|; ½ of a mean is CSLS. Sinkhorn uses nearest pairs beyond
-    `DENSE_SCORES` scores. All share one top-k pass in each direction, and the trials of a method
-    their passes over all scores. Raises InvalidInput if all items score alike.
+    """Return the trials on a gallery (n, d): all with each gate, then all without a gate.
+
+    Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over
+    `KS` up to |bank|; ½ of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES`
+    scores. Trials with a gate share the biases of those without. All share one top-k pass in each
+    direction, and the trials of a method their passes over all scores. Raises InvalidInput if all
+    items score alike.
     """
     unit = score_spread(bank, gallery)
     if not unit:
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
-    best = topk(bank.vectors, gallery, min(NEIGHBORS, len(gallery)))
-    trials: list[Trial] = []
-    for done, of_method in enumerate(_by_method(bank, gallery, target_bank, best, unit), 1):
-        trials += of_method
-        progress("trying methods", done, METHODS)
-    activated = np.isin(np.arange(len(gallery)), best.indices[:, 0])
-    gated = [trial._replace(gate=1, activated=activated) for trial in trials]
+    targets = None
     if target_bank is not None:
         targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
+
+    nearest_items = topk(bank.vectors, gallery, min(NEIGHBORS, len(gallery)))
+    trials: list[Trial] = []
+    methods = _by_method(bank, gallery, target_bank, targets, nearest_items, unit)
+    for done, of_method in enumerate(methods, 1):
+        trials += of_method
+        progress("trying methods", done, METHODS)
+
+    activated = np.isin(np.arange(len(gallery)), nearest_items.indices[:, 0])
+    gated = [trial._replace(gate=1, activated=activated) for trial in trials]
+    if targets is not None:
         either = activated | DynamicGate().activated(targets, gallery)
         gated += [trial._replace(gate=1, gate_targets=1, activated=either) for trial in trials]
+
+    # `tune` takes the last trial as the default, which has no gate.
     return gated + trials
 
 
 def search(
     trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positives: Answers | None = None
 ) -> Outcome:
-    """Return the outcome of the raw search, then of each trial, as `assess` does, which sees equal
-    biases once.
-    """
+    """Return the outcome of the raw search, then of each trial, as `assess` does."""
+    # A gated trial has the very array of its trial without a gate, so identity finds most
+    # duplicates, and each bias is searched once.
     distinct = {id(trial.bias): trial.bias for trial in trials}
-    plain = assess(
-        queries, gallery, [np.zeros(len(gallery), np.float32), *distinct.values()], positives
-    )
-    row_of = {key: row for row, key in enumerate(distinct, 1)}
+    no_bias = np.zeros(len(gallery), np.float32)
+    of_distinct = assess(queries, gallery, [no_bias, *distinct.values()], positives)
+
+    row_of = {identity: row for row, identity in enumerate(distinct, 1)}
     rows = np.array([0, *(row_of[id(trial.bias)] for trial in trials)])
-    return Outcome(plain.ranks[rows], plain.retrieved[rows]).gated(
-        [trial.activated for trial in trials]
-    )
+    of_trials = Outcome(of_distinct.ranks[rows], of_distinct.retrieved[rows])
+    return of_trials.gated([trial.activated for trial in trials])
 
 
 def activated_by(
@@ -161,78 +194,211 @@ def activated_by(
     return DynamicGate(gate, gate_targets).activated(bank, items, targets)
 
 
+class _SearchedBank(NamedTuple):
+    """The bank, or one of its halves, and the items that its queries find."""
+
+    bank: QueryBank
+
+    nearest_items: TopK
+    """(m, at most `NEIGHBORS`), best first."""
+
+    def split_in_half(self) -> list[_SearchedBank]:
+        """Return the two halves with which the agreement is measured; none of a single query."""
+        if len(self.bank) == 1:
+            return []
+        return [
+            _SearchedBank(
+                QueryBank(self.bank.vectors[numbers]),
+                TopK(self.nearest_items.values[numbers], self.nearest_items.indices[numbers]),
+            )
+            for numbers in split_in_half(len(self.bank))
+        ]
+
+
 def _by_method(
-    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, best: TopK, unit: float
+    bank: QueryBank,
+    gallery: Vectors,
+    target_bank: QueryBank | None,
+    targets: Vectors | None,
+    nearest_items: TopK,
+    unit: float,
 ) -> Iterator[list[Trial]]:
-    """Yield the trials of each of `METHODS` kinds.
+    """Yield the trials of each of `METHODS` methods.
 
-    best: the nearest items of each bank query. unit: the spread of scores. An agreement is that of
-    the biases from two halves of the bank, as `FittedBias.with_agreement` has it.
+    targets: the target bank as queries. nearest_items:
+    of each bank query. unit: the spread of scores.
     """
-    m = len(bank)
     ks = [k for k in KS if k <= len(bank)] or [1]
-    nearest = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), m))
-    means = (
-        nearest.values.cumsum(1, dtype=np.float64)[:, np.array(ks) - 1].T / np.array(ks)[:, None]
-    )
-    kinds = [(CSLS(k) if alpha == 0.5 else NNN(k, alpha), alpha * mean)
-             for k, mean in zip(ks, means, strict=True) for alpha in ALPHAS]  # fmt: skip
-    yield [Trial(kind, 1.0, bias.astype(np.float32)) for kind, bias in kinds]
+    nearest_queries = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), len(bank)))
+    yield _mean_trials(ks, nearest_queries.values)
 
-    parts = split_in_half(m) if m > 1 else []
-    banks = [bank, *(QueryBank(bank.vectors[part]) for part in parts)]
-    bests = [best, *(TopK(best.values[part], best.indices[part]) for part in parts)]
-    relative = [_relative_biases(*part, gallery) for part in zip(banks, bests, strict=True)]
-    own = [RelativeNNN(k).clamped(m) for k in RELATIVE_KS]
-    several = zip(own, *relative, strict=True)
+    whole = _SearchedBank(bank, nearest_items)
+    half_banks = whole.split_in_half()
+    relative = [_relative_biases(searched, gallery) for searched in (whole, *half_banks)]
+    yield _relative_trials(relative, len(bank))
+
+    yield _softmax_trials(gallery, bank.vectors, targets, unit)
+    yield _normalization_trials(bank, gallery)
+
+    # The first columns only: `_mean_trials` may need more neighbours than Sinkhorn reads.
+    near_queries = TopK(*(columns[:, :NEIGHBORS] for columns in nearest_queries))
+    neighbors = _neighbors(len(bank) * len(gallery))
+    fits, blended = _sinkhorn_fits(whole, gallery, near_queries, neighbors, unit)
+    if target_bank is not None:
+        duals = _dual_fits(bank, gallery, target_bank, unit)
+        fits = [fit for pair in zip(fits, duals, strict=True) for fit in pair]
     yield [
-        _agreed(replace(one, strength="agreement"), biases, (1.0,))[0] for one, *biases in several
+        # A dual fit has biases of the target bank too, after those of the gallery.
+        trial
+        for fitted, bias in fits
+        for trial in _at(fitted.estimator, bias[: len(gallery)], STRENGTHS)
     ]
 
-    sums = _logsumexps(gallery, bank.vectors, TEMPERATURES, unit)
-    softmaxes = [(InvertedSoftmax(one * unit, temperature=one), bias) for one, bias in sums.items()]
-    trials = [trial for softmax, bias in softmaxes for trial in _at(softmax, bias, STRENGTHS)]
-    if target_bank is not None:
-        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
-        for other, of_targets in _logsumexps(gallery, targets, TARGET_TEMPERATURES, unit).items():
-            for one, of_queries in sums.items():
-                share = np.float32(other / (one + other))
-                dual = DualInvertedSoftmax(one * unit, other * unit, one, other)
-                trials.append(Trial(dual, 1.0, share * of_queries + (1 - share) * of_targets))
-    yield trials
-    flat = [DistributionNormalization(lam).fit(bank) for lam in LAMS]
-    yield [Trial(fitted.estimator, 1.0, fitted.bias(gallery)) for fitted in flat]
+    # The halves are fitted in the whole bank's way, so that all three are one method.
+    of_half_banks = [_sinkhorn_of_half(half, gallery, neighbors) for half in half_banks]
+    yield _blend_trials(relative, [blended, *of_half_banks], len(bank))
 
-    blended = Sinkhorn(temperature=BLENDED, neighbors=_neighbors(m * len(gallery)))
-    inputs = FitInputs(gallery, target_bank, None)
-    near = TopK(*(part[:, :NEIGHBORS] for part in nearest))
+
+def _mean_trials(ks: Sequence[int], nearest_scores: Vectors) -> list[Trial]:
+    """Return NNN of every k and α: α times the mean of an item's k largest scores.
+
+    nearest_scores: (n_items, ≥ k), best first.
+    """
+    sums = nearest_scores.cumsum(1, dtype=np.float64)
+    trials = []
+    for k in ks:
+        mean = sums[:, k - 1] / k
+        for alpha in ALPHAS:
+            estimator = CSLS(k) if alpha == 0.5 else NNN(k, alpha)
+            trials.append(Trial(estimator, 1.0, (alpha * mean).astype(np.float32)))
+    return trials
+
+
+def _relative_biases(searched: _SearchedBank, gallery: Vectors) -> list[Vectors]:
+    """Return the biases of RelativeNNN for each of `RELATIVE_KS`."""
+    estimator = RelativeNNN()
+    best_scores = searched.nearest_items.values[:, : estimator.finds]
+    potentials = (-estimator.discount * best_scores.mean(1, dtype=np.float64)).astype(np.float32)
+
+    # One more column, of ones, adds the query's potential to its score: top-k sees one product.
+    relative = np.hstack([searched.bank.vectors, potentials[:, None]])
+    rows = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1)
+    values = topk(rows, relative, min(max(RELATIVE_KS), len(searched.bank))).values
+    return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
+
+
+def _relative_trials(relative: Sequence[list[Vectors]], bank_size: int) -> list[Trial]:
+    """Return RelativeNNN of every k. relative: its biases, of the whole bank and of its halves."""
+    trials = []
+    for k, *biases in zip(RELATIVE_KS, *relative, strict=True):
+        estimator = RelativeNNN(k).clamped(bank_size)
+        trials += _agreed(replace(estimator, strength="agreement"), biases, (1.0,))
+    return trials
+
+
+def _softmax_trials(
+    gallery: Vectors, bank: Vectors, targets: Vectors | None, unit: float
+) -> list[Trial]:
+    """Return InvertedSoftmax and, with targets, DualInvertedSoftmax, at every temperature."""
+    by_bank = _logsumexps(gallery, bank, TEMPERATURES, unit)
+    trials = []
+    for temperature, bias in by_bank.items():
+        softmax = InvertedSoftmax(temperature * unit, temperature=temperature)
+        trials += _at(softmax, bias, STRENGTHS)
+    if targets is None:
+        return trials
+
+    # The dual bias is a mean of both sides, weighted by the temperature of the other side.
+    by_targets = _logsumexps(gallery, targets, TARGET_TEMPERATURES, unit)
+    for target_temperature, target_bias in by_targets.items():
+        for temperature, bias in by_bank.items():
+            share = np.float32(target_temperature / (temperature + target_temperature))
+            dual = DualInvertedSoftmax(
+                temperature * unit, target_temperature * unit, temperature, target_temperature
+            )
+            trials.append(Trial(dual, 1.0, share * bias + (1 - share) * target_bias))
+    return trials
+
+
+def _logsumexps(
+    gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float
+) -> dict[float, Vectors]:
+    """Return the log-sum-exp of each item's scores for each temperature, in one pass."""
+    steps = AllScores(gallery, queries, scores="recomputed")
+    no_potentials = np.zeros((len(temperatures), len(queries)))
+    biases = -steps.from_items(no_potentials, unit * np.array(temperatures))
+    return dict(zip(temperatures, biases, strict=True))
+
+
+def _normalization_trials(bank: QueryBank, gallery: Vectors) -> list[Trial]:
+    trials = []
+    for lam in LAMS:
+        fitted = DistributionNormalization(lam).fit(bank)
+        trials.append(Trial(fitted.estimator, 1.0, fitted.bias(gallery)))
+    return trials
+
+
+Fit = tuple[FittedBias, Vectors]
+"""A fit, and its biases of the items."""
+
+
+def _sinkhorn_fits(
+    searched: _SearchedBank,
+    gallery: Vectors,
+    near_queries: TopK,
+    neighbors: int | None,
+    unit: float,
+) -> tuple[list[Fit], Fit]:
+    """Return the fits at every temperature, and that of the default Blend."""
+    # The blend's fit goes along with the others: a further temperature costs no pass over scores.
     sinkhorns = [
-        replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)
+        Sinkhorn(temperature * unit, temperature=temperature, neighbors=neighbors)
+        for temperature in (*TEMPERATURES, BLENDED)
     ]
-    *fits, whole = fit_together(sinkhorns, bank, inputs, (near, best))
-    if target_bank is not None:
-        neighbors = _neighbors(m * (len(gallery) + len(target_bank)))
-        duals = [
-            DualBankSinkhorn(one * unit, temperature=one, neighbors=neighbors)
-            for one in TEMPERATURES
-        ]
-        fits = [
-            fit
-            for pair in zip(fits, fit_together(duals, bank, inputs), strict=True)
-            for fit in pair
-        ]
-    yield [
-        trial for fit, bias in fits for trial in _at(fit.estimator, bias[: len(gallery)], STRENGTHS)
+    inputs = FitInputs(gallery, None, None)
+    nearest = (near_queries, searched.nearest_items)
+    *fits, of_blend = fit_together(sinkhorns, searched.bank, inputs, nearest)
+    return fits, of_blend
+
+
+def _dual_fits(bank: QueryBank, gallery: Vectors, target_bank: QueryBank, unit: float) -> list[Fit]:
+    neighbors = _neighbors(len(bank) * (len(gallery) + len(target_bank)))
+    duals = [
+        DualBankSinkhorn(temperature * unit, temperature=temperature, neighbors=neighbors)
+        for temperature in TEMPERATURES
     ]
-    fits = [whole]
-    for half, its_best in zip(banks[1:], bests[1:], strict=True):
-        near = topk(gallery, half.vectors, min(NEIGHBORS, len(half)))
-        fits += fit_together([blended.measured(half, gallery)], half, inputs, (near, its_best))
+    return fit_together(duals, bank, FitInputs(gallery, target_bank, None))
+
+
+def _sinkhorn_of_half(half: _SearchedBank, gallery: Vectors, neighbors: int | None) -> Fit:
+    """Return the fit of the default Blend's Sinkhorn on a half of the bank."""
+    near_queries = topk(gallery, half.bank.vectors, min(NEIGHBORS, len(half.bank)))
+    # Measured on the half: its scores have a spread of their own, and with it a τ.
+    sinkhorn = Sinkhorn(temperature=BLENDED, neighbors=neighbors).measured(half.bank, gallery)
+    inputs = FitInputs(gallery, None, None)
+    [fit] = fit_together([sinkhorn], half.bank, inputs, (near_queries, half.nearest_items))
+    return fit
+
+
+def _neighbors(scores: int) -> int | None:
+    return None if scores <= DENSE_SCORES else NEIGHBORS
+
+
+def _blend_trials(
+    relative: Sequence[list[Vectors]], sinkhorns: Sequence[Fit], bank_size: int
+) -> list[Trial]:
+    """Return the default Blend at every strength.
+
+    relative: the biases of RelativeNNN, and sinkhorns:
+    the fits, of the whole bank and of its halves.
+    """
     mixes = [
-        np.float32(0.5) * (biases[0] + bias)
-        for biases, (_, bias) in zip(relative, fits, strict=True)
+        np.float32(0.5) * (of_relative[0] + of_sinkhorn)
+        for of_relative, (_, of_sinkhorn) in zip(relative, sinkhorns, strict=True)
     ]
-    yield _agreed(Blend((own[0], whole[0].estimator)), mixes, STRENGTHS)
+    relative_nnn = RelativeNNN(RELATIVE_KS[0]).clamped(bank_size)
+    blend = Blend((relative_nnn, sinkhorns[0][0].estimator))
+    return _agreed(blend, mixes, STRENGTHS)
 
 
 def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list[Trial]:
@@ -242,40 +408,11 @@ def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list
 def _agreed(
     estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]
 ) -> list[Trial]:
-    """Return trials of biases times their agreement.
+    """Return trials of biases times their agreement, as `FittedBias.with_agreement` has it.
 
     biases: of the whole bank, then of its halves if it has any.
     """
+    # Without halves nothing shows how much of the biases is noise, so none is applied.
     agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
-    return _at(
-        replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths
-    )
-
-
-def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vectors]:
-    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each
-    bank query.
-    """
-    one = RelativeNNN()
-    f = (-one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)).astype(np.float32)
-    rows = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1)
-    relative = np.hstack([bank.vectors, f[:, None]])
-    values = topk(rows, relative, min(max(RELATIVE_KS), len(bank))).values
-    return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
-
-
-def _logsumexps(
-    gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float
-) -> dict[float, Vectors]:
-    """Return the log-sum-exp of each item's scores for each temperature, in one pass over the
-    scores.
-    """
-    steps = AllScores(gallery, queries, scores="recomputed")
-    weights = np.zeros((len(temperatures), len(queries)))
-    return dict(
-        zip(temperatures, -steps.from_items(weights, unit * np.array(temperatures)), strict=True)
-    )
-
-
-def _neighbors(scores: int) -> int | None:
-    return None if scores <= DENSE_SCORES else NEIGHBORS
+    agreed = replace(estimator, agreement=agreement)
+    return _at(agreed, np.float32(agreement) * biases[0], strengths)

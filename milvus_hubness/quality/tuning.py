@@ -1,4 +1,7 @@
-"""Tuning: decide whether to correct, and with which estimator, on queries that the biases have not seen."""
+"""Tuning: decide whether to correct, and with which estimator.
+
+The decision is made on queries that the biases have not seen.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,21 @@ from milvus_hubness.quality.trials import Answers, Trial, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 
 MEMBERS = 8
+"""Trials that are mixed into one."""
 EXCESS_WEIGHT = 0.3
+"""Weight of the excess answers taken by hubs; the mean reciprocal rank has weight 1."""
 GATE_MARGIN = 0.01
+"""Lead in that score that a gate needs over the trials without one."""
 FOLDS = 5
+
+# The numbers below decide the verdict with labels, and were chosen on the tasks of
+# `python -m benchmarks.tune`, which prints what it is worth on 20 random splits of their pairs.
 PRIOR_GAIN = 0.04
+"""Mean and standard deviation of the gain in R@1 before anything is measured."""
 FALL_TO_TRY = 0.05
+"""Fall of the excess answers taken by hubs, as a share of them, below which a loss is expected."""
 WEAK = 0.6
+"""Strength below which the verdict is "apply weakly"."""
 
 Verdict = Literal["apply", "apply weakly", "leave it alone"]
 Values = npt.NDArray[np.float64]
@@ -46,12 +58,10 @@ class Judgement(NamedTuple):
 def pick(trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
     """Return the `MEMBERS` best trials, all with the same gate, or none.
 
-    They are best by mean reciprocal rank, which follows R@1 with less noise, less `EXCESS_WEIGHT` ·
-    the excess answers taken by hubs, which keeps few labels from deciding by chance. A gate has to
-    be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal rank, as it limits
-    what searches can do and sends each query twice. excess: (n_trials,). ranks: (n_trials,
-    n_queries).
+    excess: (n_trials,) the excess answers taken by hubs. ranks: (n_trials, n_queries).
     """
+    # The mean reciprocal rank follows R@1 with less noise, and the excess answers, which need no
+    # labels, keep few labels from deciding by chance.
     reciprocal = 1 / ranks
     scores = reciprocal.mean(1) - EXCESS_WEIGHT * excess
     best_by_form: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
@@ -60,6 +70,8 @@ def pick(trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32]) 
         by_score = np.argsort(-scores[of_form], kind="stable")
         best_by_form[form] = np.sort(of_form[by_score[:MEMBERS]])
 
+    # A gate has to be better by a margin and by two standard errors, as it limits what searches can
+    # do and sends each query twice.
     without_gate = best_by_form[None, None]
     best = without_gate
     largest_lead = 0.0
@@ -78,33 +90,37 @@ def mix(trials: Sequence[Trial]) -> Trial:
 
     It is their mean strength times a Blend of weights s_e / Σ s.
     """
+    # An estimator may be among the trials at several strengths: its shares add up.
     shares: dict[Estimator, float] = {}
     for trial in trials:
         shares[trial.estimator] = shares.get(trial.estimator, 0.0) + trial.strength
     total = sum(shares.values())
-    estimator: Estimator = Blend(
-        tuple(shares), tuple(share / total for share in shares.values()), strength=1.0
-    )
+    estimator: Estimator
     if len(shares) == 1:
         [estimator] = shares
-    bias = np.asarray(
-        np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64), np.float32
-    )
+    else:
+        weights = tuple(share / total for share in shares.values())
+        estimator = Blend(tuple(shares), weights, strength=1.0)
+
+    mean_bias = np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64)
+    bias = np.asarray(mean_bias, np.float32)
     return trials[0]._replace(estimator=estimator, strength=total / len(trials), bias=bias)
 
 
 def judge_labelled(
     raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
 ) -> Judgement:
-    """Return the verdict: "apply" if the expected gain in R@1 is above 0.
+    """Return the verdict with labels: "apply" if the expected gain in R@1 is above 0.
 
-    raw, cross_fitted: (n_queries,) hits. The measured gain meets a prior of 4 ± 4 points, positive
-    if the excess answers taken by hubs fall.
+    raw, cross_fitted: (n_queries,) hits. strength: of the mix. fall: of the excess answers taken by
+    hubs, as a share of them.
     """
     interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
 
-    # The mean of two normal distributions, weighted by their precisions.
+    # The measured gain meets a prior of 4 ± 4 points, positive if hubs lose answers. The posterior
+    # mean is that of both, weighted by their precisions. The variance is raised by 1/n, because a
+    # few queries that all agree would otherwise seem certain.
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
     prior_variance = PRIOR_GAIN**2
@@ -123,9 +139,9 @@ def judge_labelled(
 
 
 def judge_unlabelled(figures: Figures) -> Judgement:
-    """Return the verdict on a bank: "apply" unless a finding fails.
+    """Return the verdict without labels: "apply" unless a finding fails.
 
-    A narrow bank is applied with half the strength.
+    A narrow bank is applied with half the strength. The thresholds are those of `quality.verdict`.
     """
     shown = findings(figures)
     failed = "; ".join(str(finding) for finding in shown if finding.fails)
@@ -148,8 +164,11 @@ def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
 
 
 MOST_ITEMS = 20_000
+"""Items on which methods are tried, unless there are more positives."""
 MOST_QUERIES = 5_000
+"""Queries with which methods are tried."""
 FEWEST_QUERIES = 20
+"""Queries without which nothing is judged, and in each half of a bank that is judged by itself."""
 RESAMPLES = 1000
 
 
@@ -171,31 +190,47 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials, and the decision.
-
-    choice, strength: the estimator to apply and the share of it; None and 0 for "leave it alone".
-    gate, gate_targets: the gate to apply, as the k and k_targets of `DynamicGate`; None to correct
-    every query, as always without labels. candidate: the estimator that would otherwise apply: the
-    mix of the best trials, or the default Blend without labels. findings: what the bank shows,
-    which decides without labels and informs with them; none for a bank of under 40 queries.
-    interval: of the cross-validated gain in R@1, from labels. rows: the raw search and the trials,
-    best first.
-    """
+    """The trials, and the decision."""
 
     verdict: Verdict
+
     choice: Estimator | None
+    """The estimator to apply; None for "leave it alone"."""
+
     strength: float
+    """The share of it to apply; 0 for "leave it alone"."""
+
     gate: int | None
+    """The k of the `DynamicGate` to apply; None corrects every query, as always without labels."""
+
     gate_targets: int | None
+    """The k_targets of that gate."""
+
     reason: str
+
     interval: measures.Interval | None
+    """The cross-validated gain in R@1; None without labels."""
+
     findings: tuple[Finding, ...]
+    """What the bank shows, which decides without labels and informs with them; none for a bank of
+    under 40 queries."""
+
     candidate: Estimator
+    """The estimator that would apply but for the verdict: the mix of the best trials, or the
+    default Blend without labels."""
+
     rows: tuple[Row, ...]
+    """The raw search and the trials, best first."""
+
     labelled: bool
     bank_size: int
+
     items: int
+    """Number of items on which the methods were tried."""
+
     queries: int
+    """Number of queries with which they were tried."""
+
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,6 +280,7 @@ def tune(
         chosen = trials[-1]
         judged = judge_unlabelled(figures)
 
+    # The candidate stays in the result either way: a user may overrule the verdict.
     applies = judged.verdict != "leave it alone"
     return Tuning(
         **judged._asdict(),
@@ -273,10 +309,12 @@ def decide(
 ) -> tuple[Trial, Judgement]:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
-    For the verdict, each query is searched under a mix picked without the labels of its fold.
     outcome: of the raw search, then the trials.
     """
     excess = measures.excess_answers_of(outcome, len(gallery))
+
+    # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
+    # judged under a mix that was picked without its fold; what users get is the mix of all.
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
     mixed = mix(pick(trials, excess[1:], outcome.ranks[1:]))
     mixes = [
@@ -289,6 +327,7 @@ def decide(
     cross_fitted = after.hits[2 + fold, np.arange(len(queries))]
 
     mixed_excess = float(measures.excess_answers_of(after, len(gallery))[1])
+    # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(mixed_excess, float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     return mixed, judge_labelled(outcome.hits[0], cross_fitted, mixed.strength, fall, seed=seed)
@@ -313,12 +352,13 @@ def _split(
         return fitted, bank.vectors[order[:middle][:MOST_QUERIES]], None
 
     query_vectors = as_vectors(queries, "the queries")
-    answers = None
     bank.expect_dim(query_vectors.shape[1], "a query")
     if len(query_vectors) < FEWEST_QUERIES:
         raise InvalidInput(
             f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed"
         )
+
+    answers = None
     if positives is not None:
         numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
         answers = np.split(numbers, starts[1:-1])
@@ -327,6 +367,7 @@ def _split(
         query_vectors = query_vectors[some]
         answers = answers and [answers[query] for query in some]
 
+    # A query in the bank raises the bias of its own answer, and would be judged by it.
     in_queries = {row.tobytes() for row in query_vectors}
     is_other = np.array([row.tobytes() not in in_queries for row in bank.vectors])
     if not is_other.any():
@@ -346,28 +387,34 @@ def _some_items(
     """
     if len(items) <= MOST_ITEMS:
         return items, answers
+
+    # No positive may be missing, or its query could not be answered.
     needed = np.unique(np.concatenate(answers)) if answers is not None else np.empty(0, np.int64)
     others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
-    chosen = np.sort(np.concatenate([needed, others[: max(0, MOST_ITEMS - len(needed))]]))
-    return items[chosen], answers and [np.searchsorted(chosen, one) for one in answers]
+    room = max(0, MOST_ITEMS - len(needed))
+    chosen = np.sort(np.concatenate([needed, others[:room]]))
+    return items[chosen], answers and [np.searchsorted(chosen, numbers) for numbers in answers]
 
 
 def _table(
     trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, seed: int
 ) -> tuple[Row, ...]:
+    """Return the raw search, then the trials, best first.
+
+    outcome: of the raw search, then of the trials.
+    """
     r1s: Sequence[float | None] = [None] * len(outcome.retrieved)
     gains: Sequence[measures.Interval | None] = [None] * len(r1s)
     if outcome.ranks.size:
         hits = outcome.hits
         r1s = hits.mean(1).tolist()
         gains = measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
-    kinds = [
-        (None, 0.0, None, None),
-        *((trial.estimator, trial.strength, *trial.form) for trial in trials),
-    ]
+
     excess = measures.excess_answers_of(outcome, n_items).tolist()
-    raw, *rows = [
-        Row(estimator, strength, *figures, *form)
-        for (estimator, strength, *form), *figures in zip(kinds, excess, r1s, gains, strict=True)
+    raw = Row(None, 0.0, excess[0], r1s[0], gains[0])
+    rows = [
+        Row(trial.estimator, trial.strength, share, r1, gain, *trial.form)
+        for trial, share, r1, gain in zip(trials, excess[1:], r1s[1:], gains[1:], strict=True)
     ]
-    return (raw, *sorted(rows, key=lambda row: row.excess_answers if row.r1 is None else -row.r1))
+    rows.sort(key=lambda row: row.excess_answers if row.r1 is None else -row.r1)
+    return (raw, *rows)

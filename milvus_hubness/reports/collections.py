@@ -28,6 +28,7 @@ from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import Diagnosis
 
 LONGEST = 160
+"""Letters of a text that the page shows."""
 
 
 def render(
@@ -36,7 +37,7 @@ def render(
     """Return the HTML page in UTF-8; write it with encoding="utf-8".
 
     image_field: a field of items with the path or URL of an image, which the page shows. images:
-    says of which folder files are embedded; by default of none.
+    embeds the files of its folder; by default of none.
     """
     images = images or Images()
     template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
@@ -55,6 +56,7 @@ class BiasedGallery:
     """(n,), which searches subtract or, if the collection is not corrected, would subtract."""
 
     strength: float
+    """The factor with which they are subtracted."""
 
     bank: QueryBank
     """The reference queries, reduced to inner products."""
@@ -63,7 +65,7 @@ class BiasedGallery:
     """The keys of the raw best items whose queries are corrected; None without a gate."""
 
     verdict: TuningRecord | None
-    """That of tuning on this bank; None if there is none."""
+    """The verdict of tuning on this bank; None if there is none."""
 
 
 def read_biased(
@@ -86,40 +88,63 @@ def read_biased(
     info = store.info(collection)
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
-    biases = gallery.biases
-    strength = 1.0
-    activated = None
     state = info.state_of(field)
-    if biases is not None and state is not None:
-        strength = state.profile.strength
-        if bank is None or state.profile.gate is not None:
-            stored = store.load_bank(state.profile.bank)
+    if gallery.biases is not None and state is not None:
+        profile = state.profile
+        biases = gallery.biases
+        strength = profile.strength
+        activated = None
+        # The bank is many rows to load: only if something in it is needed.
+        if bank is None or profile.gate is not None:
+            stored = store.load_bank(profile.bank)
             bank = bank or stored.queries
-            activated = stored.activated if state.profile.gate is not None else None
+            activated = stored.activated if profile.gate is not None else None
     elif bank is None:
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
-        gates: tuple[int | None, int | None] = (None, None)
         verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
-        if estimator is None and verdict and verdict.choice:
-            estimator = from_dict(verdict.choice)
-            gates = (verdict.gate, verdict.gate_targets)
-        estimator = estimator or Blend()
-        correction = Correction.fit(
-            layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank
-        )
-        targets = reduced_targets(layout, target_bank).asking if target_bank else None
-        mask = activated_by(
-            gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets
-        )
-        activated = None if mask is None else frozenset(compress(gallery.keys, mask))
-        biases = correction.centred(gallery.vectors)
-        biases = biases - np.float32(biases.mean())
+        strength = 1.0
+        biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict)
 
     bank.expect_dim(layout.dim, "the field")
     reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
     verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
     return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict)
+
+
+def _computed_biases(
+    gallery: Gallery,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    estimator: Estimator | None,
+    verdict: TuningRecord | None,
+) -> tuple[Floats, frozenset[Key] | None]:
+    """Return the biases (n,) that a migration with this bank would write, with mean 0.
+
+    The second value is the keys of the items that the gate of tuning activates; None without one.
+    """
+    layout = gallery.layout
+    gates: tuple[int | None, int | None] = (None, None)
+    # A gate was chosen together with the estimator of the verdict, and says nothing about another.
+    if estimator is None and verdict and verdict.choice:
+        estimator = from_dict(verdict.choice)
+        gates = (verdict.gate, verdict.gate_targets)
+
+    correction = Correction.fit(
+        layout,
+        estimator or Blend(),
+        bank,
+        gallery=gallery.vectors,
+        target_bank=target_bank,
+    )
+    targets = reduced_targets(layout, target_bank).asking if target_bank else None
+    mask = activated_by(
+        gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets
+    )
+    activated = None if mask is None else frozenset(compress(gallery.keys, mask))
+
+    biases = correction.centred(gallery.vectors)
+    return biases - np.float32(biases.mean()), activated
 
 
 def diagnose(
@@ -137,11 +162,14 @@ def diagnose(
     group_by: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
-    not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
-    answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
-    their own; group_by: one whose values get their shares of the answers. Raises InvalidInput, DimensionMismatch,
-    CollectionNotFound, EmptyCollection.
+    """Search queries in a collection's rows before and after correction, and report the hubs.
+
+    If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
+    of tuning, else Blend. answers: the keys of the right rows. texts: of the queries. slice_by: a
+    scalar field, whose values get a report of their own; group_by: one whose values get their
+    shares of the answers.
+
+    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
     """
     expect_store(store)
     queries = QueryBank.of(queries)
@@ -155,12 +183,17 @@ def diagnose(
         progress=progress,
     )
     gallery = biased.gallery
-    layout = biased.gallery.layout
+    layout = gallery.layout
     verdict = biased.verdict
     queries.expect_dim(layout.dim, "the field")
+
+    activated = None
+    if biased.activated is not None:
+        activated = [key in biased.activated for key in gallery.keys]
     return report.diagnose(
         layout.reduce_queries(queries.vectors),
         layout.reduce_items(gallery.vectors),
+        # A constant moves no answer, but the strengths of the report would all show it.
         biased.biases - np.float32(biased.biases.mean()),
         bank=biased.bank,
         positives=gallery.positions(answers) if answers is not None else None,
@@ -168,9 +201,7 @@ def diagnose(
         fields=gallery.fields,
         query_texts=texts,
         strength=biased.strength,
-        activated=None
-        if biased.activated is None
-        else [key in biased.activated for key in gallery.keys],
+        activated=activated,
         verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
         title=biased.info.name,
         slice_by=slice_by,
@@ -190,10 +221,11 @@ def tune(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
-    """Try every method on the collection's rows, and write the result into a property of the
-    collection. bank: by default that of the corrected collection. queries: (n, d), real ones;
-    answers: the keys of their right rows. Raises InvalidInput, CollectionNotFound, EmptyCollection,
-    CannotMigrate if the server computes the vectors, and as `quality.tuning.tune` does.
+    """Try every method on a collection's rows, and write the result into one of its properties.
+
+    bank: by default that of the corrected collection. queries: (n, d), real ones; answers: the keys
+    of their right rows. Raises InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if
+    the server computes the vectors, and as `quality.tuning.tune` does.
     """
     expect_store(store)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
@@ -211,12 +243,14 @@ def tune(
         )
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
+
     field = field or only_field(info)
     info.require_correctable(field)
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
+
     tuned = tuning.tune(
         QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
         layout.reduce_items(gallery.vectors),
@@ -226,14 +260,21 @@ def tune(
         seed=seed,
         progress=progress,
     )
+    _store_verdict(store, info.name, field, bank, tuned)
+    return tuned
+
+
+def _store_verdict(
+    store: Store, collection: str, field: str, bank: QueryBank, tuned: tuning.Tuning
+) -> None:
+    """Store the verdict on a bank; those on other banks stay."""
     values = {
         name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields
     }
+    # The bank as the user passed it: its fingerprint, not that of the reduced one, is looked up.
     values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
-    record = TuningRecord(
-        **values, field=field or only_field(info), tuned_at=datetime.now(timezone.utc)
-    )
+    record = TuningRecord(**values, field=field, tuned_at=datetime.now(timezone.utc))
+
     # Read again: another process may have tuned another bank meanwhile.
-    verdicts = store.info(info.name, counted=False).verdicts
-    store.write_property(info.name, TUNING_PROPERTY, verdicts.with_record(record))
-    return tuned
+    verdicts = store.info(collection, counted=False).verdicts
+    store.write_property(collection, TUNING_PROPERTY, verdicts.with_record(record))

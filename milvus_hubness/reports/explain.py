@@ -1,4 +1,4 @@
-"""Explanations: of a row that is found or not, of the order of answers, and of hubs and anti-hubs."""
+"""Explanations of a row that is found or not, of the order of answers, and of hubs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from milvus_hubness.quality import measures
 from milvus_hubness.reports.collections import BiasedGallery
 
 DEPTH = 10
-"""Rank up to which a row answers a query."""
+"""Rank up to which a row answers a query: the k of N_k and of the report."""
 
 
 class Rank(NamedTuple):
-    """A row among the results of a bank query."""
+    """A row among the results of a bank query. Scores are as a search returns them."""
 
     query: int
     """The number of the query."""
     text: str | None
+    """The text of the query."""
     raw_score: float
-    """As a search returns it."""
     corrected_score: float
-    """As a search returns it."""
     raw_rank: int
     """From 1."""
     corrected_rank: int
@@ -36,6 +35,7 @@ class Rank(NamedTuple):
 
     @property
     def best(self) -> tuple[int, int]:
+        """The better of both ranks; of equal ones, a better raw rank comes first."""
         return min(self.raw_rank, self.corrected_rank), self.raw_rank
 
 
@@ -85,7 +85,7 @@ class QueryExplanation(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """How often a row is found."""
+    """How often a row is found. The names of the fields are the columns of `hubs --csv`."""
 
     kind: Literal["hub", "anti-hub"]
     key: Key
@@ -95,9 +95,9 @@ class Occurrence(NamedTuple):
     """N_k with correction."""
     bias: float
     share_before: float
-    """Of all answers without correction."""
+    """Share of all answers without correction."""
     share_after: float
-    """Of all answers with correction."""
+    """Share of all answers with correction."""
 
 
 class Hubs(NamedTuple):
@@ -111,8 +111,8 @@ class Hubs(NamedTuple):
     antihubs_after: int
     """Number of all rows with N_k = 0 with correction."""
     rows: list[Occurrence]
-    """Those with the largest N_k without correction, largest first; then rows with N_k = 0, those
-    with the largest bias first."""
+    """Hubs, those with the largest N_k without correction first; then anti-hubs, rows with N_k = 0,
+    those with the largest bias first."""
 
 
 def explain_row(
@@ -127,23 +127,26 @@ def explain_row(
     queries = biased.bank.vectors
     weighted_biases = biased.strength * biased.biases
 
-    # The row is the positive of every query.
+    # The row is the positive of every query, so its ranks are those of a positive.
     positives = np.full(len(queries), row)
     before = measures.ranks(queries, items, positives).best
     after = measures.ranks(queries, items, positives, weighted_biases).best
 
-    raw = queries @ items[row]
+    # Inner products of reduced vectors rank as the metric does, but users know its own scores.
+    similarities = queries @ items[row]
     names: Sequence[str | None] = texts or [None] * len(queries)
     ranks = map(
         Rank,
         range(len(queries)),
         names,
-        _scores(biased, raw).tolist(),
-        _scores(biased, raw - weighted_biases[row]).tolist(),
+        _as_metric(biased, similarities).tolist(),
+        _as_metric(biased, similarities - weighted_biases[row]).tolist(),
         before.tolist(),
         after.tolist(),
     )
+
     depth = min(DEPTH, len(items))
+    finding = [rank for rank in ranks if rank.best[0] <= depth]
     return RowExplanation(
         key=biased.gallery.keys[row],
         k=depth,
@@ -153,7 +156,7 @@ def explain_row(
         bank_size=len(queries),
         before=int((before <= depth).sum()),
         after=int((after <= depth).sum()),
-        queries=sorted((rank for rank in ranks if rank.best[0] <= depth), key=attrgetter("best")),
+        queries=sorted(finding, key=attrgetter("best")),
     )
 
 
@@ -168,8 +171,8 @@ def explain_query(
 ) -> QueryExplanation:
     """Return why the first `top` answers to a query, and the row of `key`, have their ranks.
 
-    queries: as the application sends them; None for those of the bank. Raises InvalidInput,
-    DimensionMismatch.
+    queries: as the application sends them; None for those
+    of the bank. Raises InvalidInput, DimensionMismatch.
     """
     layout = biased.gallery.layout
     keys = biased.gallery.keys
@@ -180,25 +183,29 @@ def explain_query(
         )
 
     raw = layout.reduce_items(biased.gallery.vectors) @ reduced[number]
+    # A gate corrects a query only if its raw best item is activated.
     gated = biased.activated is not None and keys[int(raw.argmax())] not in biased.activated
     strength = 0.0 if gated else biased.strength
     corrected = raw - strength * biased.biases
+
+    # One column for each field of Answer after the key.
     columns = (
-        _scores(biased, raw),
+        _as_metric(biased, raw),
         biased.biases,
-        _scores(biased, corrected),
+        _as_metric(biased, corrected),
         _ranks(raw),
         _ranks(corrected),
     )
     answers = list(map(Answer, keys, *(column.tolist() for column in columns)))
+
     shown = sorted(answers, key=attrgetter("corrected_rank"))[:top]
     if key is not None:
         of_key = answers[_position(biased, key)]
         if of_key not in shown:
             shown.append(of_key)
-    return QueryExplanation(
-        None if texts is None else texts[number], layout.metric, strength, gated, shown
-    )
+
+    text = None if texts is None else texts[number]
+    return QueryExplanation(text, layout.metric, strength, gated, shown)
 
 
 def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
@@ -216,15 +223,20 @@ def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: in
 
     before = occurrence(None)
     after = occurrence(biased.strength * biased.biases)
+
+    # One column for each field of Occurrence after the key.
     total = k * len(reduced)
-    columns = before, after, biased.biases, before / total, after / total
+    columns = (before, after, biased.biases, before / total, after / total)
     rows = list(zip(biased.gallery.keys, *(column.tolist() for column in columns), strict=True))
+
     most_frequent = np.argsort(-before, kind="stable")[:top].tolist()
     hubs = [Occurrence("hub", *rows[number]) for number in most_frequent if before[number]]
     lost = [
         Occurrence("anti-hub", *row) for row, count in zip(rows, before, strict=True) if not count
     ]
+    # All have the same N_k, so they are listed by how far the correction pushes them back.
     lost.sort(key=attrgetter("bias"), reverse=True)
+
     return Hubs(
         k=k,
         n_queries=len(reduced),
@@ -260,13 +272,15 @@ def _position(biased: BiasedGallery, key: str | Key) -> int:
 
 def _ranks(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Return the rank of each score, from 1 for the highest."""
+    # The first sort gives the item at each rank, the second turns that into the rank of each item.
     return 1 + np.argsort(np.argsort(-scores, kind="stable"))
 
 
-def _scores(
+def _as_metric(
     biased: BiasedGallery, similarities: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32]:
-    """Return similarities as searches of the collection's metric return them: under L2 as
-    distances.
+    """Return similarities as searches of the collection's metric return them.
+
+    Under L2 they are distances.
     """
     return -2 * similarities if biased.gallery.layout.metric == "L2" else similarities

@@ -1,7 +1,8 @@
-"""Images of items on a page: files below one folder and data URLs are embedded, addresses on the web are linked.
+"""Images of items on a page: some are embedded, and those on the web are linked.
 
-Rows name their images, so a user who writes rows may name any file of the machine that makes the page, and the page is
-passed on. So a file is read only below the folder that the operator names, and embedded only if all of it is an image.
+Embedded are files below one folder and data URLs. Rows name their images, so a user who writes rows
+may name any file of the machine that makes the page, and the page is passed on. So a file is read
+only below the folder that the operator names, and embedded only if all of it is an image.
 """
 
 from __future__ import annotations
@@ -27,24 +28,26 @@ _IN_ADDRESSES = "/:?#[]@!$&'()*+,;=%-._~"
 class Images:
     """The images of one page.
 
-    folder: the one whose files are embedded; None embeds no files. left_out: the number of
-    references so far that are shown as nothing.
+    folder: its files are embedded; None embeds no files.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = folder
+
         self.left_out = 0
+        """Number of references so far that are shown as nothing."""
 
     def element(self, reference: str, name: str) -> Markup:
-        """Return the element for an image: itself, a link to one on the web, or nothing, which is
-        counted.
+        """Return the element for an image: the image, a link to the web, or nothing, which counts.
 
         reference: an http(s) or data URL, a file URL, or a path, which is relative to the folder.
         """
         try:
             element = self._element(reference, name)
-        except ValueError:  # Not a URL.
+        except ValueError:
+            # `urlsplit` refuses some texts. A row may hold any, and none of them spoils a page.
             element = None
+
         if element is None:
             self.left_out += 1
         return element or Markup("")
@@ -56,6 +59,7 @@ class Images:
             return None
         count = f"{self.left_out:,} image{'' if self.left_out == 1 else 's'} left out: "
         kinds = f"PNG, JPEG, GIF or WebP of up to {LARGEST // 1024} KiB"
+
         if self._folder is None:
             return f"{count}files are shown only with --image-folder, and only {kinds}"
         return f"{count}not a {kinds} below the image folder"
@@ -64,18 +68,22 @@ class Images:
         parts = urlsplit(reference)
         if parts.scheme in ("http", "https"):
             return _link(reference, name)
+
         if parts.scheme == "data":
             content = _data(parts.path)
         elif parts.scheme == "file":
             content = self._file(unquote(parts.path)) if parts.netloc in ("", "localhost") else None
         else:
             content = self._file(reference)
+
+        # The type is that of the content, not the one that a name or a data URL claims.
         image = image_in(content) if content else None
         if image is None:
             return None
+
         source = base64.b64encode(image.content).decode()
         return Markup('<img src="data:image/{};base64,{}" alt="Image of {}">').format(
-            image.kind, source, name
+            image.subtype, source, name
         )
 
     def _file(self, path: str) -> bytes | None:
@@ -85,6 +93,7 @@ class Images:
 def _data(text: str) -> bytes | None:
     """Return the content of a data URL in base64, up to `LARGEST`."""
     head, comma, encoded = text.partition(",")
+    # The length is checked before decoding: a row may hold a text of any size.
     if not comma or not head.endswith(";base64") or len(encoded) > 4 * LARGEST // 3 + 4:
         return None
     try:
@@ -94,9 +103,11 @@ def _data(text: str) -> bytes | None:
 
 
 def _link(reference: str, name: str) -> Markup | None:
-    """Return a link that names its host, so that nobody follows it unawares; None for an address
-    without a host. The page loads nothing from there.
+    """Return a link that names its host; None for an address without a host.
+
+    The page loads nothing from there, and nobody follows the link unawares.
     """
+    # An address may hold a password, and the page is passed on.
     parts = urlsplit(redacted(reference))
     host = parts.hostname
     if not host:
@@ -107,9 +118,7 @@ def _link(reference: str, name: str) -> Markup | None:
 
 
 def _in_ascii(host: str) -> str:
-    """Return a host as browsers ask for it, so that no letter of another script looks like one of a
-    known name.
-    """
+    """Return a host as browsers ask for it: no letter of another script looks like a Latin one."""
     try:
         return host.encode("idna").decode()
     except UnicodeError:

@@ -47,9 +47,10 @@ class Swallowed(NamedTuple):
     """A query with a hub in front of its best positive."""
 
     query: int
+    """Its number."""
     text: str | None
     rank: int
-    """That of the hub, without correction."""
+    """The rank of the hub without correction."""
     right_before: int | None
     """The rank of the best positive without correction; None without positives."""
     right_after: int | None
@@ -211,13 +212,15 @@ class Diagnosis:
             f"Without correction, one item is among the first {self.k} results of "
             f"{number(self.before.largest)} of {number(self.n_queries)} queries; "
             f"an even share would be {even_share:.1f}. "
-            f"{number(self.antihubs.before)} of {number(self.n_items)} items are found by no query.",
+            f"{number(self.antihubs.before)} of {number(self.n_items)} items are found by no "
+            "query.",
             f"With correction at strength {self.strength:g}, the most frequent item is found by "
-            f"{number(self.after.largest)} queries, and {number(self.antihubs.after)} items by none.",
+            f"{number(self.after.largest)} queries, and {number(self.antihubs.after)} items by "
+            "none.",
             self._retrieval_sentence(),
         ]
         if len(self.slices) > 1:
-            worst = max(self.slices, key=lambda one: one.after.skewness)
+            worst = max(self.slices, key=lambda value: value.after.skewness)
             sentences.append(
                 "With correction, answers are most uneven among the items whose "
                 f"{self.slice_by} is {worst.name}."
@@ -228,7 +231,10 @@ class Diagnosis:
 
     def _retrieval_sentence(self) -> str:
         if not (self.gain and self.retrieval_before and self.retrieval_after):
-            return "No right answers are known here, so this does not say whether the search is better."
+            return (
+                "No right answers are known here, so this does not say whether the search is "
+                "better."
+            )
 
         if self.gain.low > 0:
             change = "a gain that is larger than chance explains."
@@ -258,9 +264,11 @@ class Diagnosis:
 HUBS = 9
 """Hubs that a report shows."""
 QUERIES_PER_HUB = 4
+"""Queries that a report shows of each hub."""
 EXAMPLES = 8
 """Items of a list of examples."""
 HUBS_PER_SLICE = 3
+"""Hubs that a report shows of each slice."""
 
 
 def diagnose(
@@ -301,7 +309,9 @@ def diagnose(
 
     strength = float(strength)
     searches: dict[float, _Search] = {}
+    # In ascending order, because a gate needs the search at 0.
     for value in sorted({0.0, strength, *map(float, strengths)}):
+        # The last column of a query is the weight of the bias: one table serves all strengths.
         query_vectors[:, -1] = -value
         search = _Search.of(query_vectors, stored, positives, k)
         if activated is not None and value:
@@ -316,6 +326,9 @@ def diagnose(
         gain = measures.paired_difference(
             measures.hits(before.ranks, 1), measures.hits(after.ranks, 1)
         )
+
+    # Without its bias column.
+    items = stored[:, :-1]
     return Diagnosis(
         title=title,
         n_queries=len(query_vectors),
@@ -331,9 +344,9 @@ def diagnose(
         gain=gain,
         retrieval_before=before.ranks and measures.retrieval_summary(before.ranks),
         retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
-        coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1]),
+        coverage=None if bank is None else pair.reach(QueryBank.of(bank), items),
         verdict=None if verdict is None else measures.as_plain(verdict),
-        bank=_figures(bank, stored[:, :-1]),
+        bank=_figures(bank, items),
         slice_by=slice_by,
         slices=[
             pair.slice(name, inside, positives)
@@ -347,7 +360,7 @@ def diagnose(
 
 
 def _figures(bank: QueryBank | npt.ArrayLike | None, gallery: Vectors) -> Figures | None:
-    """Return what a bank of at least 40 queries shows."""
+    """Return what a bank shows, as `tune` judges it; None for fewer than 40 queries."""
     queries = None if bank is None else QueryBank.of(bank).vectors
     if queries is None or len(queries) < 2 * FEWEST_QUERIES:
         return None
@@ -369,7 +382,7 @@ class _Search(NamedTuple):
     """(n_items,) N_k."""
 
     ranks: measures.PositiveRanks | None
-    """Those of the positives; None without positives."""
+    """The ranks of all positives; None without positives."""
 
     @classmethod
     def of(
@@ -387,6 +400,7 @@ class _Search(NamedTuple):
         if self.ranks is None or raw.ranks is None:
             return _Search(retrieved, counts, None)
 
+        # Ranks are listed by positive, and a query may have several.
         by_positive = np.repeat(is_corrected, np.diff(self.ranks.starts))
         ranks = np.where(by_positive, self.ranks.ranks, raw.ranks.ranks)
         return _Search(retrieved, counts, self.ranks._replace(ranks=ranks))
@@ -398,6 +412,7 @@ class _Search(NamedTuple):
         return Point(strength, measures.hubness_summary(self.counts, k), recall)
 
     def rank(self, query: int) -> int | None:
+        """Return the rank of a query's best positive; None without positives."""
         return None if self.ranks is None else int(self.ranks.best[query])
 
 
@@ -434,9 +449,10 @@ class _Comparison(NamedTuple):
         ]
 
     def swallowed(self, hub: int) -> list[Swallowed]:
-        """Return the queries that rank the hub highest, among those whose positive ranks behind it."""
+        """Return the queries that rank the hub highest, of those whose positive ranks behind."""
         queries, columns = np.nonzero(self.before.retrieved == hub)
         swallowed: list[Swallowed] = []
+        # By the hub's rank; few queries are looked at, since the first ones that fit are enough.
         for nth in np.argsort(columns, kind="stable").tolist():
             if len(swallowed) == QUERIES_PER_HUB:
                 break
@@ -452,6 +468,7 @@ class _Comparison(NamedTuple):
         before = self.before.counts
         after = self.after.counts
         lost = np.flatnonzero(before == 0)
+
         # The rescued ones first.
         order = lost[np.argsort(-after[lost], kind="stable")]
         rescued = int((after[lost] > 0).sum())
@@ -477,7 +494,7 @@ class _Comparison(NamedTuple):
             items, starts = measures.checked_positives(
                 positives, len(self.before.retrieved), len(before)
             )
-            # Whether a positive of the query is in the slice.
+            # Whether a positive of the query is in the slice: only such queries can gain from it.
             is_relevant = np.logical_or.reduceat(inside[items], starts[:-1])
             queries = int(is_relevant.sum())
             if queries > 1:
@@ -501,6 +518,7 @@ class _Comparison(NamedTuple):
         )
 
     def reach(self, bank: QueryBank, gallery: Vectors) -> BankReach:
+        """Return what of the gallery (n_items, d) the bank reaches."""
         n_items = len(gallery)
         k = self.before.retrieved.shape[1]
         coverage = bank_coverage(bank, gallery, k=k)
@@ -514,6 +532,7 @@ class _Comparison(NamedTuple):
                 reached=int(reached_counts[region]),
                 central=self.key(int(coverage.central[region])),
             )
+            # The least reached first: queries like its items are missing in the bank.
             for region in np.argsort(reached_counts / sizes, kind="stable")
         ]
 

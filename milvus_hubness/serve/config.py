@@ -31,6 +31,7 @@ from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+"""The units of intervals, and the arguments of `timedelta` for them."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Timing:
         """
         text = text.strip()
         if interval := re.fullmatch(r"(\d+)\s*([smhd])", text):
+            # Cut off before `timedelta`, which raises an error of its own for a large number.
             every = timedelta(**{UNITS[interval[2]]: min(int(interval[1]), 10**8)})
             if not timedelta(seconds=1) <= every < timedelta(days=366):
                 raise InvalidParameter(f"the interval {text!r} must be from a second to a year")
@@ -57,10 +59,13 @@ class Timing:
 
         if len(text.split()) != 5:
             raise InvalidParameter(
-                f'{text!r} is neither an interval, such as "60s", "5m", "2h" or "1d", nor the five fields of '
-                'cron, such as "30 4 * * *": minute, hour, day of the month, month, weekday'
+                f'{text!r} is neither an interval, such as "60s", "5m", "2h" or "1d", nor the five '
+                'fields of cron, such as "30 4 * * *": minute, hour, day of the month, month, '
+                "weekday"
             )
 
+        # CronSim reads some schedules that no calendar has, such as 30 February: the first time is
+        # what shows it.
         try:
             next(CronSim(text, datetime(2024, 1, 1, tzinfo=timezone.utc)))
         except CronSimError as error:
@@ -78,23 +83,24 @@ class Timing:
         zone: the time zone of cron, in which weekday 0 is Sunday, and of a day of the month and a
         weekday one must hold.
         """
-        return (
-            moment + self.every
-            if self.every is not None
-            else next(CronSim(self.text, moment.astimezone(zone)))
-        )
+        if self.every is not None:
+            return moment + self.every
+        next_time: datetime = next(CronSim(self.text, moment.astimezone(zone)))
+        return next_time
 
     def __str__(self) -> str:
         return f"every {self.text}" if self.every is not None else f"at {self.text}"
 
 
 class Calendar:
-    """The next times of tasks, by task, from `begin` on. zone: the time zone of cron."""
+    """The next times of tasks. zone: the time zone of cron."""
 
     def __init__(self, timings: Mapping[str, Timing], zone: tzinfo) -> None:
         self._timings = timings
         self._zone = zone
+
         self.next_times: dict[str, datetime] = {}
+        """The next time of each task; empty before `begin`."""
 
     def begin(self, moment: datetime) -> None:
         self.next_times = {
@@ -102,9 +108,7 @@ class Calendar:
         }
 
     def passed(self, moment: datetime) -> dict[str, int]:
-        """Return how many times of each task have passed by this moment that no earlier call has
-        counted.
-        """
+        """Return how many times of each task have passed by this moment, since the last call."""
         counts: dict[str, int] = {}
         for task in self.next_times:
             while self.next_times[task] <= moment:
@@ -114,9 +118,8 @@ class Calendar:
 
 
 def _from_folder(path: str, info: ValidationInfo) -> str:
-    """Return a path relative to the folder of the configuration; collections and addresses as they
-    are.
-    """
+    """Return a path in the folder of the configuration; collections and addresses as they are."""
+    # Without a context the table was made by a program, whose paths are its own.
     if info.context is None or path.startswith(COLLECTION_PREFIX) or "://" in path:
         return path
     return str(info.context / path)
@@ -132,12 +135,15 @@ def _without_password(uri: str) -> str:
 
 
 def _address(text: str) -> str:
+    # Only a configuration with an address loads the web server.
     from milvus_hubness.jobs.common.http_server import parse_address
 
     host, _ = parse_address(text)
+    # An empty host would mean any: nobody opens the page to a network by leaving something out.
     if not host:
         raise ValueError(
-            f'{text!r} has no host: write "127.0.0.1{text}" for this machine only, or "0.0.0.0{text}" for any'
+            f'{text!r} has no host: write "127.0.0.1{text}" for this machine only, or '
+            f'"0.0.0.0{text}" for any'
         )
 
     return text
@@ -160,9 +166,12 @@ def _timing(value: object) -> Timing:
 Name = Annotated[str, Field(min_length=1)]
 FilePath = Annotated[Name, AfterValidator(_from_folder)]
 When = Annotated[Timing, BeforeValidator(_timing)]
+Method = Annotated[Name, AfterValidator(lambda method: class_name(method) and method)]
+"""`class_name` raises for a method that does not exist."""
 
 
 class _Table(BaseModel):
+    # Strict, because a silently converted value is one that its writer did not mean.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -187,8 +196,8 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    `field`, `profile`, `tolerance`, `live`, `client_ttl` and `restart_ttl` are those of
-    `RefreshOptions`.
+    `field`, `profile`, `tolerance`, `live`, `client_ttl`
+    and `restart_ttl` are those of `RefreshOptions`.
     """
 
     name: Name
@@ -201,21 +210,19 @@ class CollectionTable(_Table):
     """The array, column or vector field of `bank` that holds the queries, as in `read_bank`."""
     target_bank: FilePath | None = None
     """A file, or collection:NAME."""
-    method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = (
-        None
-    )
+    method: Method | None = None
     """The alias of the estimator; None for the current estimator."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of `method`."""
     override: bool = False
-    """Whether `method` and `params` may differ from the verdict of tune, which is refused
-    otherwise."""
+    """Whether `method` and `params` may differ from
+    the verdict of tune, which is refused otherwise."""
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
     schedule: When = Timing.parse("60s")
     """When rows without a bias get one."""
     full_schedule: When = Timing.parse("0 3 * * *")
-    """When, as at the start, the bank is checked; if it or the method has changed, all biases are
-    computed."""
+    """When, as at the start, the bank is checked; if it
+    or the method has changed, all biases are computed."""
     live: Live = "never"
     pairs: FilePath | None = None
     """A file of labelled queries for the evaluation."""
@@ -223,9 +230,11 @@ class CollectionTable(_Table):
     """Maximum rows written per second."""
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of all rows; so many rows without a bias get one between these times."""
+    """Share of all rows: as soon as so many lack a bias, they get one, between these times too."""
     restart_ttl: bool = False
 
+    # A validator sees the fields above its own. A faulty one is absent from `info.data`; the defaults
+    # below keep its fault from being reported twice.
     @field_validator("bank_column")
     @classmethod
     def _has_a_bank(cls, column: str | None, info: ValidationInfo) -> str | None:
@@ -249,6 +258,7 @@ class CollectionTable(_Table):
         if params and "method" in info.data:
             if info.data["method"] is None:
                 raise ValueError("needs a method: add the key method, or remove this one")
+            # It raises for parameters that the method does not have.
             from_dict({"name": class_name(info.data["method"]), **params})
         return params
 
@@ -264,7 +274,9 @@ class CollectionTable(_Table):
 
         Raises InvalidParameter.
         """
-        return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
+        if not self.method:
+            return None
+        return from_dict({"name": class_name(self.method), **self.params})
 
     def refresh_options(self, store: Store, *, full: bool) -> RefreshOptions:
         """Return the options of a refresh: of rows without a bias, or full.
@@ -272,6 +284,7 @@ class CollectionTable(_Table):
         Raises as `read_bank` does.
         """
         options: dict[str, Any] = {} if self.client_ttl is None else {"client_ttl": self.client_ttl}
+        # Rows without a bias get one from the bank in use, so only a full refresh reads the files.
         if full:
             options |= {
                 "bank": read_bank(store, self.bank, self.bank_column) if self.bank else None,

@@ -46,28 +46,36 @@ DEEPEST = 50
 KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
+"""The name of a collection that has none, while the other faults are collected."""
 TUNED = ("strength", "gate", "gate_targets")
 """What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
+"""Keys for which people search a place, and which no configuration may have."""
 _TABLES: dict[str, type[BaseModel]] = {
     "server": ServerTable,
     "http": HttpTable,
     "collection": CollectionTable,
 }
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
+"""The end of a message of tomllib."""
 
 
 class Fault(NamedTuple):
+    """A fault of one key."""
+
     path: KeyPath
     message: str
+    """Without the path and the line."""
 
 
 class ConfigFile:
-    """A configuration file and its faults.
+    """A configuration file and its faults. Raises InvalidConfig if nothing remains to check."""
 
-    config: without the faulty keys, so that the rest can be checked too. Raises InvalidConfig if
-    nothing remains to check.
-    """
+    config: ServeConfig
+    """The configuration without the faulty keys, so that the rest can be checked too."""
+
+    faults: list[Fault]
+    """Faults that show without the database and without other files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,14 +90,16 @@ class ConfigFile:
                 f"{path}:1: is nested too deeply: write tables as the reference shows them"
             ) from None
         except tomllib.TOMLDecodeError as error:
-            place = _AT_LINE.search(str(error))
-            line = place[1] if place and place[1] else self._text.rstrip("\n").count("\n") + 1
+            # Without a line, the file ends too early: the fault is in its last line.
+            at_line = _AT_LINE.search(str(error))
+            last_line = self._text.rstrip("\n").count("\n") + 1
+            line = at_line[1] if at_line and at_line[1] else last_line
             raise InvalidConfig(
                 f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}"
             ) from None
 
         folder = path.resolve().parent
-        self.faults: list[Fault] = []
+        self.faults = []
         try:
             self.config = ServeConfig.model_validate(data, context=folder)
         except ValidationError as error:
@@ -112,19 +122,18 @@ class ConfigFile:
 
     def refusal(self, faults: Iterable[Fault]) -> InvalidConfig:
         """Return an error with a line for each fault, in the order of the file."""
-        places = _lines(self._text)
-        lines = sorted(
-            ((_line(places, fault.path), fault) for fault in faults), key=lambda pair: pair[0]
-        )
-        return InvalidConfig(
-            "\n".join(
-                f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in lines
-            )
-        )
+        line_of = _lines(self._text)
+        located = [(_line(line_of, fault.path), fault) for fault in faults]
+        located.sort(key=lambda pair: pair[0])
+        messages = [
+            f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in located
+        ]
+        return InvalidConfig("\n".join(messages))
 
 
 def _expect_flat(data: dict[str, Any]) -> None:
     """Raise RecursionError for tables and lists inside each other that no configuration has."""
+    # Level by level instead of recursively: what is read here may be too deep for Python's stack.
     level: list[Any] = [data]
     for _ in range(DEEPEST):
         level = [
@@ -150,10 +159,8 @@ _PARTS = re.compile(
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each statement and its text.
-
-    A text that is no valid TOML has no statements.
-    """
+    """Yield the first line of each statement of valid TOML, and its text."""
+    # tomllib knows no lines. So the file is cut into statements, which it reads one by one.
     line = 1
     first = 1
     start = 0
@@ -175,6 +182,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 def _lines(text: str) -> dict[tuple[str | int, ...], int]:
     """Return the first line of each table, key and value, by its path from the top of the file."""
     lines: dict[tuple[str | int, ...], int] = {}
+    # The elements so far of each array of tables, and the table that the last header has opened.
     counts: dict[tuple[str | int, ...], int] = {}
     table: tuple[str | int, ...] = ()
 
@@ -191,17 +199,20 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
                 note((*table, key), value, line)
             continue
 
+        # A header is read as nested tables with one key each.
         table = ()
         value = data
         while isinstance(value, dict) and value:
             [(key, value)] = value.items()
             table = (*table, key)
             lines.setdefault(table, line)
-            if isinstance(value, list):  # A header in double brackets begins the next element.
+            # A header in double brackets begins the next element.
+            if isinstance(value, list):
                 counts[table] = counts.get(table, 0) + 1
                 value = None
 
-            if table in counts:  # A header in single brackets continues the last one.
+            # A header in single brackets continues the last one.
+            if table in counts:
                 table = (*table, counts[table] - 1)
                 lines.setdefault(table, line)
 
@@ -209,20 +220,25 @@ def _lines(text: str) -> dict[tuple[str | int, ...], int]:
 
 
 def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
-    """Return the line of the last existing part of the path; 1 if no part exists."""
-    parts = tuple(path)
-    return next((lines[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in lines), 1)
+    """Return the line of the path, or of the table that lacks it; 1 if the file lacks that too."""
+    for end in range(len(path), 0, -1):
+        line = lines.get(tuple(path[:end]))
+        if line is not None:
+            return line
+    return 1
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
-    """Return the configuration without the faulty keys; a collection without a name gets UNNAMED."""
+    """Return the configuration without the faulty keys."""
     rest = deepcopy(data)
     for error in errors:
         *path, key = error["loc"]
         table: Any = rest
-        for part in path:
-            table = table.get(part, {}) if isinstance(table, dict) else table[part]
+        for step in path:
+            # A table that an earlier error has removed is empty.
+            table = table.get(step, {}) if isinstance(table, dict) else table[step]
 
+        # A collection with a faulty name stays, so that its other keys are checked.
         if path[:1] == ["collection"] and key == "name":
             table["name"] = UNNAMED
         elif isinstance(table, dict):
@@ -233,26 +249,27 @@ def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, 
 
 def _named(path: KeyPath) -> str:
     """Return the path in words, such as "server.uri: " or "collection 2, schedule: "."""
+    if not path:
+        return ""
     if len(path) > 1 and isinstance(path[1], int):
-        return (
-            ", ".join([f"{path[0]} {path[1] + 1}", ".".join(map(str, path[2:]))]).rstrip(", ")
-            + ": "
-        )
-
-    return ".".join(map(str, path)) + ": " if path else ""
+        # People count from 1.
+        words = [f"{path[0]} {path[1] + 1}", ".".join(map(str, path[2:]))]
+        return f"{', '.join(filter(None, words))}: "
+    return f"{'.'.join(map(str, path))}: "
 
 
 def _message(error: ErrorDetails) -> str:
+    """Return the message of pydantic in our words, with the remedy."""
     path = error["loc"]
-    kind = error["type"]
     value = error["input"]
-    if kind == "extra_forbidden":
+    if error["type"] == "extra_forbidden":
         return _unknown(path)
-    if kind == "missing":
+    if error["type"] == "missing":
         return "is missing" if path != ("collection",) else "is missing: add a [[collection]]"
     if path == ("collection",):
         return "must be written [[collection]], in double brackets, with a name in it"
 
+    # The messages of our own validators are complete.
     context = error.get("ctx", {})
     if "error" in context:
         return str(context["error"])
@@ -277,9 +294,7 @@ def _unknown(path: KeyPath) -> str:
 
 
 def file_faults(file: ConfigFile) -> list[Fault]:
-    """Return faults for files that do not exist or cannot be read: the token, banks and labelled
-    pairs.
-    """
+    """Return faults for missing or unreadable files: the token, banks and labelled pairs."""
     faults = []
     token = file.config.server.token_file
     if token is not None:
@@ -299,10 +314,10 @@ def file_faults(file: ConfigFile) -> list[Fault]:
             readers["pairs"] = partial(read_pairs, table.pairs)
         for key, read in readers.items():
             # Many collections may share a file, which is read once.
-            place = (key if key == "pairs" else "bank", *map(str, read.args))
-            if place not in problems:
-                problems[place] = _problem(read)
-            if problem := problems[place]:
+            source = (key if key == "pairs" else "bank", *map(str, read.args))
+            if source not in problems:
+                problems[source] = _problem(read)
+            if problem := problems[source]:
                 faults.append(Fault(("collection", number, key), problem))
 
     return faults
@@ -328,15 +343,14 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
 def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -> list[Fault]:
     """Return faults for names that the database lacks, and for banks that do not fit it.
 
-    Raises ServerUnavailable.
-
     of_states: also for collections and banks that cannot be read, which are no faults of the file:
-    a service goes on with the other collections.
+    a service goes on with the other collections. Raises ServerUnavailable.
     """
     faults = []
     for number, table in enumerate(file.config.collection):
         if table.name == UNNAMED:
             continue
+
         try:
             for key, message in _faults_of(table, store):
                 faults.append(Fault(("collection", number, key), message))
@@ -389,14 +403,13 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         except ServerUnavailable:
             raise
         except (StoreError, InvalidInput) as error:
+            # An unreadable file is `file_faults`' to report.
             if isinstance(error, DimensionMismatch) or bank.startswith(COLLECTION_PREFIX):
                 yield key, str(error)
 
 
 def _differs_from_verdict(table: CollectionTable, tuning: TuningRecord | None) -> str | None:
-    """Return a message if the method of the file differs from the one that tune chose for the
-    collection.
-    """
+    """Return a message if the method of the file is not the one that tune chose."""
     estimator = table.estimator()
     if estimator is None or table.override or tuning is None or tuning.choice is None:
         return None
@@ -405,6 +418,5 @@ def _differs_from_verdict(table: CollectionTable, tuning: TuningRecord | None) -
 
     return (
         f"{describe(to_dict(estimator))} differs from {describe(tuning.choice)}, which tune chose "
-        "on "
-        f"{tuning.tuned_at:%Y-%m-%d}: remove method and params, or add override = true"
+        f"on {tuning.tuned_at:%Y-%m-%d}: remove method and params, or add override = true"
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -36,29 +36,27 @@ def ahead(moment: datetime, now: datetime) -> str:
 
 
 SHOWN_RUNS = 8
+"""Runs that the page shows of a collection."""
 LONGEST = 300
+"""Letters of a text that the page shows."""
 MOST_TEETH = 100
+"""Reconciliations up to which the chart of the age shows the fall at each."""
 COUNTS = (("Scanned", "scanned"), ("Changed", "written"), ("Skipped", "skipped"))
-"""The columns of the table of runs that count rows, and the fields of a reconciliation with the
-counts."""
-
+"""The columns of the table of runs that count rows, and the fields of a reconciliation for them."""
 
 MOMENT = "{:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _policy() -> str:
-    """Return a policy that allows only the page's own style, and forbids other sites to frame the
-    page.
-    """
+    """Return a policy that allows the page's own style alone, and no site to frame the page."""
     page = files(__package__).joinpath("page.html").read_text("utf-8")
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
-    digest = base64.b64encode(
-        hashlib.sha256((style[1] if style else "").encode()).digest()
-    ).decode()
+    digest = hashlib.sha256((style[1] if style else "").encode()).digest()
 
     return (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        "default-src 'none'; "
+        f"style-src 'sha256-{base64.b64encode(digest).decode()}'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
@@ -95,34 +93,35 @@ def _template() -> Template:
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
-    """Return the latest reconciliations that changed something or failed, last one first, equal
-    neighbours as one.
+    """Return the latest reconciliations that changed something or failed, last one first.
+
+    Equal neighbours are one run with their sums.
     """
     shown = [
         outcome
         for outcome in reversed(outcomes)
         if outcome.is_eventful or outcome.result == "failed"
     ]
-    groups = [
-        list(group) for _, group in groupby(shown, key=attrgetter("result", "action", "message"))
-    ]
-    return [
-        {
-            "last": group[0],
-            "what": ACTIONS.get(group[0].action, group[0].action)
-            if group[0].result == "ok"
-            else group[0].result,
-            "tone": "bad"
-            if group[0].result == "failed"
-            else "weak"
-            if group[0].action == "refused"
-            else "",
-            "times": len(group),
-            "rows": [(name, sum(map(attrgetter(count), group))) for name, count in COUNTS],
-            "seconds": sum(outcome.seconds for outcome in group),
-        }
-        for group in groups[:SHOWN_RUNS]
-    ]
+    neighbours = groupby(shown, key=attrgetter("result", "action", "message"))
+    return [_run(list(group)) for _, group in islice(neighbours, SHOWN_RUNS)]
+
+
+def _run(outcomes: Sequence[Reconciliation]) -> dict[str, Any]:
+    """Return a row of the table for reconciliations that are alike, the last one first."""
+    last = outcomes[0]
+    tone = ""
+    if last.result == "failed":
+        tone = "bad"
+    elif last.action == "refused":
+        tone = "weak"
+    return {
+        "last": last,
+        "what": ACTIONS.get(last.action, last.action) if last.result == "ok" else last.result,
+        "tone": tone,
+        "times": len(outcomes),
+        "rows": [(name, sum(map(attrgetter(count), outcomes))) for name, count in COUNTS],
+        "seconds": sum(outcome.seconds for outcome in outcomes),
+    }
 
 
 def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
@@ -130,33 +129,32 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 
     Refused new biases are rings.
     """
+    # Most reconciliations evaluate nothing.
     measured = [outcome for outcome in outcomes if outcome.skewness]
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
-    lines = [
-        Line(f"{name} {points[-1][1]:.2f}", kind, [*points, (until, points[-1][1])])
-        for name, kind, values in (("raw", "before", raw), ("in use", "after", in_use))
-        if (points := [(at, value) for at, value in values if value is not None])
-    ]
+    lines = []
+    for name, css_class, values in (("raw", "before", raw), ("in use", "after", in_use)):
+        points = [(at, value) for at, value in values if value is not None]
+        if points:
+            # Biases stay as they are until the next evaluation, and so does the line.
+            latest = points[-1][1]
+            lines.append(Line(f"{name} {latest:.2f}", css_class, [*points, (until, latest)]))
     if not lines:
         return None
 
-    marks = [
-        Mark(
-            outcome.at, outcome.skewness["new"], "refused", f"refused {outcome.skewness['new']:.2f}"
-        )
-        for outcome in measured
-        if outcome.action == "refused" and "new" in outcome.skewness
-    ]
-    return timeline(
-        "Skewness over time", lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks
-    )
+    marks = []
+    for outcome in measured:
+        new = outcome.skewness.get("new")
+        if outcome.action == "refused" and new is not None:
+            marks.append(Mark(outcome.at, new, "refused", f"refused {new:.2f}"))
+
+    title = "Skewness over time"
+    return timeline(title, lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks)
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the age of the biases, if known, before and after each of not very many
-    reconciliations.
-    """
+    """Return a chart of the age of the biases; None if no reconciliation has measured it."""
     measured = [
         (outcome, outcome.bias_age_seconds)
         for outcome in outcomes
@@ -165,6 +163,8 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
     if not measured:
         return None
 
+    # The age grows, and falls at a reconciliation: two points at one moment draw the fall. Of many
+    # reconciliations only the greatest ages are drawn, which are what one wants to know.
     points: list[tuple[datetime, float]] = []
     for outcome, age in measured:
         if outcome.oldest_seconds:
@@ -175,20 +175,20 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
     last, last_age = measured[-1]
     current = last_age + (until - last.at).total_seconds()
     points.append((until, current))
+
     most = max(age for _, age in points)
     unit, size = next((unit for unit in TIME_UNITS if most >= 2 * unit[1]), TIME_UNITS[-1])
     line = Line(
         f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False
     )
     title = "Age of the biases over time"
-
     return timeline(title, [line], outcomes[0].at, until, lambda value: f"{value:.4g} {unit}")
 
 
 def service_routes(
     view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
 ) -> list[Route]:
-    """Return the routes.
+    """Return the routes of the service.
 
     /still is the page without renewal. /healthz gives 503 once a thread has ended; /readyz until
     all collections were reconciled.

@@ -35,10 +35,14 @@ ACTIONS: dict[str, str] = {
 }
 """The actions of a refresh, in words."""
 UNFINISHED = "unfinished"
+"""The action of a reconciliation that did not end with a refresh."""
 
 
 class Reconciliation(BaseModel):
-    """The result of one reconciliation, with fields of `RefreshResult`."""
+    """The result of one reconciliation.
+
+    Fields without an explanation are those of `RefreshResult`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -69,13 +73,13 @@ class Reconciliation(BaseModel):
 
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:
+        # By name: a field of both classes has the same meaning in both.
         shared = {
             name: getattr(refreshed, name) for name in cls.model_fields if hasattr(refreshed, name)
         }
         drift = refreshed.drift.statistic if refreshed.drift else None
-        return cls(
-            **(shared | {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift})
-        )
+        further = {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift}
+        return cls(**(shared | further))
 
     @property
     def is_eventful(self) -> bool:
@@ -90,12 +94,15 @@ class Reconciliation(BaseModel):
 
 @dataclass(frozen=True)
 class Course:
-    """The progress of a running reconciliation: its current step, and finished rows of all rows."""
+    """The progress of a running reconciliation."""
 
     since: datetime
     doing: str = ""
+    """The current step."""
     done: int = 0
+    """Finished rows of that step."""
     total: int = 0
+    """All rows of that step; 0 before they are counted."""
 
 
 def now() -> datetime:
@@ -105,9 +112,10 @@ def now() -> datetime:
 OpenStore = Callable[[], Store]
 Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
 Task = Literal["share", "pending", "full"]
-"""share: fill rows without a bias if there are enough of them. pending: in any case. full: and
-check the bank."""
+"""share: fill rows without a bias if there are enough of them. pending: in any case. full: check the
+bank too. In ascending order: each task does the work of those before it."""
 SERVICE_LEASE_SECONDS = 90.0
+"""Time after which another service may take over from one that was killed."""
 
 
 class Reconciler:
@@ -124,6 +132,7 @@ class Reconciler:
         self._open_store = open_store
         self._refresh = refresh
         self._stop = stop
+        # None before the first reconciliation and after an error of the database.
         self._opened: Store | None = None
         self._lease: Lease | None = None
         self._held = ExitStack()
@@ -146,6 +155,7 @@ class Reconciler:
         """
         began = time.perf_counter()
         result: Result
+        # No error ends a worker: it is a result like others, and the next time is another try.
         try:
             if alone:
                 self._acquire()
@@ -164,9 +174,11 @@ class Reconciler:
         except HubnessError as error:
             result = "failed"
             message = str(error)
+            # A connection may stay broken, so the next reconciliation opens another.
             if isinstance(error, StoreError):
                 self._opened = None
         except Exception as error:
+            # A fault of the program: its place goes into the message, since no traceback is shown.
             at = traceback.extract_tb(error.__traceback__)[-1]
             result = "failed"
             message = f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
@@ -176,7 +188,7 @@ class Reconciler:
         )
 
     def release(self) -> None:
-        """Release the lease of the service on this profile, so that another service can take over."""
+        """Release the lease on this profile, so that another service can take over."""
         self._held.close()
         self._lease = None
 
@@ -186,6 +198,7 @@ class Reconciler:
         Raises LeaseHeld if another service holds it.
         """
         if self._lease is None:
+            # Not fenced: it is on no collection, whose writes each refresh guards by its own lease.
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
             lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
             self._lease = self._held.enter_context(lease)
@@ -198,6 +211,7 @@ class Reconciler:
             raise
 
     def _share_waits(self) -> bool:
+        """Return whether at least `pending_share` of the rows lack a bias."""
         share = self.table.pending_share
         current = status(self.store, self.table.name, field=self.table.field)
         return (
@@ -208,6 +222,7 @@ class Reconciler:
 
 
 QUIET = timedelta(minutes=10)
+"""Time for which a result like the last stored one is not stored."""
 
 
 class History:
@@ -221,11 +236,14 @@ class History:
         self._size = size
         self.stored: tuple[Reconciliation, ...] = ()
         self._group = f"history/{label}"
+        # A result that is not stored: the page shows it until there is another.
         self._latest: Reconciliation | None = None
         self._unwritten: tuple[Reconciliation, ...] = ()
+        # Records since the last check of their number: the first write always checks.
         self._unchecked = size
         self._oldest = 0.0
-        self._of_recorded_age: Reconciliation | None = None
+        # The last result with an age, from which the age has grown since.
+        self._last_with_age: Reconciliation | None = None
 
     @property
     def outcomes(self) -> tuple[Reconciliation, ...]:
@@ -242,25 +260,28 @@ class History:
         self.stored = tuple(sorted(outcomes, key=lambda outcome: outcome.at)[-self._size :])
         self._latest = None
         with_age = [outcome for outcome in self.stored if outcome.bias_age_seconds is not None]
-        self._of_recorded_age = with_age[-1] if with_age else None
+        self._last_with_age = with_age[-1] if with_age else None
 
     def add(self, outcome: Reconciliation) -> None:
+        """Add a result, to be stored by the next `write` or only shown."""
         if outcome.result == "busy":
             return
 
-        last = self._of_recorded_age
+        # The age just before this result, when it was greatest.
+        last = self._last_with_age
         if last is not None and last.bias_age_seconds is not None:
             grown = last.bias_age_seconds + (outcome.at - last.at).total_seconds()
             self._oldest = max(self._oldest, grown)
 
         if outcome.bias_age_seconds is not None:
-            self._of_recorded_age = outcome
+            self._last_with_age = outcome
 
         outcome = outcome.model_copy(update={"oldest_seconds": self._oldest})
         if self._has_similar(outcome):
             self._latest = outcome
             return
 
+        # From here on, the greatest age since this result.
         self._oldest = 0.0
         self._latest = None
         self.stored = (*self.stored, outcome)[-self._size :]
@@ -273,12 +294,14 @@ class History:
 
         records = []
         for outcome in self._unwritten:
+            # Keys sort by time, so the first keys are those of the oldest results.
             key = f"{self._group}/{outcome.at.isoformat(timespec='microseconds')}"
             records.append(Record(key, self._group, outcome.model_dump_json(exclude_defaults=True)))
 
         store.put_records(LEDGER, records)
         self._unwritten = ()
         self._unchecked += len(records)
+        # Reading all keys at every write would cost more than a tenth too many records.
         if self._unchecked > self._size // 10:
             keys = [record.key for record in store.records(LEDGER, self._group)]
             if len(keys) > self._size:
@@ -286,8 +309,9 @@ class History:
             self._unchecked = 0
 
     def _has_similar(self, outcome: Reconciliation) -> bool:
-        """Return whether a similar result is already stored, less than ten minutes ago and after
-        the last change.
+        """Return whether a similar result is already stored.
+
+        It must be less than ten minutes old, and nothing may have changed since.
         """
         for stored in reversed(self.stored):
             if stored.is_eventful or outcome.at - stored.at >= QUIET:

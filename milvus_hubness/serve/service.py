@@ -1,5 +1,7 @@
-"""The service: its workers and its HTTP endpoint. docs/how-to/monitor.md lists its events and their
-facts."""
+"""The service: its workers and its HTTP endpoint.
+
+docs/how-to/monitor.md lists its events and their facts.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ from milvus_hubness.serve.worker import (
 
 
 class Service:
-    """Runs the workers of all configured collections. database: its address without secrets.
-    open_store: called by each worker. listeners: get the events.
+    """Runs the workers of all configured collections.
+
+    database: its address without secrets. open_store:
+    called by each worker. listeners: get the events.
     """
 
     def __init__(
@@ -47,10 +51,13 @@ class Service:
         self._events = Events([*listeners, self._heard])
         self._metrics = ServiceMetrics()
         self._started_at = now()
+        # What the service waits for before its workers run: the last error of the database.
         self._no_database = "the database"
         self._is_keeping = False
         self._was_ready = False
-        shared = self._events, self._metrics, stop, policy, ZoneInfo(file.config.timezone)
+
+        shared = (self._events, self._metrics, stop, policy, ZoneInfo(file.config.timezone))
+        # Profiles of one collection take turns: a refresh holds the lease of the collection.
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [
             Worker(Reconciler(table, open_store, refresh, stop), locks[table.name], *shared)
@@ -78,6 +85,7 @@ class Service:
         routes = service_routes(self.view, self.is_alive, self._metrics)
         address = self._file.config.http.listen
         limits = self._policy.http
+        # Before the database answers: the page and the probes say what the service waits for.
         with HttpServer(address, routes, name="milvus-hubness-http", limits=limits) as server:
             self._events.report("started", url=server.url)
             self._await_database()
@@ -98,9 +106,9 @@ class Service:
         Raises StoreError, InvalidConfig if the database does not fit.
         """
         self._check(self._open_store())
-        return [
-            outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None
-        ]
+        outcomes = [worker.reconcile("full") for worker in self._workers]
+        # None: `stop` was called meanwhile.
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def is_alive(self) -> bool:
         """Whether all required threads are running."""
@@ -111,6 +119,7 @@ class Service:
         )
 
     def view(self) -> ServiceView:
+        """Return the data of the page, as it is now."""
         return ServiceView(
             version=version("milvus-hubness"),
             database=self._database,
@@ -126,6 +135,7 @@ class Service:
         )
 
     def _waiting_for(self) -> str:
+        """Return what the service waits for; empty if it is ready."""
         if not self._is_keeping:
             return self._no_database
         unseen = [worker.table.label for worker in self._workers if not worker.standing().is_ready]
@@ -138,12 +148,14 @@ class Service:
                 self._check(self._open_store())
                 return
             except StoreError as error:
+                # Each error is reported once, not at every attempt.
                 if self._no_database != str(error):
                     self._no_database = str(error)
                     self._events.report("waiting", message=str(error))
                 self._stop.wait(self._policy.connect_seconds)
 
     def _check(self, store: Store) -> None:
+        # Collections that cannot be read are left to their workers, which try again.
         if faults := database_faults(self._file, store, of_states=False):
             raise self._file.refusal(faults)
 

@@ -30,19 +30,21 @@ from milvus_hubness.serve.reconcile import (
 )
 
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
+"""Upper bounds of the buckets of the histogram."""
 LABELS = ("collection", "field", "profile")
 
 
 class ServiceMetrics:
     """Prometheus metrics in a registry of their own.
 
-    All except ready have the labels collection, field and profile, as in the configuration. biases
-    is "raw", "old" or "new", reason is "late" or "running".
+    All except ready have the labels collection, field and profile, as in the configuration. The
+    label biases is "raw", "old" or "new", the label reason is "late" or "running".
     """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
+        # By labels, an age and when it was measured: it has grown since, as a scrape computes.
         self._ages: dict[tuple[str, ...], tuple[float, datetime]] = {}
         self._ready = Gauge(
             "milvus_hubness_ready",
@@ -78,15 +80,20 @@ class ServiceMetrics:
         )
 
     def _metric(
-        self, kind: Any, name: str, documentation: str, *labels: str, **options: Any
+        self, metric_class: Any, name: str, documentation: str, *labels: str, **options: Any
     ) -> Any:
-        labels = (*LABELS, *labels)
-        return kind(
-            f"milvus_hubness_{name}", documentation, labels, registry=self._registry, **options
+        return metric_class(
+            f"milvus_hubness_{name}",
+            documentation,
+            (*LABELS, *labels),
+            registry=self._registry,
+            **options,
         )
 
     def watch(self, table: CollectionTable) -> None:
         """Create the counters of a collection, from 0."""
+        # Prometheus computes rates from differences: a counter that appears with a value of 1 would
+        # hide its first event.
         labels = _labels(table)
         counters = (self._scanned, self._changed, self._skipped, self._busy)
         for metric in (*counters, self._refreshing, self._failures, self._seconds):
@@ -95,6 +102,7 @@ class ServiceMetrics:
         for action in ACTIONS:
             self._refreshes.labels(*labels, action, "ok")
 
+        # The first result is "ok", with the actions above.
         for result in get_args(Result)[1:]:
             self._refreshes.labels(*labels, UNFINISHED, result)
 
@@ -121,6 +129,7 @@ class ServiceMetrics:
             self._busy.labels(*labels).inc(outcome.result == "busy")
 
     def missed(self, table: CollectionTable, reason: str, count: int) -> None:
+        """Count scheduled times that passed without a run."""
         self._missed.labels(*_labels(table), reason).inc(count)
 
     def refreshing(self, table: CollectionTable, is_running: bool) -> None:
@@ -135,6 +144,7 @@ class ServiceMetrics:
             return generate_latest(self._registry).decode()
 
     def _measure(self, labels: tuple[str, ...], outcome: Reconciliation) -> None:
+        """Set the gauges from a result; one without success has measured nothing."""
         if outcome.result != "ok":
             return
 
@@ -157,6 +167,7 @@ class ServiceMetrics:
 
 
 def _labels(table: CollectionTable) -> tuple[str, ...]:
+    """Return the values of `LABELS`."""
     return table.name, table.field or "", table.profile or ""
 
 
@@ -165,6 +176,7 @@ class Standing:
     """The state of a worker."""
 
     running: Course | None = None
+    """The progress of the present reconciliation; None between two."""
     last: Reconciliation | None = None
     """The last result of this process."""
     last_success: datetime | None = None
@@ -192,10 +204,12 @@ class ServicePolicy:
 
 
 class Worker:
-    """The worker thread of a bias profile: it runs tasks at their times, and counts, reports and
-    stores each result. Of several times that passed while it was busy or this process was delayed,
-    it makes up for the last. one_at_a_time: a lock that the workers of a collection share. stop:
-    set it, then call `join`, to end the worker. zone: of cron.
+    """The worker thread of a bias profile.
+
+    It runs tasks at their times, and counts, reports and stores each result. Of several times that
+    passed while it was busy or this process was delayed, it makes up for the last. one_at_a_time: a
+    lock that the workers of a collection share. stop: set it, then call `join`, to end the worker.
+    zone: of cron.
     """
 
     def __init__(
@@ -220,10 +234,13 @@ class Worker:
         self._metrics = metrics
         self._one_at_a_time = one_at_a_time
         self._stop = stop
+
+        # Guards what the thread shares with others: the requests, the times and the standing.
         self._lock = threading.Lock()
         self._requested: set[Task] = set()
-        self._woken = threading.Event()
         self._standing = Standing()
+        self._woken = threading.Event()
+        # Whether the last full reconciliation did not succeed, see `_fulfil`.
         self._owes_full = False
         self._thread = threading.Thread(
             target=self._serve, name=f"milvus-hubness {table.label}", daemon=True
@@ -265,6 +282,7 @@ class Worker:
         alone: hold the lease of the service.
         """
         with self._one_at_a_time:
+            # It may have waited here for long.
             if self._stop.is_set():
                 self._stand(running=None)
                 return None
@@ -286,41 +304,45 @@ class Worker:
         return outcome
 
     def standing(self) -> Standing:
+        """Return the present state, which never changes in itself."""
         with self._lock:
             return self._standing
 
     def _serve(self) -> None:
+        """Run tasks until `stop` is set: the body of the thread."""
         self._remember()
         reason = "late"
         while not self._stop.is_set():
+            # Cleared before the requests are read, so that a request after that wakes the thread.
             self._woken.clear()
             task = self._next_task(reason)
             if task is not None:
                 self._fulfil(task)
+                reason = "running"
             else:
-                self._woken.wait(
-                    max(0.0, (min(self._calendar.next_times.values()) - now()).total_seconds())
-                )
-
-            reason = "late" if task is None else "running"
+                next_time = min(self._calendar.next_times.values())
+                self._woken.wait(max(0.0, (next_time - now()).total_seconds()))
+                reason = "late"
 
         self._reconciler.release()
 
     def _next_task(self, reason: str) -> Task | None:
-        """Return the largest task that is requested or due, and report the times that passed
-        unused, for this reason: the process was late, of which one is used now, or the last run was
-        not over.
+        """Return the largest task that is requested or due, and report times that passed unused.
+
+        reason: why they passed: "late", this process was
+        delayed, or "running", the last run was not over.
         """
         with self._lock:
             passed = self._calendar.passed(now())
+            # In the order of Task, so the last one does the work of all.
             due = [task for task in get_args(Task) if task in self._requested or task in passed]
             self._requested.clear()
             if due:
-                self._standing = replace(
-                    self._standing, running=Course(now(), "waiting for its turn")
-                )
+                waiting = Course(now(), "waiting for its turn")
+                self._standing = replace(self._standing, running=waiting)
 
         for task, times in passed.items():
+            # A late thread uses one of the times now. After a run, all of them passed during it.
             count = times - (reason == "late")
             if count and task != "share":
                 self._metrics.missed(self.table, reason, count)
@@ -331,16 +353,16 @@ class Worker:
         return due[-1] if due else None
 
     def _fulfil(self, task: Task) -> None:
-        """Run a task.
-
-        A full reconciliation that failed, or was left to another process, is tried again at the
-        next tick. Rows without a bias do not wait for that, for example if a bank cannot be read.
-        """
+        """Run a task, and what an earlier one has left undone."""
+        # A full reconciliation that failed, or was left to another process, is tried again at the
+        # next time for pending rows.
         if self._owes_full and task == "pending":
             task = "full"
+
         outcome = self.reconcile(task, alone=True)
         if task == "full" and outcome is not None:
             self._owes_full = outcome.result != "ok"
+            # Rows without a bias do not wait for that, for example if a bank cannot be read.
             if outcome.result == "failed" and self._reconciler.is_connected:
                 self.reconcile("pending", alone=True)
 
@@ -361,27 +383,31 @@ class Worker:
         self._stand(running=replace(course, doing=doing, done=done, total=total))
 
     def _stand(self, **changes: Any) -> None:
+        """Change fields of the standing."""
         with self._lock:
             self._standing = replace(self._standing, **changes)
 
     def _record(self, task: Task, outcome: Reconciliation) -> None:
-        before = self.standing()
-        failed = outcome.result == "failed"
-        if failed:
-            self._stand(failing=outcome, failures=before.failures + 1)
+        """Count, report and store a result."""
+        previous = self.standing()
+        if outcome.result == "failed":
+            self._stand(failing=outcome, failures=previous.failures + 1)
+        # Filled rows do not make up for a full reconciliation that failed.
         elif task == "full" or not self._owes_full:
             self._stand(failing=None, failures=0)
 
         self._stand(
             last=outcome,
-            last_success=outcome.at if outcome.result == "ok" else before.last_success,
-            is_ready=before.is_ready or outcome.result in ("ok", "busy"),
+            last_success=outcome.at if outcome.result == "ok" else previous.last_success,
+            is_ready=previous.is_ready or outcome.result in ("ok", "busy"),
         )
         self._metrics.reconciled(self.table, outcome, self.standing().failures)
         self._events.report(
             "reconciled", collection=self.table.label, **outcome.model_dump(exclude={"at"})
         )
+
         self.history.add(outcome)
+        # What is not written now is written with the next result.
         if not self._reconciler.is_connected:
             return
 
@@ -421,12 +447,9 @@ class CollectionView:
             return "busy", "another process holds the lease"
         if last.result == "stopped":
             return "busy", "stopped"
-
-        return (
-            ("weak", "the new biases were refused")
-            if last.action == "refused"
-            else ("good", "up to date")
-        )
+        if last.action == "refused":
+            return "weak", "the new biases were refused"
+        return "good", "up to date"
 
     @property
     def trouble(self) -> Reconciliation | None:
@@ -437,6 +460,7 @@ class CollectionView:
 
     @property
     def last_done(self) -> Reconciliation | None:
+        """The last success, which may be stored or, if nothing changed, in the standing alone."""
         outcomes = (self.standing.last, *reversed(self.outcomes))
         return next((outcome for outcome in outcomes if outcome and outcome.result == "ok"), None)
 
@@ -468,10 +492,9 @@ class ServiceView:
     collections: tuple[CollectionView, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        facts = {name: value for name, value in vars(self).items() if name != "collections"}
         return {
-            **to_jsonable_python(
-                {name: value for name, value in vars(self).items() if name != "collections"}
-            ),
+            **to_jsonable_python(facts),
             "ready": not self.waiting_for,
             "collections": [view.to_dict() for view in self.collections],
         }

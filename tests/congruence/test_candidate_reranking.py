@@ -32,7 +32,7 @@ from milvus_hubness import (
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, Verdicts
-from milvus_hubness.quality.trials import raw_places
+from milvus_hubness.quality.trials import raw_ranks
 from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import (
     METRICS,
@@ -282,8 +282,8 @@ def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
     fresh.biases = nnn(fresh.bank, fresh.items, "IP", 4, 0.5)
     fresh.state = state
     fresh.assert_found(fresh.client.search(fresh.name, data=list(fresh.queries)))
-    places = raw_places(fresh.bank, fresh.items, fresh.biases.astype(np.float32))
-    assert state.reranking.missed == pytest.approx((places > state.reranking.candidates).mean())
+    ranks = raw_ranks(fresh.bank, fresh.items, fresh.biases.astype(np.float32))
+    assert state.reranking.missed == pytest.approx((ranks > state.reranking.candidates).mean())
 
 
 def test_disabling_leaves_an_ordinary_collection(fresh):

@@ -61,7 +61,7 @@ def folder(tmp_path):
 def test_real_images_are_embedded_without_what_follows_them(folder, content, request):
     kind = request.node.callspec.id.partition(",")[0]
     image = image_in(content + SECRET)
-    assert (image.kind, image.content) == (kind, content)
+    assert (image.subtype, image.content) == (kind, content)
     (folder / "x").write_bytes(content + SECRET)
     images = Images(folder)
     assert images.element("x", "7") == (
@@ -125,7 +125,7 @@ def test_other_files_are_left_out(folder, content):
 
 
 def test_a_png_of_a_few_million_pixels_is_one():
-    assert image_in(png(5_000, 5_000)).kind == "png"
+    assert image_in(png(5_000, 5_000)).subtype == "png"
 
 
 def links(folder):

@@ -6,17 +6,16 @@ from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.migrate import commands
 from milvus_hubness.cli.migrate.run import rehearse, run
 
+# In the order in which they are used, which is that of the help.
 app = command_line(
     "Copy a live collection into its corrected form, cut the application over to it, and back."
     "\n\nExample: milvus-hubness migrate rehearse products --bank queries.npy",
-    *(
-        commands.plan,
-        rehearse,
-        run,
-        commands.status,
-        commands.verify,
-        commands.cutover,
-        commands.rollback,
-    ),
+    commands.plan,
+    rehearse,
+    run,
+    commands.status,
+    commands.verify,
+    commands.cutover,
+    commands.rollback,
     commands.clean,
 )

@@ -55,6 +55,7 @@ def verify(
     from milvus_hubness.jobs.migration import catch_up
     from milvus_hubness.jobs.migration.ledger import Ledger
 
+    # Nothing to watch or to control: the session prints the events and takes signals.
     session = Session(options.Watching(), as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
@@ -89,6 +90,7 @@ def cutover(
     session = Session(watching, postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
+    # In a later phase the ledger has the name that an interrupted cutover was moving.
     if migration.phase == "verified" and not (switching.alias or switching.rename):
         raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
 
@@ -126,10 +128,9 @@ def rollback(
     with session.open(source, target) as settings:
         done = rollback(store, target, options=settings)
 
+    is_renamed = done.alias == source
     facts = {
-        "alias": f"{done.alias} -> {source}"
-        if done.alias != source
-        else f"{source}, under its own name",
+        "alias": f"{source}, under its own name" if is_renamed else f"{done.alias} -> {source}",
         "carried back": f"{done.carried:,} rows written since the switch",
         "to drop the copy": f"milvus-hubness migrate clean {source} --drop {target}",
     }
@@ -153,6 +154,7 @@ def clean(
     from milvus_hubness.jobs.migration import clean as cleaning
 
     store = connection.open()
+    # It refuses what must not be dropped, before anything is shown.
     dropped = cleaning.would_drop(store, name, drop=drop, target=target)
     if not as_json:
         show_facts("Dropping for good" if yes else "Would be dropped for good", dropped)
@@ -192,28 +194,30 @@ def status(
 
 
 def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
+    """Return a migration with the progress of its copy, as plain data."""
     from milvus_hubness.jobs.common.lease import holder_of
     from milvus_hubness.jobs.migration.presence import problem_of
 
+    # The ledger has the time of each chunk that is written; the speed is that of the writes alone.
     chunks = ledger.chunks(migration)
     done = [chunk for chunk in chunks if chunk.seconds is not None]
     rows = sum(chunk.rows for chunk in done)
     seconds = sum(chunk.seconds or 0.0 for chunk in done)
     speed = rows / seconds if seconds else None
     copying = migration.phase == "copying"
-    source = (
-        store.info(migration.source_now, checked=False)
-        if store.exists(migration.source_now)
-        else None
-    )
-    dual_write = source.dual_write if source else None
+
+    # The source may be gone, dropped by `clean` or by hand.
+    dual_write = None
+    if store.exists(migration.source_now):
+        dual_write = store.info(migration.source_now, checked=False).dual_write
     holder = holder_of(store, migration.target)
+    lease = None
+    if holder:
+        lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
 
     return {
         **show.migration_facts(migration),
-        "lease": holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
-        if holder
-        else None,
+        "lease": lease,
         "rows_copied": rows if copying else migration.rows,
         "chunks_done": len(done) if copying else migration.chunks,
         "rows_per_second": round(speed, 1) if speed else None,
@@ -228,23 +232,26 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
         say("There are no migrations in this database.")
         return
 
-    rows = [
-        (
-            facts["source"],
-            facts["target"],
-            facts["phase"],
-            facts["switch"]["name"] if facts["switch"] else "",
-            "yes" if facts["lease"] else "no",
-            "gone, see below"
-            if facts["problem"]
-            else "{rows_copied:,} of {rows:,}".format(**facts),
+    rows = []
+    for facts in migrations:
+        copied = "{rows_copied:,} of {rows:,}".format(**facts)
+        rows.append(
+            (
+                facts["source"],
+                facts["target"],
+                facts["phase"],
+                facts["switch"]["name"] if facts["switch"] else "",
+                "yes" if facts["lease"] else "no",
+                "gone, see below" if facts["problem"] else copied,
+            )
         )
-        for facts in migrations
-    ]
     show_table(None, ("source", "copy", "phase", "name", "running", "rows"), rows, texts=5)
     for facts in migrations:
         if facts["problem"]:
             typer.echo(f"problem: {facts['problem']}")
+
+
+HOLDER = "process {owner[pid]} on {owner[host]}, until {expires_at:.19} UTC"
 
 
 def _show(migration: Migration, facts: dict[str, Any]) -> None:
@@ -253,7 +260,6 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
     lease = facts["lease"]
     dual_write = facts["dual_write"]
     required = ", and fail if that fails" if dual_write and dual_write["required"] else ""
-    holder = "process {owner[pid]} on {owner[host]}, until {expires_at:.19} UTC"
     words = {
         "phase": migration.phase,
         "problem": facts["problem"],
@@ -263,7 +269,7 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
         "left": f"{eta:,.0f} s" if eta is not None else None,
         **show.migration_words(migration),
         "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
-        "lease": holder.format(**lease) if lease else "none",
+        "lease": HOLDER.format(**lease) if lease else "none",
         "started": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",
         "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",
     }

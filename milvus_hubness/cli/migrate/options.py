@@ -42,6 +42,7 @@ class Switching:
     ] = False
 
     def __post_init__(self) -> None:
+        # Typer makes this record while it reads the command line, so it is an error of usage.
         if self.alias and self.rename:
             raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
@@ -92,7 +93,7 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         *,
         measure: bool = False,
     ) -> MigrationPlan:
-        """Return the plan of these options."""
+        """Return the plan of these options; `require` has checked that they name a bank."""
         from milvus_hubness.jobs.common.inputs import read_bank
         from milvus_hubness.jobs.migration.plan import plan_migration
 
@@ -115,52 +116,60 @@ class Planning(options.EstimatorOptions, options.BankOptions):
             force=self.force,
             index_params=options.pairs_of(self.index_param, "--index-param"),
             measure=measure,
+            # Without writers there is no client to wait for.
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
     def validate_resumed(
         self, store: MilvusStore, migration: Migration, switching: Switching
     ) -> None:
-        """Check that no option differs from those of a resumed migration. Raises
-        InvalidParameter."""
+        """Check that no option differs from those of a resumed migration.
+
+        Raises InvalidParameter.
+        """
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
 
         former = migration.arguments
-        switch = migration.switch
         index = former.get("index") or {}
         estimator = self.estimator()
         bank = self.read(store)
         targets = options.read_vectors(store, self.target_bank)
-        pairs = {
+        slots = None if self.profiles == 1 else slots_for(self.profiles)
+        index_type = self.index_type and self.index_type.upper()
+
+        # Each option as it is now, None if it is not given, and as the migration was started.
+        now_and_then = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
             "--gate": (self.gate, former.get("gate") or 0),
             "--gate-targets": (self.gate_targets, former.get("gate_targets")),
-            "--profiles": (
-                None if self.profiles == 1 else slots_for(self.profiles),
-                former.get("slots"),
-            ),
-            "--index-type": (self.index_type and self.index_type.upper(), index.get("index_type")),
+            "--profiles": (slots, former.get("slots")),
+            "--index-type": (index_type, index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),
             "--bank": (bank and bank.fingerprint, former.get("bank")),
             "--target-bank": (targets and targets.fingerprint, former.get("target_bank")),
-            f"--alias {switching.alias}": (
-                switching.alias or None,
-                switch.name if switch else switching.alias,
-            ),
-            "--rename": (switching.rename or None, switch is None or bool(switch.source_renamed)),
         }
+
+        # Before the cutover has begun, any name may still be chosen.
+        switch = migration.switch
+        if switch is not None:
+            now_and_then[f"--alias {switching.alias}"] = (switching.alias or None, switch.name)
+            is_renamed = bool(switch.source_renamed)
+            now_and_then["--rename"] = (switching.rename or None, is_renamed)
+
         params = index.get("index_params", {})
         for name, value in options.pairs_of(self.index_param, "--index-param").items():
-            pairs[f"--index-param {name}"] = (str(value), str(params.get(name)))
+            now_and_then[f"--index-param {name}"] = (str(value), str(params.get(name)))
 
-        if odd := [name for name, (now, then) in pairs.items() if now is not None and now != then]:
+        differing = [
+            name for name, (now, then) in now_and_then.items() if now is not None and now != then
+        ]
+        if differing:
             raise InvalidParameter(
-                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} "
-                "is "
-                f"{migration.phase!r} and was started with other options: repeat them, or name "
-                "another --target"
+                f"{', '.join(differing)}: the migration of {migration.source!r} to "
+                f"{migration.target!r} is {migration.phase!r} and was started with other options: "
+                "repeat them, or name another --target"
             )
 
 

@@ -21,7 +21,7 @@ from milvus_hubness.errors import NoMigration
 
 if TYPE_CHECKING:
     from milvus_hubness.cli.migrate.session import Session
-    from milvus_hubness.jobs.migration.ledger import Migration
+    from milvus_hubness.jobs.migration.ledger import Migration, Phase
     from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
@@ -41,8 +41,19 @@ def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) 
             return None
         raise NoMigration(f"{error}, or pass --bank FILE to start one ({WHERE_FROM})") from None
 
+    # A name that has begun to move must arrive, whatever the options would start.
     has_moved = migration.phase in {"switching", "switched", "rolling back"}
     return migration if has_moved or not is_planned else None
+
+
+BEFORE_CUTOVER: tuple[Phase, ...] = (
+    "preparing",
+    "copying",
+    "catching up",
+    "verified",
+    "rolled back",
+)
+"""The phases in which no name is moving or has moved."""
 
 
 def run(
@@ -79,26 +90,30 @@ def _carry_out(
     *,
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
-    """Run the migration that the options plan, or resume the one that they name. switching: None
-    for a rehearsal."""
+    """Run the migration that the options plan, or resume the one that they name.
+
+    switching: None for a rehearsal.
+    """
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
     store = connection.open()
     name = switching or options.Switching()
+
+    # --restart with a bank drops what there is, and plans again.
     resumed = None
     if not (planning.bank and planning.restart):
         resumed = to_resume(store, source, planning.target, is_planned=bool(planning.bank))
 
     if resumed is not None:
         planning.validate_resumed(store, resumed, name)
+        # A rehearsal must not go on with a cutover.
         if switching is None:
-            resumed.require(
-                "preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal"
-            )
+            resumed.require(*BEFORE_CUTOVER, step="a rehearsal")
         with session.open(resumed.source, resumed.target) as settings:
-            return store, resume(
+            migration = resume(
                 store, resumed.target, settings, alias=name.alias, rename=name.rename
             )
+            return store, migration
 
     plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
@@ -136,6 +151,8 @@ def rehearse(
 
     session = Session(watching, pace, as_json=as_json)
     store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
+
+    # The commands to go on with, with the alias of the source if it has one.
     source = migration.source
     target = migration.target
     aliases = store.info(source).aliases

@@ -35,11 +35,14 @@ class Interrupted(SystemExit):
 @contextmanager
 def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
     """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number.
+
     Writers that wait for `throttle`, and commands that end when `stopped` is set, are released, so
-    that their threads end."""
+    that their threads end.
+    """
 
     def stop(number: int) -> None:
         error = (Terminated if number == signal.SIGTERM else Interrupted)(128 + number)
+        # A signal reaches the main thread alone: the others learn of it by these two.
         stopped.set()
         throttle.stop(error)
         raise error
@@ -69,6 +72,8 @@ class Session:
         self._pace = pace or Pace()
         self._stopped = threading.Event()
         self._hooks = Hooks(parse_hooks(watching.on or []), cancelled=self._stopped)
+
+        # The cutover waits for this event.
         self._release = threading.Event()
         if not postponed:
             self._release.set()
@@ -97,8 +102,11 @@ class Session:
 
             listeners.append(stream if self.as_json else stack.enter_context(printed()))
             events = Events(listeners, hooks=self._hooks)
+
+            # Left in reverse order: servers and load commands end before signals act as before.
             stack.enter_context(_stoppable(self._throttle, self._stopped))
             if path := self._watching.control:
+                # A file of an earlier run may say "now" already.
                 if not self._release.is_set():
                     postpone_cutover(path)
                 controls = Controls("the control file", self._throttle, self._release, events)
@@ -120,8 +128,10 @@ class Session:
 
 
 def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
-    """Return a listener that writes the metrics to a file, and ignores failures after the first
-    write."""
+    """Return a listener that writes the metrics to a file.
+
+    The first write is made here; failures after it are ignored.
+    """
     try:
         metrics.write_textfile(path)
     except OSError as error:

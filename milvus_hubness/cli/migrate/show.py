@@ -32,15 +32,21 @@ def show_plan(plan: dict[str, Any]) -> None:
     """Print the facts of a plan."""
     sizes = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["vector_bytes"].items()}
     memory = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["memory_bytes"].items()}
-    index = ", ".join(f"{name} {value}" for name, value in plan["index_params"].items())
+    params = ", ".join(f"{name} {value}" for name, value in plan["index_params"].items())
+    index = f"{plan['index_type']} {params}".rstrip()
     resolution = plan["resolution"]
-    waiting = plan["waiting_seconds"]
+
+    about = f"{plan['estimated_seconds']} s (from a sample, read only)"
+    if plan["waiting_seconds"]:
+        about += f", {plan['waiting_seconds']} s of it for clients to hear of it"
+
+    of_vectors = f"({sizes['source']} -> {sizes['target']} of vectors)"
     facts = {
         "would create": plan["target"],
-        "vector field": f"{plan['field'] or UNNAMED}, {plan['dtype']}, {plan['index_type']} {index}".rstrip(),
+        "vector field": f"{plan['field'] or UNNAMED}, {plan['dtype']}, {index}",
         "metric": f"{plan['metric']}, served as IP",
         "rows": f"{plan['rows']:,}",
-        "width": f"{plan['dim']} -> {plan['width']} ({sizes['source']} -> {sizes['target']} of vectors)",
+        "width": f"{plan['dim']} -> {plan['width']} {of_vectors}",
         "partitions": ", ".join(plan["partitions"]),
         "fields added": ", ".join(plan["hidden_fields"]),
         **bank_words(plan),
@@ -50,8 +56,7 @@ def show_plan(plan: dict[str, Any]) -> None:
         "memory": "{source} now, {target} for the copy, {both} for both".format(**memory),
         "recall": plan["recall"] and plan["recall"]["said"],
         "resolution": resolution and RESOLUTION.format(**resolution),
-        "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
-        + (f", {waiting} s of it for clients to hear of it" if waiting else ""),
+        "about": about,
         "note": "\n".join(plan["remarks"]),
     }
     show_facts(f"Migration of {plan['source']}", facts)
@@ -85,9 +90,8 @@ def migration_words(migration: Migration) -> dict[str, object]:
 
 
 VERIFICATION = (
-    "{rows:,} rows, {fields:,} field values equal; {biases:,} biases as computed again; of "
-    "{searched:,} rows "
-    "searched for, {in_copy:,} found ({in_source:,} in the source)"
+    "{rows:,} rows, {fields:,} field values equal; {biases:,} biases as computed again; "
+    "of {searched:,} rows searched for, {in_copy:,} found ({in_source:,} in the source)"
 )
 
 
@@ -101,9 +105,11 @@ def _switch_words(migration: Migration) -> str | None:
     switch = migration.switch
     if switch is None or switch.at is None:
         return None
-    renamed = f"; the source is {switch.source_renamed}" if switch.source_renamed else ""
+
+    since = f"{switch.at:%Y-%m-%d %H:%M:%S} UTC"
     window = f", in {1000 * switch.window:.0f} ms" if switch.window is not None else ""
-    return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{renamed}"
+    renamed = f"; the source is {switch.source_renamed}" if switch.source_renamed else ""
+    return f"{switch.name} -> {migration.target} since {since}{window}{renamed}"
 
 
 LINES = {
@@ -117,6 +123,7 @@ LINES = {
     "resumed": "resumed by {reason}",
     "warning": "warning: {message}",
 }
+"""The lines for events. Other events are for the bars and for machines."""
 
 
 @contextmanager
@@ -154,6 +161,7 @@ def show_last(as_json: bool, facts: Mapping[str, Any], show: Callable[[], object
     show_result(as_json, Event("result", facts, datetime.now(timezone.utc)).to_dict(), show)
 
 
+# A step begins with the event of its line, and ends with the next one.
 STEPS = {
     "plan": "preparing",
     "before-copy": "copying",
@@ -177,6 +185,8 @@ class Timeline:
     def __call__(self, event: Event) -> None:
         facts = event.facts
         if event.name == "copying":
+            # Reported when a chunk is written: the time until now was copying. What follows the last
+            # chunk is the index that the server builds.
             self._step = "copying"
             self._begin("indexing", event.time)
             self._bytes += facts["bytes"]
@@ -187,8 +197,7 @@ class Timeline:
             self._passes[facts["pass"]] = {"rows": facts["rows"], "carried": facts["repaired"]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the seconds by step, the speed of the copy, and the rows of each pass as plain
-        data."""
+        """Return the seconds by step, the speed of the copy, and the passes, as plain data."""
         copying = self._seconds.get("copying")
         return {
             "seconds": {step: round(seconds, 2) for step, seconds in self._seconds.items()},
@@ -199,9 +208,9 @@ class Timeline:
 
     def _begin(self, step: str | None, at: datetime) -> None:
         """End the current step, and begin the next."""
+        # A step may come several times, such as catching up: its times add up.
         if self._since is not None and self._step:
-            self._seconds[self._step] = (
-                self._seconds.get(self._step, 0.0) + (at - self._since).total_seconds()
-            )
+            earlier = self._seconds.get(self._step, 0.0)
+            self._seconds[self._step] = earlier + (at - self._since).total_seconds()
         self._step = step
         self._since = at

@@ -52,7 +52,7 @@ from milvus_hubness.jobs.store.protocols import (
     expect_store,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo
-from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
+from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_ranks
 
 MEASURED_QUERIES = 1_000
 
@@ -498,14 +498,14 @@ def measure(
     """
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
-    places = raw_places(
+    ranks = raw_ranks(
         gallery.layout.reduce_queries(query_vectors),
         gallery.layout.reduce_items(gallery.vectors),
         np.float32(strength) * correction.centred(gallery.vectors),
     )
     allowed = [*(step for step in LADDER if step < most), min(most, LADDER[-1])]
-    missed = {candidates: missed_share(places, candidates) for candidates in allowed}
-    candidates = enough_candidates(places, max_miss_rate, allowed)
+    missed = {candidates: missed_share(ranks, candidates) for candidates in allowed}
+    candidates = enough_candidates(ranks, max_miss_rate, allowed)
     reranking = CandidateReranking(
         side_collection=side,
         candidates=candidates,
