@@ -1,5 +1,5 @@
-"""Bounds of the records that are read from a database: the size of their JSON, and the values of
-their fields.
+"""Bounds of the records that are read from a database:
+the size of their JSON, and the values of their fields.
 
 A user who may alter a collection can write anything into its properties, and one who may write to
 the ledger anything into its records. So a record is validated whole when it is read, and nothing

@@ -31,9 +31,9 @@ _SERVER = re.compile(r"v?(\d+)\.(\d+)")
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs
-    the module, and UnsupportedVersion in place of any other ImportError where a library is of an
-    unsupported version.
+    """Raise MissingExtra in place of ModuleNotFoundError where an extra
+    of this package installs the module, and UnsupportedVersion in place
+    of any other ImportError where a library is of an unsupported version.
     """
     try:
         yield
@@ -51,11 +51,11 @@ def naming_extras() -> Iterator[None]:
 
 
 def unsupported_libraries() -> str:
-    """Return, in one line, which installed libraries are of an unsupported version; empty if none
-    is.
+    """Return, in one line, which installed libraries
+    are of an unsupported version; empty if none is.
 
-    This reads the metadata of all requirements, so it is for errors that such a library may
-    explain.
+    This reads the metadata of all requirements, so
+    it is for errors that such a library may explain.
     """
     faults = []
     required = []

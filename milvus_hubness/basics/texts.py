@@ -48,8 +48,8 @@ def visible_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """Return a JSON text, on one line, with JSON's own escapes in place of the same characters: its
-    values stay.
+    """Return a JSON text, on one line, with JSON's own
+    escapes in place of the same characters: its values stay.
     """
     return _HIDDEN_IN_LINE.sub(lambda hidden: json.dumps(hidden[0])[1:-1], text)
 
@@ -74,8 +74,8 @@ def describe(estimator: dict[str, Any]) -> str:
 
 
 def agreement_sentence(estimator: dict[str, Any]) -> str | None:
-    """Return what the agreement of an estimator's dictionary means; None if its strength is a
-    number.
+    """Return what the agreement of an estimator's
+    dictionary means; None if its strength is a number.
     """
     if _strength(estimator) != "agreement":
         return None

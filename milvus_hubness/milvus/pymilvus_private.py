@@ -145,9 +145,9 @@ if not hasattr(MilvusClient, "_pack_pks_expr"):
 def with_escaped_keys(iterator: Any) -> Any:
     """Have an iterator escape the keys in the filter of its next request, and return it.
 
-    An iterator writes the keys of the last page into the filter of the next one, as they are. It
-    has no public place for another filter, so its method that writes the filter runs with escaped
-    keys.
+    An iterator writes the keys of the last page into the filter of the
+    next one, as they are. It has no public place for another filter,
+    so its method that writes the filter runs with escaped keys.
     """
     if isinstance(iterator, QueryIterator):
         _escape_last_key(iterator)

@@ -1,5 +1,5 @@
-"""How files are opened: regular files only, without waiting, and only so much of them as their
-reader takes.
+"""How files are opened: regular files only, without
+waiting, and only so much of them as their reader takes.
 
 A name may lead to a pipe that nobody writes to, a terminal or a file of /proc that never ends. All
 of them are refused in one line, so that no command hangs.
@@ -113,8 +113,8 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
         root = Path(folder).resolve(strict=True)
         parts = (root / name).resolve(strict=True).relative_to(root).parts
         descriptor = os.open(root, _FLAGS | os.O_DIRECTORY)
-        # The resolved path has no links. A link that takes the place of a part meanwhile is not
-        # followed.
+        # The resolved path has no links. A link that takes
+        # the place of a part meanwhile is not followed.
         for part in parts:
             outer = descriptor
             is_last = part is parts[-1]

@@ -38,8 +38,8 @@ def require_memory(path: object, what: str, size: int) -> None:
 
 
 def require_sane_growth(path: object, what: str, size: int, packed: int) -> None:
-    """Raise UnreadableFile if `what` grows from `packed` bytes to `size` as only a file does that
-    fills memory.
+    """Raise UnreadableFile if `what` grows from `packed`
+    bytes to `size` as only a file does that fills memory.
     """
     require_memory(path, what, size)
     if size > FREELY_INFLATED and size > MOST_INFLATED * packed:

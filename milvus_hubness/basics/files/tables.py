@@ -104,8 +104,8 @@ class _Parquet(Table):
 
 
 class _Arrow(Table):
-    """The file format is the stream format between its first bytes and a list of offsets, which is
-    not needed.
+    """The file format is the stream format between its
+    first bytes and a list of offsets, which is not needed.
     """
 
     def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
@@ -146,13 +146,13 @@ DICTIONARY = 2
 
 
 def decompressed_size(message: pa.ipc.Message) -> int:
-    """Return the size of the buffers of a message after decompression, in bytes, from its headers
-    alone.
+    """Return the size of the buffers of a message after
+    decompression, in bytes, from its headers alone.
 
-    The metadata is a flatbuffer (Arrow's Message.fbs): Message has the fields header_type 1 and
-    header 2, RecordBatch has buffers 2 and compression 3, DictionaryBatch has a RecordBatch as its
-    data 1. A compressed buffer begins with its size after decompression, or with -1 if it is not
-    compressed.
+    The metadata is a flatbuffer (Arrow's Message.fbs): Message has the fields
+    header_type 1 and header 2, RecordBatch has buffers 2 and compression 3,
+    DictionaryBatch has a RecordBatch as its data 1. A compressed buffer begins
+    with its size after decompression, or with -1 if it is not compressed.
     """
     metadata = memoryview(message.metadata)
     body = message.body

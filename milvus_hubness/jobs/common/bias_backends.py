@@ -1,5 +1,5 @@
-"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any
-location.
+"""The bias backend of a collection: it reads, writes
+and repairs the biases of live rows, at any location.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class BiasBackend:
         if codec.updates_in_place:
             return self._update(self.writer, rows, partition, changed)
 
-        # The epoch of a row that had a bias before is history, which does not justify a change of
-        # the field.
+        # The epoch of a row that had a bias before is history,
+        # which does not justify a change of the field.
         if not biased_rows.incomplete.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
         return self.writer.rewrite(rows, changed, partition)
@@ -197,15 +197,15 @@ class BiasBackend:
     ) -> None:
         """After `put`, give fresh biases to rows whose vector a client has changed since the read.
 
-        A writer of whole rows repairs them itself. Raises NotCaughtUp for rows that change faster
-        than this.
+        A writer of whole rows repairs them itself. Raises
+        NotCaughtUp for rows that change faster than this.
         """
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return
 
-        # A client may write a vector before this job writes the bias of the former vector. The next
-        # read shows such a change. If the client writes after that read, it also writes the bias,
-        # which stays.
+        # A client may write a vector before this job writes the bias of the
+        # former vector. The next read shows such a change. If the client
+        # writes after that read, it also writes the bias, which stays.
         for _ in range(REPAIR_ROUNDS):
             before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             current = self.read(biased_rows.batch.keys, partition)
@@ -224,8 +224,8 @@ class BiasBackend:
         )
 
     def wait_visible(self) -> None:
-        """Wait until every search sees all writes, and remove the biases of rows that no longer
-        exist.
+        """Wait until every search sees all writes, and
+        remove the biases of rows that no longer exist.
         """
         side = self.codec.side_collection
         if side is None:
@@ -234,8 +234,8 @@ class BiasBackend:
 
         name = self.info.name
         for page in absent(key_pages(self.store, side), self.store, name):
-            # Clients write a row before its bias, so the row of every key that was read already
-            # exists.
+            # Clients write a row before its bias, so the
+            # row of every key that was read already exists.
             existing = set(self.store.get(name, page, self.codec.field).keys)
             if orphans := [key for key in page if key not in existing]:
                 self.store.delete(side, orphans)

@@ -76,8 +76,8 @@ def choose(
     estimator: the caller's, at strength 1; without one, the choice of tuning for this bank counts,
     else Blend(). gates: the caller's, which overrule those of tuning.
 
-    Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`, and as
-    `checked_gates` does.
+    Raises CorrectionNotRecommended if tuning advises against
+    this bank, unless `force`, and as `checked_gates` does.
     """
     tuning = info.verdicts.of(field, bank.fingerprint)
     if tuning is not None and tuning.verdict == "leave it alone" and not force:

@@ -52,9 +52,9 @@ GAUGES = {
 
 
 class MigrationMetrics:
-    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source
-    and target: COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from
-    any thread.
+    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*,
+    with the labels source and target: COUNTERS, GAUGES, chunk_seconds, and
+    phase, 1 for the current one. Safe to use from any thread.
     """
 
     def __init__(self, source: str, target: str) -> None:

@@ -152,8 +152,8 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 def _nearest(
     store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
 ) -> list[list[Key]]:
-    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without
-    a direction.
+    """Return the keys of the k raw nearest rows of each
+    vector of `bank`; none for vectors without a direction.
     """
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)

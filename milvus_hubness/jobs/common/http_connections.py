@@ -36,8 +36,8 @@ class Waiting:
     def close_one(self) -> None:
         """Close the connection that has waited longest."""
         connection, _ = self._connections.popitem(last=False)
-        # uvicorn hears of its end later, and up to BACKLOG further connections may come before
-        # that.
+        # uvicorn hears of its end later, and up to BACKLOG
+        # further connections may come before that.
         connection.connections.discard(connection)
         connection.transport.abort()
 
@@ -74,8 +74,8 @@ class Connection(H11Protocol):
                 self._waiting.discard(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to stay open: a client that closed its sending side gets the response to a
-        whole request.
+        """Return whether to stay open: a client that closed
+        its sending side gets the response to a whole request.
         """
         return self.cycle is not None and not self.cycle.more_body
 
@@ -89,8 +89,8 @@ class Connection(H11Protocol):
         self._waiting.discard(self)
 
     def shutdown(self) -> None:
-        """Have the server wait for responses in progress, but not for requests that are still
-        arriving.
+        """Have the server wait for responses in progress,
+        but not for requests that are still arriving.
         """
         super().shutdown()
         if self.cycle is not None and self.cycle.more_body:

@@ -1,5 +1,5 @@
-"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a
-migration.
+"""The HTTP server of a job or a service, which runs in
+its own thread, and the HTTP control of a migration.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def get(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def probe(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count
-    against it.
+    """Return a route as `get` does, for a probe: other
+    requests neither keep it waiting nor count against it.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -312,8 +312,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this
-    machine.
+    """Return whether the host of HOST or HOST:PORT is
+    localhost or a loopback address of this machine.
     """
     try:
         host = urlsplit(f"//{address}").hostname or ""

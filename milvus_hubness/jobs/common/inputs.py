@@ -93,9 +93,9 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
-    """Read the texts of `count` queries from this column of a file or collection, in the order of
-    `read_bank`. Raises InvalidInput if there is no such column or another number of texts, and
-    UnreadableFile.
+    """Read the texts of `count` queries from this column of a file or
+    collection, in the order of `read_bank`. Raises InvalidInput if there
+    is no such column or another number of texts, and UnreadableFile.
     """
     if spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))

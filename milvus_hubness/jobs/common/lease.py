@@ -57,9 +57,9 @@ LONGEST_NAME = 200
 class Lease:
     """The lease on one or more collections: a context manager that renews it in the background.
 
-    collections: their real names; they need not exist yet. fenced: False for a lease on something
-    else. Its attribute `store` is the store, with fenced writes. Raises LeaseHeld, which names the
-    holder.
+    collections: their real names; they need not exist yet. fenced:
+    False for a lease on something else. Its attribute `store` is the
+    store, with fenced writes. Raises LeaseHeld, which names the holder.
     """
 
     def __init__(
@@ -319,8 +319,8 @@ class Lease:
         self._unfenced.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger; before a write by it, call
-        `check_now`.
+        """Record and create a new alias of a collection or
+        the ledger; before a write by it, call `check_now`.
         """
         attempt = 0
         while True:
@@ -382,8 +382,8 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(self.policy.seconds / RENEWALS):
-            # If the database does not answer, the next round tries again; `check` notices a lost
-            # lease.
+            # If the database does not answer, the next round
+            # tries again; `check` notices a lost lease.
             with suppress(Exception):
                 self._put_expiry(self._expiry())
 

@@ -51,8 +51,8 @@ def _proc(path: str) -> str:
 
 
 def process_start(pid: int) -> str:
-    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there
-    is none.
+    """Return the start time of a process of this PID
+    namespace, in ticks since boot; empty if there is none.
     """
     fields = _proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields else ""
@@ -118,8 +118,8 @@ def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
 
 
 def default_client_ttl() -> float:
-    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after
-    an announcement.
+    """Return the longest state_ttl of a client that writes,
+    in seconds: a job waits that long after an announcement.
     """
     return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
 
@@ -137,8 +137,8 @@ class LeasePolicy:
     visible: float = 5.0
     """Maximum between a note in the write-intent log and the noted write."""
     compact: float = 60.0
-    """Between two compactions of the log, both of which must see a noted row unused before it is
-    dropped.
+    """Between two compactions of the log, both of which
+    must see a noted row unused before it is dropped.
     """
 
     @classmethod

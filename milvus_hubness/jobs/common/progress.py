@@ -73,8 +73,8 @@ class Event:
     """When it was reported, in UTC."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name, time (ISO 8601) and facts as JSON-compatible data; infinite numbers and NaN
-        become None.
+        """Return name, time (ISO 8601) and facts as
+        JSON-compatible data; infinite numbers and NaN become None.
         """
         facts = to_jsonable_python(self.facts, fallback=_plain, inf_nan_mode="null")
         return {"name": self.name, "time": self.time.isoformat(), "facts": facts}
@@ -179,10 +179,10 @@ class Throttle:
     """Limits the pace of a job: a writer calls `admit` before each request and `took` after it,
     from any thread.
 
-    rows_per_second, bytes_per_second: token buckets that hold the tokens of one second; a larger
-    request is admitted from a full bucket, and the next waits longer. chunk_seconds: the target
-    duration of a request. None: no limit. clock, wait: time.monotonic and Condition.wait. Raises
-    InvalidParameter.
+    rows_per_second, bytes_per_second: token buckets that hold the tokens of one
+    second; a larger request is admitted from a full bucket, and the next waits
+    longer. chunk_seconds: the target duration of a request. None: no limit.
+    clock, wait: time.monotonic and Condition.wait. Raises InvalidParameter.
     """
 
     def __init__(
@@ -334,8 +334,8 @@ class Throttle:
             }
 
     def _delay(self, rows: int, size: int) -> float:
-        """Return the seconds until the request may be sent if nothing changes; infinite while
-        paused.
+        """Return the seconds until the request may be
+        sent if nothing changes; infinite while paused.
         """
         if self._error is not None:
             raise self._error
@@ -439,10 +439,10 @@ def key_pages(
 def ceiling_of(
     store: Rows, collection: str, key: Key, partition: str | None = None, pending: str = ""
 ) -> Key | None:
-    """Return a key that is at least the greatest current key, searched from `key` up; None if there
-    is none. A reader that stops here ends even if clients write rising keys faster than it reads. A
-    page with fewer rows than requested does not show the end: Milvus 2.3 returns some rows one by
-    one.
+    """Return a key that is at least the greatest current key, searched from
+    `key` up; None if there is none. A reader that stops here ends even if
+    clients write rising keys faster than it reads. A page with fewer rows than
+    requested does not show the end: Milvus 2.3 returns some rows one by one.
     """
     options: Any = {"limit": 1, "partition": partition, "pending": pending}
     keys = (store.above(key, step) for step in count())

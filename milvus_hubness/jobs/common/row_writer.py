@@ -13,10 +13,10 @@ leaves rows alone that another client has changed since: their digest differs. A
 leaves its last batch record; the next holder of the lease first drops the former holder's alias,
 and then repairs the rows that the record names.
 
-The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the
-log as on the collection. A write of another client between the job's read and write is undone. A
-repair may also replay the note of a failed write: the database may have applied such a write
-anyway.
+The log protects writes of HubnessClient and AsyncHubnessClient if they have
+the same rights on the log as on the collection. A write of another client
+between the job's read and write is undone. A repair may also replay the
+note of a failed write: the database may have applied such a write anyway.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class RowContent(FrozenModel):
 
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
-        """Return the row content of `info`, for a job that rewrites the biases of the state's
-        field.
+        """Return the row content of `info`, for a job
+        that rewrites the biases of the state's field.
         """
         states = (*info.states.values(), state)
         hidden = {name for other in states for name in other.codec.hidden_fields}
@@ -338,8 +338,8 @@ class _Repair:
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
         """Repair the rows, and return the number of repaired rows.
 
-        record: stores `rows`, with the digests of the rows to replay, before the replay. Raises
-        NotCaughtUp.
+        record: stores `rows`, with the digests of the rows
+        to replay, before the replay. Raises NotCaughtUp.
         """
         keys = list(rows)
         seen = set(self.applied)
@@ -419,8 +419,8 @@ def _without(digest: Digest, names: Iterable[str]) -> Digest:
 
 
 def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], note: Note) -> bool:
-    """Return whether a row still has the job's content, or an earlier noted one, apart from later
-    partial updates.
+    """Return whether a row still has the job's content, or
+    an earlier noted one, apart from later partial updates.
     """
     if current in by_job or (current and current in earlier):
         return True
@@ -430,8 +430,8 @@ def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], n
 
 
 def _shows(current: Digest, noted: Digest) -> bool:
-    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced
-    row.
+    """Return whether a row has all noted fields; Milvus
+    Lite keeps further fields of the replaced row.
     """
     return _without(noted, [HAS_BIAS]) <= current if noted else not current
 
@@ -445,8 +445,8 @@ def rewriting(
     client_ttl: float,
     stop: threading.Event | None = None,
 ) -> Iterator[RowWriter]:
-    """Have all clients note their writes to `info` within the block, and yield the writer of its
-    rows.
+    """Have all clients note their writes to `info`
+    within the block, and yield the writer of its rows.
 
     state: of the field whose biases are written; new biases must be announced before this call.
     client_ttl: the longest state_ttl of a client that writes, in seconds; this waits that long.
@@ -469,8 +469,8 @@ def rewriting(
         _wait(client_ttl, stop)
         _repair_left(store, announced)
 
-    # Clients note writes of all fields that are corrected now or will be while they note: that of
-    # `state`, too.
+    # Clients note writes of all fields that are corrected
+    # now or will be while they note: that of `state`, too.
     lease.check()
     corrected = {**announced.states, state.field: state}
     intent_log = store.create_intent_log(replace(announced, states=corrected))

@@ -86,8 +86,8 @@ class Enabled:
 def enable(
     store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
 ) -> Enabled:
-    """Write the biases outside the user's vectors, write the collection state, and check the
-    biases.
+    """Write the biases outside the user's vectors,
+    write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for fields that a
     server added. With a second vector field, everything stays: clients write both fields and search
@@ -182,8 +182,8 @@ def _enable_reranking(
 def _fill_second_vector(
     lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
 ) -> dict[str, Any]:
-    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search
-    it.
+    """Add the second field, fill it after `client_ttl`
+    seconds, check it, and let clients search it.
     """
     store = lease.store
     name = plan.source.name
@@ -267,9 +267,9 @@ def _fill(
 ) -> tuple[int, list[Key]]:
     """Return the number of rows, and keys of some rows whose scores were not correct.
 
-    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows
-    that clients inserted since they read the state have biases of new rows, which differ from the
-    formula.
+    Rows may lack locality hints: a client whose memory cannot hold the
+    bank writes such rows. Rows that clients inserted since they read
+    the state have biases of new rows, which differ from the formula.
     """
     store = backend.store
     info = backend.info
@@ -296,8 +296,8 @@ def _fill(
 def _find_themselves(
     store: Store, info: CollectionInfo, state: CollectionState
 ) -> tuple[int, int, int]:
-    """Return the number of rows searched for, and of those that each field returns; changed rows do
-    not count.
+    """Return the number of rows searched for, and of those
+    that each field returns; changed rows do not count.
     """
     counts = np.zeros(3, np.int64)
     every = max(1, -(-info.rows // SAMPLED_ROWS))

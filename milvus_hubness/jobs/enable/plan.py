@@ -228,9 +228,9 @@ def plan_enable(
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
     gate_targets: as in plan_migration.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator or gate,
-    AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
-    CollectionNotFound, BankTooSmall.
+    Raises ResumeRefused if an interrupted run used another bank, estimator
+    or gate, AlreadyCorrected, CannotMigrate, CorrectionNotRecommended,
+    InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -469,8 +469,8 @@ def _remarks_on_expiry(info: CollectionInfo, where: LocationWithoutCopy) -> list
 
 
 def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
-    """Return a name for the side collection: that of an unfinished `enable`, or one that no
-    collection has.
+    """Return a name for the side collection: that of an
+    unfinished `enable`, or one that no collection has.
 
     The first name may be taken: a collection that was renamed keeps its side collection.
     """

@@ -1,5 +1,5 @@
-"""The comparison passes over a migration's two collections: they carry rows over, and verify the
-copy.
+"""The comparison passes over a migration's two
+collections: they carry rows over, and verify the copy.
 """
 
 from __future__ import annotations
@@ -212,8 +212,8 @@ def warm(store: Store, migration: Migration) -> None:
 COUNTS = 3
 TOP = 10
 SEARCHED = 100
-"""Number of requested results: a graph index then searches widely; the plan measures narrow
-searches.
+"""Number of requested results: a graph index then
+searches widely; the plan measures narrow searches.
 """
 
 FEWER_ALLOWED = 0.1
@@ -243,9 +243,9 @@ class Verification:
 def verified(
     pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
 ) -> Verification:
-    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those
-    that the bank gives now, and that searches find rows in the copy as in the source. Raises
-    VerificationFailed, StateError.
+    """Check, after the comparison `equal`, that no row is doubled, that
+    sampled biases are those that the bank gives now, and that searches find
+    rows in the copy as in the source. Raises VerificationFailed, StateError.
     """
     if not chunks:
         raise StateError(
@@ -304,8 +304,8 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
 
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may
-    balance inserts.
+    """Check that no row is doubled, by several counts:
+    clients write meanwhile, and deletes may balance inserts.
     """
     store = pair.store
     copy = pair.copy.collection

@@ -123,8 +123,8 @@ class Pair:
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
         """Return the current rows of these keys in the origin and in the copy.
 
-        This reads the copy first: clients write to the origin first, so every row of the copy is in
-        the origin.
+        This reads the copy first: clients write to the origin
+        first, so every row of the copy is in the origin.
         """
         field = self.state.field
         copied = self.store.get(self.copy.collection, keys, field, partition=partition)
@@ -201,8 +201,8 @@ class Pair:
                 yield page, copied
 
     def differences(self, page: Batch, copied: Batch) -> dict[Key, str]:
-        """Return a word on the defect of each row of the copy that does not equal the row of the
-        origin.
+        """Return a word on the defect of each row of the
+        copy that does not equal the row of the origin.
         """
         copies = {key: i for i, key in enumerate(copied.keys)}
         places = {key: i for i, key in enumerate(page.keys)}

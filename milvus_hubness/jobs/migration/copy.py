@@ -49,8 +49,8 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
 
 
 def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
-    once more.
+    """Fit the estimator, save the bank, and record the
+    state and the chunks; after an interruption, once more.
     """
     correction = fit_measured(
         store,

@@ -1,5 +1,5 @@
-"""The ledger: checkpoints of migrations in the database, with which any machine can resume a
-migration.
+"""The ledger: checkpoints of migrations in the
+database, with which any machine can resume a migration.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class Migration(FrozenModel):
             raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
 
     def changes(self, arguments: dict[str, Any]) -> str:
-        """Return a sentence that names the arguments that differ from the original ones; empty if
-        none does.
+        """Return a sentence that names the arguments that
+        differ from the original ones; empty if none does.
         """
         names = sorted(self.arguments.keys() | arguments.keys())
         pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]

@@ -1,5 +1,5 @@
-"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it
-back.
+"""The migrator: it carries a migration from its plan
+to the cutover, continues it, and takes it back.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def migrate(
 
     After a failure or an interruption, call it again to continue, or use `clean` to undo it.
 
-    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if
-    the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
-    NotCaughtUp, VerificationFailed, CannotMigrate, InvalidParameter, and the exceptions of the
-    store.
+    changes: fields of `MigrationOptions`, in place of those of `options`.
+    Raises ResumeRefused if the plan or the source's schema differs from that
+    of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
+    CannotMigrate, InvalidParameter, and the exceptions of the store.
     """
     expect_store(store)
     if progress is not None:
@@ -117,8 +117,8 @@ def cutover(
     rename: bool = False,
     options: MigrationOptions | None = None,
 ) -> Migration:
-    """Let the application read the copy: catch up once more, then move the name that the
-    application uses.
+    """Let the application read the copy: catch up once
+    more, then move the name that the application uses.
 
     name: the source, the copy or the alias. alias: is moved or created, in one step of the
     database. rename: the source gets a new name, and its own becomes an alias of the copy; in
@@ -232,8 +232,8 @@ class Migrator:
         if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
-                # The rows that a killed job has changed in the source must be repaired before the
-                # copy.
+                # The rows that a killed job has changed in
+                # the source must be repaired before the copy.
                 repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
 
             if self.migration.phase == "copying":

@@ -52,8 +52,8 @@ def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: in
 def chunk_pages(
     store: Rows, collection: str, field: str, chunk: Chunk, size: int
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the
-    last.
+    """Yield the rows of a chunk in pages of `size`,
+    at least one page, and whether a page is the last.
     """
     is_last = False
     while not is_last:
@@ -152,8 +152,8 @@ class _ChunkCutter:
 
 
 def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:
-    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total`
-    rows.
+    """Return which of the rows start … start + count -
+    1 belong to a sample of `sampled` of `total` rows.
 
     They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows
     are in it where there are no more than `sampled`.
@@ -169,8 +169,8 @@ ESTIMATED_ROWS = 512
 GRAPH_INDEXES = {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
 """Index types that hold a graph; no type, too, leaves the choice to the server."""
 DEFAULT_LINKS = 30
-"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four
-bytes.
+"""Default M of Milvus's HNSW, for an index that names
+none: each row has up to 2·M links of four bytes.
 """
 
 
@@ -320,8 +320,8 @@ class Resolution:
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d)
-    suffice.
+    """Measure the resolution in float32, as a server
+    computes, if vectors (n, d) and queries (m, d) suffice.
     """
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)

@@ -67,8 +67,8 @@ class RefreshEvaluation:
     queries: int
     """Number of held-out queries."""
     skewness: dict[str, float]
-    """The skewness of N_10 under `raw`, `old` and `new` biases, which are fitted without the
-    held-out queries.
+    """The skewness of N_10 under `raw`, `old` and `new`
+    biases, which are fitted without the held-out queries.
     """
     overlap: float
     """Mean share of the old ten best that are among the new ten best."""
@@ -200,8 +200,8 @@ class Sample(NamedTuple):
     """(n, slots), as stored."""
 
     def labelled(self, labels: Labels) -> Labelled | None:
-        """Return the labelled queries that have an answer in the sample; None if they are fewer
-        than two.
+        """Return the labelled queries that have an answer
+        in the sample; None if they are fewer than two.
         """
         places = {key: i for i, key in enumerate(self.keys)}
         answers = [
@@ -339,9 +339,9 @@ class Renewal:
     """Banks that are read already."""
 
     def fill_pending(self, waiting: int) -> int:
-        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without
-        a bias; return the number of rows. waiting: their expected number. Raises Cancelled,
-        LeaseLost.
+        """Write the biases of all profiles, and those of an unfinished
+        refresh, to the rows without a bias; return the number of rows.
+        waiting: their expected number. Raises Cancelled, LeaseLost.
         """
         backend = self.backend
         doing = "computing missing biases"
@@ -421,8 +421,8 @@ class Renewal:
 
     @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:
-        """The corrections for rows that are newer than the fits; that of the new biases covers all
-        rows.
+        """The corrections for rows that are newer than
+        the fits; that of the new biases covers all rows.
         """
         incoming = self.backend.state.incoming
         fitted_slot = incoming.profile.slot if incoming else None
@@ -438,8 +438,8 @@ class Renewal:
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
-        # A refresh replaces the biases of the active profile, whose bank may have been edited by
-        # hand.
+        # A refresh replaces the biases of the active
+        # profile, whose bank may have been edited by hand.
         store = self.backend.store
         state = self.backend.state
         return load_corrections(

@@ -84,8 +84,8 @@ def start_online_bank(
     profile: str | None = None,
     **settings: float,
 ) -> OnlineBankStatus:
-    """Have clients sample the profile's queries for its bank, or change the settings of an online
-    bank.
+    """Have clients sample the profile's queries for
+    its bank, or change the settings of an online bank.
 
     settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and
     the bank's own size. Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists
@@ -196,8 +196,8 @@ def absorbed(
 
 
 def origins_of(bank: StoredBank) -> Origins:
-    """Return the origins of the bank's queries; if the bank stores none, all queries count as
-    original.
+    """Return the origins of the bank's queries; if the
+    bank stores none, all queries count as original.
     """
     return bank.queries.origins or Origins.seeds(len(bank.queries), 0)
 
@@ -244,8 +244,8 @@ MOST_COMPARED = 2 * AT_MOST
 def drift(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> Drift:
-    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
-    `drift_between`.
+    """Compare the waiting samples with the profile's bank,
+    as the field's metric sees them; see `drift_between`.
 
     Equal samples count once, as in the bank. Only those queries of the bank count whose places
     samples may take: a bank that has taken in all it can does not show the same drift again. Call

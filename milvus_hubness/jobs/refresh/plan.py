@@ -1,5 +1,5 @@
-"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank
-generations.
+"""The options and the plan of a refresh: its bank,
+its estimator, a rebuild; and spare bank generations.
 
 A job notes the bank generations that may become spare; if it is killed, the next refresh of the
 collection drops them, unless a collection state names them. If another job names one at that
@@ -91,8 +91,8 @@ class RefreshOptions:
     target_bank: BankLike | None = None
     """The target items; by default the stored ones, if there are any."""
     estimator: Estimator | None = None
-    """By default the choice of tuning since the last refresh, else the current one (Blend() for a
-    new profile).
+    """By default the choice of tuning since the last refresh,
+    else the current one (Blend() for a new profile).
     """
     profile: str | None = None
     """The bias profile to refresh, by default the active one; a new name adds a profile, from the
@@ -119,8 +119,8 @@ class RefreshOptions:
     plan: bool = False
     """Only return the plan."""
     restart_ttl: bool = False
-    """Write all rows although the collection has a time to live, which starts again for each of
-    them.
+    """Write all rows although the collection has a
+    time to live, which starts again for each of them.
     """
     tolerance: float = DEFAULT_TOLERANCE
     """A bias is written again if it moves a score by more than this."""
@@ -295,8 +295,8 @@ def plan_refresh(
     if needs_other_columns(store, info, state):
         reasons.append("the quantization of the vectors changed")
     if options.force and not reasons:
-        # The only way to repair biases that something else has damaged: nobody can see that they
-        # are wrong.
+        # The only way to repair biases that something else
+        # has damaged: nobody can see that they are wrong.
         reasons.append("it was forced")
 
     return RefreshPlan(
@@ -373,9 +373,9 @@ def with_profile(
 ) -> tuple[CollectionState, bool]:
     """Return the state with this profile as the active one, and whether the profile is new.
 
-    A new profile gets two spare columns of the stored vectors, without biases yet: those of
-    locality hints first, and last that of the graph hint. Raises InvalidParameter, InvalidInput,
-    NoSpareColumns.
+    A new profile gets two spare columns of the stored vectors, without
+    biases yet: those of locality hints first, and last that of the
+    graph hint. Raises InvalidParameter, InvalidInput, NoSpareColumns.
     """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
@@ -446,11 +446,11 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
 def _newly_tuned(
     info: CollectionInfo, state: CollectionState, bank: StoredBank
 ) -> TuningRecord | None:
-    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there
-    is none.
+    """Return the choice of tuning for this bank, which
+    the biases do not follow yet; None if there is none.
 
-    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it
-    was made.
+    A verdict on the bank in use counts from the last
+    refresh on; one on another bank, whenever it was made.
     """
     verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
     profile = state.profile
@@ -479,9 +479,9 @@ def choose_rebuild(
 ) -> tuple[bool, str]:
     """Return whether to rebuild, and why.
 
-    requested: the caller's name or alias. share: of rows that need a write. If most rows do, a copy
-    that takes over the alias costs no more, and spares the live collection upserts, which starve
-    its compaction.
+    requested: the caller's name or alias. share: of rows that need a
+    write. If most rows do, a copy that takes over the alias costs no more,
+    and spares the live collection upserts, which starve its compaction.
     """
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
@@ -599,8 +599,8 @@ def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is
-    unfinished.
+    """Return the rebuild that made this copy, if only its
+    cutover, after the move of the alias, is unfinished.
     """
     made = (
         rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild)

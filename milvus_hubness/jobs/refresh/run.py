@@ -115,8 +115,8 @@ class RefreshResult:
 
     @property
     def skewness(self) -> dict[str, float]:
-        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without
-        an evaluation.
+        """The skewness of N_10 over held-out bank queries, by
+        "raw", "old" and "new"; empty without an evaluation.
         """
         return self.judged.skewness if self.judged else {}
 
@@ -133,8 +133,8 @@ class RefreshResult:
 def refresh(
     store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
 ) -> RefreshResult:
-    """Compute missing or outdated biases under one lease, and write only the rows whose bias
-    changes.
+    """Compute missing or outdated biases under one
+    lease, and write only the rows whose bias changes.
 
     A full refresh evaluates the new biases against the old ones and against none, on held-out
     queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless
@@ -262,8 +262,8 @@ def _refreshed(
 
 
 def _chosen_profile(state: CollectionState, options: RefreshOptions) -> str:
-    """Return the profile to refresh: the named one, one whose refresh is unfinished, or the active
-    one.
+    """Return the profile to refresh: the named one,
+    one whose refresh is unfinished, or the active one.
     """
     if options.profile is not None:
         return options.profile
@@ -348,8 +348,8 @@ class Refreshing:
 
     @property
     def restarts_ttl(self) -> bool:
-        """Whether new biases would restart the time to live of unchanged rows, and this is not
-        allowed.
+        """Whether new biases would restart the time to
+        live of unchanged rows, and this is not allowed.
         """
         expires = self.info.time_to_live and self.state.codec.writes_rows
         return bool(expires) and not self.options.restart_ttl
@@ -369,8 +369,8 @@ class Refreshing:
     def with_former_biases(
         self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str
     ) -> RefreshResult:
-        """Refuse the new biases for this reason, but fill rows that have none yet with the present
-        ones.
+        """Refuse the new biases for this reason, but fill
+        rows that have none yet with the present ones.
         """
         # A new profile has no biases yet that a row could get.
         count = 0 if self.is_new else self.waiting
@@ -567,8 +567,8 @@ class Refreshing:
         )
 
     def _announced(self, fresh: Profile) -> Refreshing:
-        """Have clients write old and new biases with every row from now on; return the job with the
-        new state.
+        """Have clients write old and new biases with every
+        row from now on; return the job with the new state.
         """
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
@@ -612,8 +612,8 @@ class Refreshing:
         )
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
-        """Wait until all clients have read the new state, then write and return a state without the
-        former biases.
+        """Wait until all clients have read the new state, then
+        write and return a state without the former biases.
         """
         if state.outgoing is None:
             return state
@@ -669,8 +669,8 @@ class Refreshing:
         self.store.write_property(self.info.name, state.property_name, self._searchable(state))
 
     def _searchable(self, state: CollectionState) -> CollectionState:
-        """Return the state to write: it lists no profile that has no biases yet, so searches cannot
-        use one.
+        """Return the state to write: it lists no profile
+        that has no biases yet, so searches cannot use one.
         """
         profiles = dict(state.profiles)
         if self.is_new and state.incoming is not None:

@@ -96,8 +96,8 @@ class Status:
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
     """Return the status of `field`, or of the first corrected field.
 
-    Raises CollectionNotFound, InvalidInput for an unknown field, and StateError if the state cannot
-    be read.
+    Raises CollectionNotFound, InvalidInput for an unknown
+    field, and StateError if the state cannot be read.
     """
     expect_store(store)
     info = store.info(collection)

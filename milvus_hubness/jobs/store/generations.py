@@ -1,9 +1,9 @@
 """Bank collections: generations of stored banks, named by the digests of their content.
 
-A generation never changes: another bank, or the same bank with other potentials, has another name
-and other row ids. Two writers of one generation write the same rows under the same ids, so writes
-may come twice, overlap or arrive late. The rows are written first and named in a collection state
-afterwards.
+A generation never changes: another bank, or the same bank with other potentials,
+has another name and other row ids. Two writers of one generation write the same
+rows under the same ids, so writes may come twice, overlap or arrive late. The
+rows are written first and named in a collection state afterwards.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ MOST_WRITES = 3
 
 
 def generation_of(bank: StoredBank) -> str:
-    """Return a digest of queries, potentials and targets, and of origins if an online bank took in
-    some queries.
+    """Return a digest of queries, potentials and targets,
+    and of origins if an online bank took in some queries.
     """
     arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:

@@ -1,5 +1,5 @@
-"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the
-rules.
+"""The checks and the lists of helper collections,
+on any store. See `stores.ownership` for the rules.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def list_helpers(
     former: CollectionId,
     owner: CollectionId,
 ) -> None:
-    """List these helpers, and the banks of these states, for a collection that gets or got another
-    name.
+    """List these helpers, and the banks of these states,
+    for a collection that gets or got another name.
 
     former: the collection under the name from which the names of its helpers are derived. owner:
     under the new name.
@@ -96,8 +96,8 @@ def prepare_rename(store: Store, collection: str, name: str) -> None:
 
 
 def complete_rename(store: Store, former: str, name: str) -> None:
-    """Have the helpers of a renamed collection point back to its new name; the second time, nothing
-    changes.
+    """Have the helpers of a renamed collection point back
+    to its new name; the second time, nothing changes.
     """
     if not store.exists(name):
         # Somebody has dropped it meanwhile.

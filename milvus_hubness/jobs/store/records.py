@@ -1,5 +1,5 @@
-"""The values that stores take and return: collections and the properties that jobs leave on them,
-samples, records.
+"""The values that stores take and return: collections and
+the properties that jobs leave on them, samples, records.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def intent_log_name(collection: str) -> str:
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs, complete or not, from the names of all
-    collections.
+    """Return the names of a collection's write-intent logs,
+    complete or not, from the names of all collections.
     """
     logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:LONGEST_STEM]
@@ -113,8 +113,8 @@ class Verdicts(PropertyModel):
         return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
 
     def with_record(self, record: TuningRecord) -> Verdicts:
-        """Return the verdicts with a new one in place of a former one on the same bank, or of the
-        oldest.
+        """Return the verdicts with a new one in place of
+        a former one on the same bank, or of the oldest.
         """
         replaced = (record.field, record.bank_fingerprint)
         others = [
@@ -144,16 +144,16 @@ def identity_in(properties: Mapping[str, str], collection: str) -> str:
 
 
 class DualWrite(PropertyModel):
-    """Dual writes of a migration: clients send each write to this collection first, then to the
-    copy.
+    """Dual writes of a migration: clients send each
+    write to this collection first, then to the copy.
     """
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: CollectionName
     """The copy."""
     required: bool = False
-    """Whether a write fails if the copy does not take it; before that, the next catch-up pass
-    repairs it.
+    """Whether a write fails if the copy does not take
+    it; before that, the next catch-up pass repairs it.
     """
 
 
@@ -200,8 +200,8 @@ class OnlineBank(Terms):
 
     @property
     def capacity(self) -> int:
-        """Number of slots for samples of this profile in `samples_collection`; a sample takes a
-        random slot.
+        """Number of slots for samples of this profile in
+        `samples_collection`; a sample takes a random slot.
         """
         return max(2 * self.size, 2_000)
 
@@ -320,8 +320,8 @@ class CollectionInfo:
 
     @property
     def helpers(self) -> list[Helper]:
-        """The helper collections that the properties name, apart from banks, which collections may
-        share.
+        """The helper collections that the properties name,
+        apart from banks, which collections may share.
         """
         return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
 
@@ -361,8 +361,8 @@ class CollectionInfo:
             )
 
     def require_correctable(self, field: str) -> None:
-        """Raise CannotMigrate if the database computes the vectors of this field, and as
-        `require_field` does.
+        """Raise CannotMigrate if the database computes the
+        vectors of this field, and as `require_field` does.
         """
         self.require_field(field)
         if obstacles := self.vector_fields[field].obstacles:
@@ -439,8 +439,8 @@ class Note:
     row: str | None
     """The name of the noted row; None for a deletion."""
     changed: tuple[str, ...] = ()
-    """The fields that this partial update, and those noted just before it, change; empty for a
-    whole row.
+    """The fields that this partial update, and those
+    noted just before it, change; empty for a whole row.
     """
     id: str = ""
     """Unique to this note."""

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Biases:
     """Banks, and the biases of vectors in every profile of their field.
 
-    bank_budget: bytes of banks in memory; writes are refused where the banks of one field are
-    larger.
+    bank_budget: bytes of banks in memory; writes are
+    refused where the banks of one field are larger.
     """
 
     def __init__(self, states: StateCache, bank_budget: int) -> None:
@@ -60,10 +60,10 @@ class Biases:
     ) -> Operation[RowBiases]:
         """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
-        are_new: whether these rows are inserted together. While a job computes all biases, new rows
-        get the biases that the job would give them: for incoming profiles, and for a copy or a
-        second field that is being filled. Raises BankTooLarge if the budget has no room for the
-        banks.
+        are_new: whether these rows are inserted together. While a job computes
+        all biases, new rows get the biases that the job would give them: for
+        incoming profiles, and for a copy or a second field that is being
+        filled. Raises BankTooLarge if the budget has no room for the banks.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
@@ -103,8 +103,8 @@ class Biases:
         return RowBiases(biases, epoch, locality_hints)
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:
-        """Raise BankTooLarge unless the budget has room for the banks of all profiles, and of those
-        to come.
+        """Raise BankTooLarge unless the budget has room for
+        the banks of all profiles, and of those to come.
 
         The bank that a refresh replaces stays in memory with the new one, whatever the budget: no
         write fails because of a refresh to a bank that has room.

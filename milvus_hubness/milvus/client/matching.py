@@ -131,8 +131,8 @@ class Candidates:
     def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
         """Add pairs: numbers of queries and scores (p,), and keys, each for as many pairs.
 
-        further: `searched`, the number of queries that were searched, or for rows `scanned`, `last`
-        and `moments`.
+        further: `searched`, the number of queries that were
+        searched, or for rows `scanned`, `last` and `moments`.
         """
         part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
         if self._folder is not None:

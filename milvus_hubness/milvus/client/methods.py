@@ -100,8 +100,8 @@ class Methods(CollectionMethods):
         sample_queries: bool = True,
         **kwargs: Any,
     ) -> None:
-        # Here, as they need more modules than pymilvus's client: programs that only name the class
-        # start sooner.
+        # Here, as they need more modules than pymilvus's client:
+        # programs that only name the class start sooner.
         from milvus_hubness.milvus.client.operations import Operations
         from milvus_hubness.milvus.client.query_samples import Sampler
         from milvus_hubness.milvus.store.server import expect_lite
@@ -186,8 +186,8 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Upsert rows as pymilvus does, and compute the bias of rows that have a vector.
 
-        A partial update without a vector leaves the vector and the bias as they are. Raises as
-        `insert` does.
+        A partial update without a vector leaves the vector
+        and the bias as they are. Raises as `insert` does.
         """
         write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
         self._expect_arguments(kwargs, ["bias"])

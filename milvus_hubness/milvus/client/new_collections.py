@@ -62,8 +62,8 @@ def schema_and_indexes(
 ) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
     """Return the schema, the indexes and the further arguments of MilvusClient.create_collection.
 
-    For the quick form, the schema and the index are those that pymilvus would create. Raises
-    InvalidParameter.
+    For the quick form, the schema and the index are those
+    that pymilvus would create. Raises InvalidParameter.
     """
     further = dict(arguments)
     quick = {name: further.pop(name) for name in QUICK_FORM}

@@ -120,8 +120,8 @@ class Pages:
     ) -> Operation[Any]:
         """Open a search_iterator, by the corrected score if the field is corrected.
 
-        options: its further arguments, by name. Raises UnsupportedOperation if candidates would be
-        re-ranked.
+        options: its further arguments, by name. Raises
+        UnsupportedOperation if candidates would be re-ranked.
         """
         data = question.data
         output_fields = question.output_fields
@@ -212,8 +212,8 @@ class Pages:
     def begin(self, rows: Ask) -> Operation[tuple[Ask, str]]:
         """Wait until the pages of the query `rows` show every row that was inserted before.
 
-        Returns the query, fixed to one moment if the server reports it, and the name of the key
-        field.
+        Returns the query, fixed to one moment if the
+        server reports it, and the name of the key field.
         """
         description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])

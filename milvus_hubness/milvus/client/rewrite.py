@@ -62,8 +62,8 @@ class Reading:
     """The states of all its corrected fields."""
 
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
-        """Return the fields to request so that vectors can be decoded, and the fields to hide
-        again.
+        """Return the fields to request so that vectors
+        can be decoded, and the fields to hide again.
 
         default_all: no output_fields means every field, as for query and get. An argument that is
         not a list passes unchanged, so that pymilvus refuses it.

@@ -289,9 +289,9 @@ class StateCache:
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the collection state, read at most once in `state_ttl` seconds.
 
-        A missing collection has an empty state: the call that follows reports it in Milvus's own
-        words. If it had a copy, the operation waits, because a cutover may be moving its name to
-        the copy.
+        A missing collection has an empty state: the call that follows
+        reports it in Milvus's own words. If it had a copy, the operation
+        waits, because a cutover may be moving its name to the copy.
         """
         if remembered := self.remembered(collection):
             return remembered
@@ -337,9 +337,9 @@ class StateCache:
     ) -> Operation[T]:
         """Run `call` on the cached state, and again if it fails and the collection has changed.
 
-        So the operation `call` may run several times, each time from its start and on another
-        state, and any of its requests may have been answered before: it must be one that can be
-        repeated.
+        So the operation `call` may run several times, each time from
+        its start and on another state, and any of its requests may
+        have been answered before: it must be one that can be repeated.
         """
         with HeldErrors(collection) as held:
             state = self.remembered(collection)

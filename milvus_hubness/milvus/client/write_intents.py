@@ -142,8 +142,8 @@ class WriteIntents:
             while not noted_in_time:
                 began = time.monotonic()
                 yield from self._note_rows_once(cached, intent_log, write)
-                # A job drops noted rows that no note names after a while; these may have been
-                # among them.
+                # A job drops noted rows that no note names
+                # after a while; these may have been among them.
                 noted_in_time = time.monotonic() - began < NOTING_SECONDS
 
     def _note_rows_once(

@@ -1,5 +1,5 @@
-"""Whether Milvus knows the caller: learned before a message is received, and remembered for
-seconds.
+"""Whether Milvus knows the caller: learned before
+a message is received, and remembered for seconds.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Admission:
 
         Raises CallEnded with its refusal.
 
-        caller: the entries of `metadata` by which Milvus may know the caller, of which gRPC takes
-        16 KiB.
+        caller: the entries of `metadata` by which Milvus
+        may know the caller, of which gRPC takes 16 KiB.
         """
         if self._valid.get(caller):
             return

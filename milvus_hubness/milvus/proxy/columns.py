@@ -44,8 +44,8 @@ _SCALARS = ("bool_data", "int_data", "long_data", "float_data", "double_data", "
 
 
 MOST_JSON = 1 << 20
-"""Characters of a JSON text, 16 times as many as Milvus stores: Python runs nothing else while it
-parses one.
+"""Characters of a JSON text, 16 times as many as Milvus
+stores: Python runs nothing else while it parses one.
 """
 
 
@@ -153,8 +153,8 @@ def put_all(values: Any, chosen: Sequence[Any]) -> None:
 
 
 def joined(answers: Sequence[Any]) -> Any:
-    """Join SearchResults query after query into the first one, in place, and return it; the others
-    lose content.
+    """Join SearchResults query after query into the first
+    one, in place, and return it; the others lose content.
     """
     first = answers[0].results
     for answer in answers[1:]:
@@ -199,8 +199,8 @@ def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
 
 
 def pick(results: Any, chosen: Sequence[Any]) -> None:
-    """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in
-    place.
+    """Reduce a SearchResultData to these of its rows,
+    by query, with the scores of the hits, in place.
     """
     rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)

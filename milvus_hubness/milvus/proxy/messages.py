@@ -272,8 +272,8 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:
-    """Convert index descriptions to the user's metrics, without the index of a second vector field,
-    in place.
+    """Convert index descriptions to the user's metrics,
+    without the index of a second vector field, in place.
     """
     hidden = {name for state in cached.states.values() for name in state.codec.hidden_fields}
     put_all(indexes, [index for index in indexes if index.field_name not in hidden])

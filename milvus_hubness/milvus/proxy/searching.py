@@ -173,8 +173,8 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
 
 
 def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
-    """Return the part of a search that stays the same when only the queries, the filter and the
-    like differ.
+    """Return the part of a search that stays the same
+    when only the queries, the filter and the like differ.
     """
     fixed = deepcopy(request)
     for name in _VARYING:
@@ -228,8 +228,8 @@ def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
-    """Send a request that has the user's output fields; return the answer with converted rows, or
-    its bytes.
+    """Send a request that has the user's output fields;
+    return the answer with converted rows, or its bytes.
     """
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
@@ -407,8 +407,8 @@ def _merged_here(
 
 
 def _level(request: Any) -> dict[str, int | None]:
-    """Return the consistency level of a request, as an argument of pymilvus; None is that of the
-    collection.
+    """Return the consistency level of a request, as an
+    argument of pymilvus; None is that of the collection.
     """
     if request.use_default_consistency:
         return {"consistency_level": None}
@@ -416,8 +416,8 @@ def _level(request: Any) -> dict[str, int | None]:
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:
-    """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's
-    names.
+    """Return the arguments of a SearchRequest for
+    ranking, sorting or grouping, by pymilvus's names.
     """
     request = params.request
     options = {name: params.value(name) for name in (*ORDERED, *GROUPED)}

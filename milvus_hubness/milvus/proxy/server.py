@@ -168,8 +168,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _opened(
         self, path: str, context: Context
     ) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
-        """Return who calls and the request to pass on, None for a stream of them; or how the call
-        ends.
+        """Return who calls and the request to pass on,
+        None for a stream of them; or how the call ends.
         """
         held: Held | None = None
         try:
@@ -438,8 +438,8 @@ def _at_hand(answer: Any) -> Any:
 
 
 class Proxy:
-    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in
-    any language.
+    """A gRPC proxy in front of one Milvus; corrected
+    collections behave as with HubnessClient, in any language.
 
         async with Proxy(ProxyOptions("localhost:19530")):
             await stopped.wait()

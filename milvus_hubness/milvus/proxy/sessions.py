@@ -97,8 +97,8 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class CallerChannel:
-    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread and have
-    its identity.
+    """A gRPC channel for pymilvus, whose unary calls end
+    with the caller of their thread and have its identity.
 
     pymilvus itself applies a timeout to every attempt of a request, so an operation may take many
     times as long. identity: the entries of the metadata by which Milvus knows the caller.
@@ -165,8 +165,8 @@ class CollectionPool:
 
 
 class CollectionPools:
-    """A pool for each collection with running calls, at most `limit` of them, for use in one event
-    loop.
+    """A pool for each collection with running calls,
+    at most `limit` of them, for use in one event loop.
     """
 
     def __init__(self, limit: int) -> None:
@@ -268,8 +268,8 @@ class Session:
                     # pymilvus would share the connection with the clients of other users.
                     dedicated=True,
                 )
-                # The channel that pymilvus was given is not used after the upstream was
-                # unreachable.
+                # The channel that pymilvus was given is not
+                # used after the upstream was unreachable.
                 open_channels_with(client, self._channel)
                 self._client = client
             return self._client

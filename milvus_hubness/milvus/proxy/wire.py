@@ -1,8 +1,8 @@
 """The parts of a serialized message, counted before it is parsed.
 
-Protobuf makes an object of each part, some of two bytes, and Python runs nothing else meanwhile: 49
-MB of empty parameters take 1.4 GB and five seconds. This count runs in Python, so other threads go
-on.
+Protobuf makes an object of each part, some of two bytes, and Python
+runs nothing else meanwhile: 49 MB of empty parameters take 1.4 GB
+and five seconds. This count runs in Python, so other threads go on.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _fields_of(descriptor: Any) -> dict[int, Any]:
 
 
 def count_parts(descriptor: Any, data: bytes, most: int) -> int:
-    """Return the number of fields in a message and in the messages in it; more than `most` if it
-    has more.
+    """Return the number of fields in a message and in
+    the messages in it; more than `most` if it has more.
 
     Counts up to where the message is malformed: there parsing ends too.
     """

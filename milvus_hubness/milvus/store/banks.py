@@ -65,8 +65,8 @@ class OwnCollections(MilvusRequests):
         kind: str,
         value: str = "1",
     ) -> Row:
-        """Create, index and load a collection, as far as an interrupted call left it undone; return
-        its description.
+        """Create, index and load a collection, as far as an
+        interrupted call left it undone; return its description.
         """
         if not self.client.has_collection(collection):
             self._create(collection, schema, property_name, value)

@@ -101,8 +101,8 @@ class MilvusBulk(MilvusLedger):
 
 
 def _bulk_writer() -> Any:
-    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of
-    pymilvus.
+    """Import pymilvus.bulk_writer; undo its changes to
+    the root logger and give it the log level of pymilvus.
 
     Raises MissingExtra.
     """

@@ -101,11 +101,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return tuple(names) if len(names) > 1 else (None,)
 
     def _with_own_helpers(self, info: CollectionInfo) -> CollectionInfo:
-        """Return the description without the online banks whose samples belong to another
-        collection.
+        """Return the description without the online
+        banks whose samples belong to another collection.
 
-        Raises StateError for another helper that does: biases and notes are indispensable, samples
-        are not.
+        Raises StateError for another helper that does:
+        biases and notes are indispensable, samples are not.
         """
         expect_helpers(self, info.biases_and_notes, info.collection_id)
         online_banks = own_online_banks(self, info.online_banks, info.collection_id)
@@ -118,8 +118,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         )
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
-        """Return the reason why rows cannot get fields of these names: they have dynamic keys of
-        such names.
+        """Return the reason why rows cannot get fields of
+        these names: they have dynamic keys of such names.
         """
         if not source.schema.get("enable_dynamic_field"):
             return []
@@ -443,8 +443,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
         def rows_left() -> Standing | None:
             described.update(self.client.describe_index(collection, index))
-            # A FLAT index has nothing to build; its rows count as pending while other builds are
-            # queued.
+            # A FLAT index has nothing to build; its rows
+            # count as pending while other builds are queued.
             if described.get("index_type") == "FLAT" or described["state"] == "Failed":
                 return None
             if described["state"] == "Finished" and not described["pending_index_rows"]:
@@ -505,8 +505,8 @@ def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
-    """Return the names and types of the hidden fields: the augmented vector, its bias and its
-    epoch.
+    """Return the names and types of the hidden fields:
+    the augmented vector, its bias and its epoch.
     """
     kind = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
     return {name + suffix: kind for name, kind in {SECOND_VECTOR_FIELD: kind, **_SCALARS}.items()}

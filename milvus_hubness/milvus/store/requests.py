@@ -312,8 +312,8 @@ class MilvusRequests:
         *,
         partition: str | None,
     ) -> int:
-        # Few versions can replace some fields of a row, and in none does it cost less than the
-        # whole row.
+        # Few versions can replace some fields of a row,
+        # and in none does it cost less than the whole row.
         self.upsert(collection, batch, field, partition=partition)
         return len(batch)
 
@@ -447,15 +447,15 @@ class MilvusRequests:
         self._alter_properties(collection, {name: record.to_json() if record else ""})
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
-        # Milvus 2.3 removes no expired rows any more once properties were altered without the time
-        # to live.
+        # Milvus 2.3 removes no expired rows any more once
+        # properties were altered without the time to live.
         seconds = (
             None if self.is_lite else self.properties_of(collection).get(milvus_schema.TTL_PROPERTY)
         )
         if seconds:
             properties = {milvus_schema.TTL_PROPERTY: str(seconds), **properties}
-        # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only
-        # that.
+        # After a restart, Milvus 2.3 loses the latest change
+        # of a collection's properties, and only that.
         for _ in range(1 if self.is_lite else 2):
             self._send(collection, self.client.alter_collection_properties, properties)
 

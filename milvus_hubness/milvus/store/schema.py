@@ -104,8 +104,8 @@ def function_outputs(schema: Mapping[str, Any]) -> set[str]:
 def vector_fields(
     schema: dict[str, Any], indexes: Iterable[dict[str, Any]]
 ) -> dict[str, VectorField]:
-    """Return the vector fields of DTYPES with their index; metric and type are empty without an
-    index.
+    """Return the vector fields of DTYPES with their
+    index; metric and type are empty without an index.
     """
     by_field = {index["field_name"]: index for index in indexes}
     computed = computed_by(schema)
@@ -126,8 +126,8 @@ def vector_fields(
 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
-    """Return the storage format of a vector field; that of its augmented vectors if it is
-    corrected.
+    """Return the storage format of a vector field;
+    that of its augmented vectors if it is corrected.
     """
     for state in read_states(schema["properties"], schema["collection_name"]).values():
         if field == state.searched_field:
@@ -139,8 +139,8 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
 def insertable_rows(
     rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool
 ) -> list[dict[str, Any]]:
-    """Return rows of a query in the form that pymilvus inserts, without fields that the server
-    computes.
+    """Return rows of a query in the form that pymilvus
+    inserts, without fields that the server computes.
 
     lite: for Milvus Lite, which keeps JSON values in another way.
     """
@@ -233,8 +233,8 @@ def takes_length_pull(field: VectorField) -> bool:
 
 
 def takes_locality_hints(field: VectorField) -> bool:
-    """Whether an index takes locality hint columns: it keeps columns apart and the hints take one
-    column each.
+    """Whether an index takes locality hint columns: it
+    keeps columns apart and the hints take one column each.
     """
     return field.index_type in CELLED and field.dtype == "float32" and takes_graph_hint(field)
 
@@ -337,8 +337,8 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 
 def advised_cells(rows: int, dim: int) -> int:
-    """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of
-    512 MB.
+    """Return nlist by the rule of Milvus' performance
+    FAQ: 4·√n, with n the rows of a segment of 512 MB.
     """
     return round(4 * math.sqrt(min(rows, 512 * 2**20 / (4 * dim))))
 
@@ -358,8 +358,8 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
 
 
 def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
-    """Return which of these fields an insert must set: they exist, are not nullable and have no
-    default value.
+    """Return which of these fields an insert must set:
+    they exist, are not nullable and have no default value.
     """
     fields = fields_by_name(source.schema)
     present = [fields[name] for name in names if name in fields]
@@ -383,8 +383,8 @@ def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
 
 
 def side_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return the schema of a side collection: the keys of the source, and the slots as a vector
-    field.
+    """Return the schema of a side collection: the keys
+    of the source, and the slots as a vector field.
     """
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(
@@ -432,8 +432,8 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """Return the source's schema with its vector field in the width of the state, and with hidden
-    fields.
+    """Return the source's schema with its vector field
+    in the width of the state, and with hidden fields.
     """
     schema = CollectionSchema.construct_from_dict(source.schema)
     present = source.states.get(state.field)
@@ -484,8 +484,8 @@ def flat_index(field: str, metric: str) -> IndexParams:
 
 
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
-    """Return the source's indexes, with that of the corrected field from `corrected` and the metric
-    IP.
+    """Return the source's indexes, with that of the
+    corrected field from `corrected` and the metric IP.
     """
     params = MilvusClient.prepare_index_params()
     for index in indexes:

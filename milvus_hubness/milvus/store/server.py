@@ -98,16 +98,16 @@ def connect(
         if not create:
             _expect_database(uri)
     options = with_keepalive(uri, options)
-    # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without
-    # retrying.
+    # Milvus Lite closes connections that were idle for
+    # half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
         time.sleep(pause)
         try:
             return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
         except MilvusException as error:
             message = f"{_unreachable(uri)}: {error.message}"
-    # This is outside `except`: pymilvus's error would be its context and may contain the whole
-    # address.
+    # This is outside `except`: pymilvus's error would
+    # be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
 
 
@@ -134,8 +134,8 @@ def plain_client_of(client: Any) -> MilvusClient:
 
 
 def expect_lite(uri: str) -> None:
-    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too
-    old.
+    """Raise UnsupportedVersion if `uri` is a Milvus
+    Lite file and the installed Milvus Lite is too old.
     """
     if uri.endswith(".db") and (fault := unsupported_lite()):
         raise UnsupportedVersion(fault)
@@ -251,8 +251,8 @@ def translated(collection: str) -> Iterator[None]:
 
 
 def translating(store: type[S]) -> type[S]:
-    """Have the public methods of a store convert pymilvus's errors to errors about their first
-    argument.
+    """Have the public methods of a store convert
+    pymilvus's errors to errors about their first argument.
     """
     for name in dir(store):
         if not name.startswith("_") and isfunction(method := getattr_static(store, name)):
@@ -312,8 +312,8 @@ def version_numbers(server_version: str) -> tuple[int, ...]:
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
-    """Return the results of `call` on parts of `items` that fit the message limit (64 MB by
-    default).
+    """Return the results of `call` on parts of `items`
+    that fit the message limit (64 MB by default).
     """
     try:
         return [call(items)]
@@ -443,8 +443,8 @@ def _validate_index_parameter(kind: str, name: str, value: Any) -> None:
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
     """Raise InvalidParameter if a server of this version does not build the planned index.
 
-    Settings of the source's index are valid: its server has built it, and may be newer than this
-    table.
+    Settings of the source's index are valid: its server
+    has built it, and may be newer than this table.
     """
     kind = planned.index_type
     is_same_kind = kind == source.index_type

@@ -54,8 +54,8 @@ class Call:
 
     @property
     def items(self) -> list[Any]:
-        """The points or the ids of the call, which can be sent in parts; none for a filter and a
-        Batch.
+        """The points or the ids of the call, which can
+        be sent in parts; none for a filter and a Batch.
         """
         if self.brings_vectors:
             points = self.options["points"]

@@ -171,8 +171,8 @@ class Rewriting:
     """Augmented queries that were made together, see `encoded_together`."""
 
     def encoded_together(self, requests: Sequence[models.QueryRequest]) -> dict[int, Uncopied]:
-        """Return the augmented queries of the plain vectors in these requests, by `id` of the
-        vector.
+        """Return the augmented queries of the plain
+        vectors in these requests, by `id` of the vector.
 
         One matrix costs less than its rows one by one. Vectors that are left out here, or refused,
         are so when their request is rewritten.
@@ -296,8 +296,8 @@ class Rewriting:
         return request.model_copy(update=changed), decoding
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
-        """Raise UnsupportedOperation if the query merges scores of prefetches that are still
-        products.
+        """Raise UnsupportedOperation if the query merges
+        scores of prefetches that are still products.
         """
         is_dbsf = isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
         if not is_dbsf and not isinstance(query, models.FormulaQuery):
@@ -312,8 +312,8 @@ class Rewriting:
                 )
 
     def _with_vectors(self, request: Any) -> tuple[Any, list[Any]]:
-        """Return the query with vectors in place of ids, and the ids that its answer must leave
-        out.
+        """Return the query with vectors in place of
+        ids, and the ids that its answer must leave out.
         """
         collection, field = _source_of(request)
         excluded: list[Any] = []
@@ -348,8 +348,8 @@ class Rewriting:
         return encode
 
     def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
-        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are
-        stored.
+        """Return the augmented queries of vectors (n, d),
+        rounded as the vectors of the field are stored.
         """
         packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
         queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()

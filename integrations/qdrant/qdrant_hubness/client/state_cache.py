@@ -79,8 +79,8 @@ class StateCache:
         self._states.pop(collection, None)
 
     def cached_state(self, collection: str) -> Operation[CachedState]:
-        """Return the state of a collection; NOTHING if it does not exist: the next call fails with
-        Qdrant's error.
+        """Return the state of a collection; NOTHING if it does
+        not exist: the next call fails with Qdrant's error.
         """
         if collection in self._states:
             expires_at, cached = self._states[collection]
@@ -91,8 +91,8 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
-            # Assumes that there is no such collection, so that the request which follows fails with
-            # Qdrant's error.
+            # Assumes that there is no such collection, so that
+            # the request which follows fails with Qdrant's error.
             if is_missing(error):
                 return NOTHING
             raise
@@ -115,8 +115,8 @@ class StateCache:
         return state
 
     def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
-        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask
-        again.
+        """Ask what the user's call did not: wait if a
+        rate of strict mode is exceeded, and ask again.
 
         args: the method, and its arguments after the collection.
         """
@@ -186,8 +186,8 @@ class StateCache:
         call: Callable[[CachedState], Operation[T]],
         vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
-        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias
-        was moved.
+        """As `with_state`, for a call that returns stored
+        vectors, whose width shows if an alias was moved.
 
         vectors: returns some vectors of an answer.
         """
@@ -246,8 +246,8 @@ class StateCache:
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes of this collection go to the copy,
-        too.
+        """Raise StateError unless a migration lets the
+        writes of this collection go to the copy, too.
         """
         if dual_write in cached.checked:
             return
@@ -266,8 +266,8 @@ class StateCache:
     # -- biases of new points ----------------------------------------------------------------------
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a
-        running refresh.
+        """Return the biases (n, slots) of vectors (n, d):
+        of all profiles, and both sets of a running refresh.
         """
         profile_of_slot: dict[int, Profile] = {}
         for profile in state.profiles.values():

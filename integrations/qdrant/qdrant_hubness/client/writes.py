@@ -1,9 +1,9 @@
-"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No
-I/O.
+"""Writes: with biases, noted first during a refresh,
+sent to the copy too during a migration. No I/O.
 
-A dual write reads the points from the collection after the write to it, writes them to the copy,
-and reads them once more. So the copy is right, whichever of two clients that write the same point
-comes last.
+A dual write reads the points from the collection after the write to
+it, writes them to the copy, and reads them once more. So the copy is
+right, whichever of two clients that write the same point comes last.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class Writing(StateCache):
             try:
                 yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
             except FAILURES as error:
-                # A request about one point is carried out whole or not at all: the point was
-                # deleted meanwhile.
+                # A request about one point is carried out whole
+                # or not at all: the point was deleted meanwhile.
                 if not lacks_points(error):
                     raise
 
@@ -293,8 +293,8 @@ class Writing(StateCache):
     def _encode_call(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
-        """Return the call with augmented vectors, its notes, and the payloads to set after a call
-        without payloads.
+        """Return the call with augmented vectors, its notes,
+        and the payloads to set after a call without payloads.
         """
         points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
@@ -331,8 +331,8 @@ class Writing(StateCache):
         *,
         valid: bool,
     ) -> Operation[list[Columns]]:
-        """Replace vectors by augmented vectors, in place, and return the bias fields for each
-        point's payload.
+        """Replace vectors by augmented vectors, in place,
+        and return the bias fields for each point's payload.
 
         valid: refuse points with NaN, or of length 0 under Cosine; else their bias is 0.
         """

@@ -192,9 +192,9 @@ class QdrantPoints:
             with translated(collection, alias):
                 yield alias or collection
         except CollectionNotFound as error:
-            # Assumes that the write did not happen: a server looks up the name before it carries
-            # out anything. If the collection exists and the fencing alias does not, another job has
-            # taken over.
+            # Assumes that the write did not happen: a server looks up the
+            # name before it carries out anything. If the collection exists
+            # and the fencing alias does not, another job has taken over.
             if not alias or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
@@ -555,8 +555,8 @@ class QdrantPoints:
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
-        """Set fields of each point to values of its own, in one request: it ends at the operation
-        that fails.
+        """Set fields of each point to values of its own, in
+        one request: it ends at the operation that fails.
         """
         operations = {
             key: models.SetPayloadOperation(

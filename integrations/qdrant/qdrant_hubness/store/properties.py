@@ -98,8 +98,8 @@ def of_metadata(described: Any) -> dict[str, str]:
 
 
 def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys of payloads that the properties of a collection list; those of a broken list
-    are ignored.
+    """Return the keys of payloads that the properties of
+    a collection list; those of a broken list are ignored.
     """
     try:
         keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")

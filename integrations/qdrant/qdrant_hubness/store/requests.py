@@ -78,8 +78,8 @@ _locks_lock = threading.Lock()
 def connect(
     uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False
 ) -> QdrantClient:
-    """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or
-    ":memory:".
+    """Connect a QdrantClient to a server (http://… or
+    https://…), a folder of the local mode, or ":memory:".
 
     create: make the database of a folder that holds none, as QdrantClient does. Without it a
     mistyped path is an error, and not an empty database.
@@ -170,8 +170,8 @@ def is_local(client: Any) -> bool:
 
 
 def turn(client: Any) -> Any:
-    """Return a context in which a thread may call this client: the local mode allows one thread at
-    a time.
+    """Return a context in which a thread may call this
+    client: the local mode allows one thread at a time.
     """
     if not is_local(client):
         return nullcontext()
@@ -195,8 +195,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 class PointsMissing(StoreError):
-    """Points of a request did not exist, and Qdrant carried out an unknown part of it for the
-    others.
+    """Points of a request did not exist, and Qdrant
+    carried out an unknown part of it for the others.
 
     A server stops at the missing point: it works in parts of 32 points, in an order of its own for
     vectors, in each shard apart. The local mode carries out all the rest. So nobody who gets this
@@ -207,8 +207,8 @@ class PointsMissing(StoreError):
 def is_missing(error: BaseException) -> bool:
     """Whether the error says that a collection or an alias does not exist.
 
-    The text must say so: a 404 may also be about a point, or come from a proxy in front of the
-    server.
+    The text must say so: a 404 may also be about a
+    point, or come from a proxy in front of the server.
     """
     if isinstance(error, KeyError) or lacks_points(error):
         return False
@@ -284,11 +284,11 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def patiently(send: Callable[[], T], collection: str) -> T:
-    """Return what `send` returns; if the server asks to wait, because of a rate, wait and send
-    again.
+    """Return what `send` returns; if the server asks
+    to wait, because of a rate, wait and send again.
 
-    Raises StoreError if a rate is not kept within the limit of all waits of jobs, and the errors of
-    `send`.
+    Raises StoreError if a rate is not kept within the
+    limit of all waits of jobs, and the errors of `send`.
     """
     until = time.monotonic() + WaitPolicy.default().limit
     while True:

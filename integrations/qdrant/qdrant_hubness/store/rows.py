@@ -1,10 +1,10 @@
 """Points of Qdrant converted to rows, and rows to points. No I/O.
 
-A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch.
-For an augmented vector the row also has the fields that other databases store: the bias, read from
-the vector; the epoch, PENDING if the payload says so; for COSINE a norm of 1, because Qdrant
-normalises vectors. Of these, only the mark of pending points is stored, so the payload is the
-user's.
+A row is the payload of a point, and an `OtherVector` for each of its vectors
+but that of the batch. For an augmented vector the row also has the fields that
+other databases store: the bias, read from the vector; the epoch, PENDING if the
+payload says so; for COSINE a norm of 1, because Qdrant normalises vectors. Of
+these, only the mark of pending points is stored, so the payload is the user's.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class Form:
     def _payload(self, row: Row) -> Row:
         payload = {name: value for name, value in row.items() if name not in self._derived_fields}
         if self.codec is not None:
-            # The epoch of the collection state is that of all rows, but those without a bias and
-            # new ones.
+            # The epoch of the collection state is that of all
+            # rows, but those without a bias and new ones.
             epoch = payload.get(self.codec.epoch_field, 0)
             if epoch is None or epoch > PENDING:
                 payload.pop(self.codec.epoch_field, None)

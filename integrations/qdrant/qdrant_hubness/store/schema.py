@@ -118,8 +118,8 @@ def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is neither quantised nor of half precision, in which a hint takes three
-    columns.
+    """Whether the vector is neither quantised nor of
+    half precision, in which a hint takes three columns.
     """
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
@@ -159,8 +159,8 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 
 def quantization_remarks(config: Any, spread: int) -> list[str]:
-    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about
-    it.
+    """Return a remark on what a quantiser does to
+    biases in `spread` columns, and what to do about it.
     """
     if config is None:
         return []
@@ -179,8 +179,8 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
 
 
 def _keeps_signs(config: Any) -> bool:
-    """Whether the quantiser keeps one bit of each number: binary quantization that names no other
-    encoding.
+    """Whether the quantiser keeps one bit of each number:
+    binary quantization that names no other encoding.
     """
     binary = getattr(config, "binary", None)
     return binary is not None and binary.encoding in (
@@ -190,8 +190,8 @@ def _keeps_signs(config: Any) -> bool:
 
 
 def _rescores(config: Any) -> bool:
-    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4
-    bits.
+    """Whether searches rescore by default: with binary
+    quantization, and turbo of fewer than 4 bits.
     """
     turbo = getattr(config, "turbo", None)
     if turbo is not None and turbo.bits is not None:
@@ -218,8 +218,8 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 def copy_config(
     source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the arguments of create_collection for a copy: those of the source, with the augmented
-    vector.
+    """Return the arguments of create_collection for a
+    copy: those of the source, with the augmented vector.
     """
     described: Described = source.schema["described"]
     config = described.config

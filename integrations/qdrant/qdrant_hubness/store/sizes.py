@@ -69,8 +69,8 @@ def _encoded_bytes(value: Any) -> int:
 
 
 def _points_bytes(items: Sequence[Any]) -> float:
-    """Return the bytes of points, counted together for a fraction of the time; infinity for other
-    items.
+    """Return the bytes of points, counted together for
+    a fraction of the time; infinity for other items.
     """
     if not all(type(item) is models.PointStruct for item in items):
         return math.inf

@@ -314,8 +314,8 @@ class QdrantStore(QdrantWriteIntents):
         ]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is
-        pending.
+        """As Store.add_bias_fields: from now on clients
+        hide the keys, and a point without them is pending.
         """
         keys = [name + suffix for name in SLOT_FIELDS]
         self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
@@ -369,8 +369,8 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a
-        warning.
+        """As Store.load, but if writes of others keep
+        the optimiser busy, this goes on with a warning.
         """
         optimiser = Optimiser(collection)
         if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:

@@ -1,10 +1,10 @@
 """Write-intent logs as Qdrant collections: one point for the last note of each vector.
 
-A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo
-no more of a write: a note has the vector and the biases that a client is about to write. A refresh
-creates no deleted point again, so deletions need no note. Qdrant orders the writes of one point and
-keeps its vector and payload together, so the last note of a key is whole, and one collection is
-enough.
+A refresh replaces the vectors of existing points, or the biases in their payloads,
+so it can undo no more of a write: a note has the vector and the biases that a
+client is about to write. A refresh creates no deleted point again, so deletions
+need no note. Qdrant orders the writes of one point and keeps its vector and
+payload together, so the last note of a key is whole, and one collection is enough.
 """
 
 from __future__ import annotations
