@@ -61,6 +61,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._wait(self._limits.request_seconds)
 
+        # uvicorn has added this connection, and at least this one waits for its client.
         if len(self.connections) > self._limits.connections:
             self._waiting.close_one()
 
@@ -68,8 +69,10 @@ class Connection(H11Protocol):
         super().data_received(data)
 
         if self.cycle is not None:
-            # The head has arrived. Those who read the body have a time limit of their own.
+            # The head has arrived; the route limits the time for the body, see `_json_body`.
             self._end_deadline()
+
+            # From the end of the request on, this side is the one that is waited for.
             if not self.cycle.more_body and not self.cycle.response_complete:
                 self._waiting.discard(self)
 
@@ -100,6 +103,8 @@ class Connection(H11Protocol):
         """Close the connection after `seconds`, or sooner for another one."""
         self._end_deadline()
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+        # Discarded first, so that it is added at the end of the queue.
         self._waiting.discard(self)
         self._waiting.add(self)
 

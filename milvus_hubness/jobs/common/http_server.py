@@ -32,6 +32,8 @@ from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.jobs.common.progress import LatestEvents
 
 LARGEST_BODY = 65_536
+"""Most bytes of a request's body: settings are a few hundred."""
+
 REQUEST_THREADS = 2
 """Pages take no input or output: further threads make them no faster, and probes slower."""
 PROBE_THREADS = 2
@@ -80,6 +82,7 @@ class Work:
 
     def close(self) -> None:
         """Wait for the functions that run, but not for one that hangs."""
+        # `shutdown` knows no limit of time, so a thread waits in place of this one.
         self._executor.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self._executor.shutdown, daemon=True)
         ending.start()
@@ -154,6 +157,7 @@ class HttpServer:
             self._socket.close()
             raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
 
+        # Port 0 has become a free port, and a name an address.
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
@@ -167,6 +171,7 @@ class HttpServer:
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
 
+        # Routes are functions; what they share comes with the request, see `_work`.
         app.state.limits = limits
         self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
         self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
@@ -249,6 +254,7 @@ async def _json_body(request: Request, seconds: float) -> Json:
     length = request.headers.get("content-length")
     if length is None or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the Content-Length is missing")
+    # h11 has refused a length that is no number.
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
 

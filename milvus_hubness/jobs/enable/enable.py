@@ -49,8 +49,13 @@ from milvus_hubness.jobs.store.protocols import (
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 MOST_PASSES = 20
+"""How often all rows are read and filled, while clients write rows without a bias."""
+
 SAMPLED_ROWS = 128
+"""About how many rows are searched for by their own vectors."""
+
 KEYS_NAMED = 5
+"""Most keys that a message names."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,8 @@ def enable(
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    with Lease(store, name, *filter(None, [plan.side_collection])) as lease:
+    side = [plan.side_collection] if plan.side_collection else []
+    with Lease(store, name, *side) as lease:
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.
@@ -165,6 +171,7 @@ def _enable_reranking(
                 store.flush(plan.side_collection)
             backend.wait_visible()
 
+            # Registered before the write, which may reach the database although it fails.
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
 
@@ -277,13 +284,13 @@ def _fill(
     corrections = dict.fromkeys(range(state.layout.slots), correction)
     rows = 0
     wrong = list[Key]()
-    for partition, part in key_chunks(store, info, doing, progress):
-        biased_rows = backend.read(part, partition)
+    for partition, chunk in key_chunks(store, info, doing, progress):
+        biased_rows = backend.read(chunk, partition)
         biases = correction.centred(biased_rows.vectors)
         allowed = correction.allowed_differences(biased_rows.vectors, biases)
         differences = np.abs(biased_rows.biases - biases[:, None])
-        is_near = (differences <= allowed[:, None]).all(axis=1)
-        is_wrong = biased_rows.unbiased | ~(is_near | biased_rows.new)
+        is_correct = (differences <= allowed[:, None]).all(axis=1)
+        is_wrong = biased_rows.unbiased | ~(is_correct | biased_rows.new)
 
         wrong += biased_rows.only(is_wrong).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
@@ -303,15 +310,16 @@ def _find_themselves(
     every = max(1, -(-info.rows // SAMPLED_ROWS))
     seen = 0
     for partition in info.partitions:
-        picked: list[Key] = []
+        sampled: list[Key] = []
         for page in key_pages(store, info.name, partition, rows=info.rows):
-            picked += page[-seen % every :: every]
+            # Every so many rows, counted over pages and partitions.
+            sampled += page[-seen % every :: every]
             seen += len(page)
 
-        before = store.get(info.name, picked, state.field, partition=partition)
-        valid = ~state.layout.invalid(before.vectors)
-        keys = [key for key, usable in zip(before.keys, valid, strict=True) if usable]
-        vectors = before.vectors[valid]
+        rows = store.get(info.name, sampled, state.field, partition=partition)
+        valid = ~state.layout.invalid(rows.vectors)
+        keys = [key for key, usable in zip(rows.keys, valid, strict=True) if usable]
+        vectors = rows.vectors[valid]
         if not keys:
             continue
 
@@ -321,10 +329,13 @@ def _find_themselves(
             for field, query_vectors in ((state.field, vectors), (state.searched_field, encoded))
         ]
         steady, by_field, by_second = find_themselves(keys, *searches)
-        after = store.get(info.name, keys, state.field, partition=partition)
-        same = same_rows(before, after)
+
+        # A row that a client has written meanwhile was searched for by a vector that it had.
+        rows_now = store.get(info.name, keys, state.field, partition=partition)
+        same = same_rows(rows, rows_now)
         counted = steady & np.array([same.get(key, False) for key in keys])
         counts += [counted.sum(), (counted & by_field).sum(), (counted & by_second).sum()]
+
     searched, in_field, in_second = counts.tolist()
     return searched, in_field, in_second
 
@@ -348,6 +359,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
                 f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
             )
 
+        # The state goes first, so that no client or job looks for what is dropped after it.
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:

@@ -55,6 +55,7 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 MEASURED_QUERIES = 1_000
+"""Most queries on which the number of candidates is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -391,6 +392,8 @@ def _fitted(
     gallery = read_gallery(store, info, field, progress=progress)
     request.bank.expect_dim(gallery.layout.dim, "the field")
     dtype = info.vector_fields[field].dtype
+    # Also where biases leave the vectors as they are: scores that float32 cannot tell apart
+    # cannot be corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
     remarks = verdict_remarks(info, field, request.bank, is_followed=request.estimator is None)
@@ -497,12 +500,16 @@ def measure(
     with each number's miss rate.
     """
     queries.expect_dim(gallery.layout.dim, "the field")
-    query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
+    every = -(-len(queries) // MEASURED_QUERIES)
+    query_vectors = queries.vectors[::every]
+    # A corrected answer is missed if its place in the raw ranking is behind the last candidate.
     places = raw_places(
         gallery.layout.reduce_queries(query_vectors),
         gallery.layout.reduce_items(gallery.vectors),
         np.float32(strength) * correction.centred(gallery.vectors),
     )
+
+    # The server refuses searches for more rows than `most`.
     allowed = [*(step for step in LADDER if step < most), min(most, LADDER[-1])]
     missed = {candidates: missed_share(places, candidates) for candidates in allowed}
     candidates = enough_candidates(places, max_miss_rate, allowed)

@@ -222,9 +222,9 @@ def _names_in(record: Record) -> frozenset[str]:
     with suppress(StateError):
         value = read_value(record.body, described_record(record), "")
         switch = value.get("switch") if isinstance(value, dict) else None
-        for part in (value, switch):
-            if isinstance(part, dict):
-                values = (part.get(key) for key in ("source", "target", "name", "source_renamed"))
+        for entry in (value, switch):
+            if isinstance(entry, dict):
+                values = (entry.get(key) for key in ("source", "target", "name", "source_renamed"))
                 names |= {text for text in values if isinstance(text, str)}
     return frozenset(names)
 
@@ -282,6 +282,7 @@ class Ledger:
         """
         migrations, unreadable = self._entries()
         for entry in unreadable:
+            # One entry that cannot be read must not stop the work on all other collections.
             if about and about in entry.names:
                 raise entry.problem
             log.warning("a migration to %r is left as it is: %s", entry.target, entry.problem)
@@ -323,6 +324,7 @@ class Ledger:
         """
         migrations = self.migrations(name)
         names = {name, self._store.alias_target(name) or name}
+        # Each round adds the neighbours of what is there; a refresh makes a copy of a copy.
         related: list[Migration] = []
         while more := [
             m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))
@@ -419,6 +421,7 @@ class Ledger:
         self._store.drop_records(LEDGER, migration.id)
 
     def forget(self, migration: Migration) -> None:
+        # The migration goes last: a killed job finds it, and with it the chunks that are left.
         self.forget_chunks(migration)
         self._store.drop_records(LEDGER, MIGRATIONS, [migration.target])
 

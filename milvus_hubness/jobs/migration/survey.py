@@ -152,8 +152,7 @@ class _ChunkCutter:
 
 
 def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:
-    """Return which of the rows start … start + count -
-    1 belong to a sample of `sampled` of `total` rows.
+    """Return which of the `count` rows from `start` on are in a sample of `sampled` of `total` rows.
 
     They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows
     are in it where there are no more than `sampled`.
@@ -272,12 +271,18 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
 
 MEASURED_ROWS = 1_000
 MEASURED_QUERIES = 200
+
 NEAREST = 10
+"""Number of nearest rows whose order is compared."""
+
 ALIKE = 1e-6
 """Relative difference below which a raw search in float32 treats two scores as equal."""
+
 LEAST_IN_ORDER = 0.5
+"""Least share of queries that must keep their order under L2; a plan with fewer is refused."""
+
 REMARKED = 0.99
-"""Minimum shares of queries that keep their order: under L2, and for a plan without a remark."""
+"""Share of queries that keep their order below which a plan has a remark."""
 
 
 @dataclass(frozen=True)
@@ -368,9 +373,8 @@ def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.floa
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
 
     if layout.metric == "COSINE":
-        wide, query_vectors = (
-            part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors)
-        )
+        wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+        query_vectors /= np.linalg.norm(query_vectors, axis=1, keepdims=True)
     return np.asarray(query_vectors @ wide.T)
 
 

@@ -37,6 +37,7 @@ DEFAULT_SETTINGS = {
     "half_life_seconds": 7 * 86_400.0,
     "duplicate_cosine": 0.99,
 }
+"""The settings of a new online bank, see `OnlineBank` and `Terms`."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ def start_online_bank(
         capability(store, QuerySampling).create_query_samples(
             online_bank.samples_collection, info.collection_id, state.dim
         )
+
+        # The collection exists before the property names it: clients sample once they read that.
         banks = OnlineBanks(banks=(*_others(info, online_bank), online_bank))
         store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
         return _status(store, state, online_bank)
@@ -222,8 +225,8 @@ def _profile_of(
 
 
 def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
-    own = (online_bank.field, online_bank.profile)
-    return [bank for bank in info.online_banks if (bank.field, bank.profile) != own]
+    this = (online_bank.field, online_bank.profile)
+    return [bank for bank in info.online_banks if (bank.field, bank.profile) != this]
 
 
 def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
@@ -239,6 +242,7 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
 
 
 MOST_COMPARED = 2 * AT_MOST
+"""Number of samples that a measurement of drift reads; near copies among them count once."""
 
 
 def drift(
@@ -260,6 +264,7 @@ def drift(
         return Drift(reason, reference.count, 0)
 
     vectors = _samples(store, online_bank).vectors
+    # A random part stands for all: samples come in the order of their slots.
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
         return Drift("no recent queries were sampled", reference.count, 0)

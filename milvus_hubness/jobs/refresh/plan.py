@@ -188,6 +188,7 @@ class SpareBanks:
         """
         reference = reference_to(current.collection, bank)
         is_current = reference.generation == current.generation
+        # Noted before it is saved: a killed job must not leave a generation that no note names.
         if not is_current:
             self.note([reference])
         self._store.save_bank(current.collection, bank, metric)
@@ -394,6 +395,7 @@ def with_profile(
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
 
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
+    # The width of a vector field is fixed: only columns that pad the vectors can be taken.
     fits = (
         wider.layout.width == state.layout.width
         and wider.codec.form.width == state.codec.form.width
@@ -514,8 +516,11 @@ def begin(
     """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
     surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger = Ledger(store)
+
+    # products, products_r2, products_r3: the copy of a copy does not pile up endings.
     base = re.sub(r"_r\d+$", "", info.name)
     names = (f"{base}_r{number}" for number in count(state.profile.epoch))
+    # What depends on the index and on the vectors is decided for the copy again.
     layout = _copy_layout(store, info, state, surveyed.chunks[:1])
     copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
     migration = Migration(
@@ -530,6 +535,9 @@ def begin(
         rows=surveyed.rows,
         chunks=len(surveyed.chunks),
     )
+
+    # The record comes last: without it, nobody looks for the chunks, and the next refresh begins
+    # a rebuild of its own.
     ledger.write_chunks(migration, surveyed.chunks)
     return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
 
@@ -590,23 +598,26 @@ def rebuildings(store: Store, collection: str) -> list[Migration]:
 def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration | None:
     """Return the unfinished rebuild of this collection, if any."""
     over = {"switched", "rolled back", "finished"}
-    own = (
+    of_this_collection = (
         rebuild
         for rebuild in reversed(rebuilds)
         if rebuild.source == info.name and is_source(info, rebuild)
     )
-    return next((rebuild for rebuild in own if rebuild.phase not in over), None)
+    return next((rebuild for rebuild in of_this_collection if rebuild.phase not in over), None)
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
     """Return the rebuild that made this copy, if only its
     cutover, after the move of the alias, is unfinished.
     """
-    made = (
-        rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild)
+    switching = (
+        rebuild
+        for rebuild in rebuilds
+        if rebuild.phase == "switching" and rebuild.target == copy.name and is_copy(copy, rebuild)
     )
-    own = (rebuild for rebuild in made if rebuild.phase == "switching")
-    return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
+    return next(
+        (rebuild for rebuild in switching if rebuild.arguments["alias"] in copy.aliases), None
+    )
 
 
 def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:

@@ -153,6 +153,7 @@ def refresh(
     began = time.perf_counter()
     with ExitStack() as stack:
         if options.plan:
+            # A plan writes nothing, so its lease is never taken.
             info = store.info(collection, counted=False)
             ready_state(info, field)
             lease = lease_on(store, info)
@@ -167,6 +168,8 @@ def refresh(
         if samples and samples.bank:
             options = replace(options, bank=samples.bank)
         result = _refreshed(lease, store, info, collection, options)
+
+        # Samples go last: a job that is killed before this takes them in once more.
         if samples and result.action != "refused" and not options.plan:
             drop_processed(lease.store, samples)
 
@@ -601,6 +604,8 @@ class Refreshing:
             state = self._with_miss_rate(state, plan)
             state = keep_nearest(self.store, self.info.name, state)
 
+            # The switch is one write of one property, so that each search reads either
+            # only old biases or only new ones. The note of the replaced bank precedes it.
             self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
             self._write_state(state)
 

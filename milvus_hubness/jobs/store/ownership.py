@@ -224,6 +224,8 @@ def listed_in(bodies: Iterable[str], owner: CollectionId) -> frozenset[str]:
         except ValidationError:
             continue
 
+        # Both must agree: a collection of the same name may be a later one,
+        # and one that was renamed since has a list under its new name.
         if record.owner.is_same(owner) and record.owner.name == owner.name:
             helpers.add(record.helper)
     return frozenset(helpers)
@@ -265,6 +267,8 @@ def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
 
     if phase in _WITHOUT_COPY:
         return False
+
+    # Where the database or the ledger has no identity, the names alone decide.
     if copy == target and origin.name in sources:
         return not (source_identity and origin.identity) or source_identity == origin.identity
 

@@ -48,7 +48,7 @@ class Collections(Protocol):
 
         counted: if false, `rows` is 0, which costs less. checked: raise
         StateError if its properties name collections that are not its
-        helpers; see `stores.ownership`. Raises CollectionNotFound.
+        helpers; see `ownership`. Raises CollectionNotFound.
         """
 
     def exists(self, collection: str) -> bool:
@@ -330,7 +330,7 @@ class Ledger(Protocol):
 
 
 class Banks(Protocol):
-    """Query banks; `banks.generations.BankGenerations` implements this for any database."""
+    """Query banks; `generations.BankGenerations` implements this for any database."""
 
     def save_bank(
         self, collection: str, bank: StoredBank, metric: Metric
@@ -389,6 +389,7 @@ def expect_store(store: object) -> None:
                 f"a store is needed, not the client {type(store).__name__}: pass {remedy}"
             )
 
+    # A store inherits from nothing: one method of the protocol stands for all.
     if not hasattr(store, "info"):
         raise InvalidInput(
             f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))"

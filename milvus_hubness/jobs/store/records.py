@@ -63,11 +63,17 @@ def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
     """Return the names of a collection's write-intent logs,
     complete or not, from the names of all collections.
     """
+    # A log has two collections. A killed job may have left only one of them.
     logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:LONGEST_STEM]
-    return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
+    return sorted(
+        name
+        for name in logs
+        if (ending := _INTENT_LOG.search(name)) and name[: ending.start()] == stem
+    )
 
 
+# Properties of a collection, each the JSON of one of the records below.
 TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
 WRITE_INTENTS_PROPERTY = "hubness_write_intents"
@@ -109,8 +115,15 @@ class Verdicts(PropertyModel):
 
     def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
         """Return the verdict on this bank for this field; None if there is none."""
-        own = (record for record in self.records if record.field == field)
-        return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
+        wanted = (field, bank_fingerprint)
+        return next(
+            (
+                record
+                for record in self.records
+                if (record.field, record.bank_fingerprint) == wanted
+            ),
+            None,
+        )
 
     def with_record(self, record: TuningRecord) -> Verdicts:
         """Return the verdicts with a new one in place of
@@ -184,7 +197,10 @@ class WriteIntentLog(PropertyModel):
 
 
 SMALLEST_RATE = 1e-9
+"""Least share of sampled queries; who wants none stops the online bank."""
+
 MOST_ONLINE_BANKS = 1_000
+"""Number of online banks that a collection may have: clients read them all with its state."""
 
 
 class OnlineBank(Terms):
@@ -300,6 +316,8 @@ class CollectionInfo:
 
     def __post_init__(self) -> None:
         for state in self.states.values():
+            # Whoever may change properties or drop fields can make a state wrong:
+            # jobs and clients that index by these names rely on this check.
             for missing in {state.field, state.searched_field} - self.vector_fields.keys():
                 what = described_property(state.property_name, self.name)
                 raise StateError(
@@ -335,8 +353,8 @@ class CollectionInfo:
     def users_fields(self) -> dict[str, VectorField]:
         """The vector fields without second vector fields, which hold augmented vectors."""
         return {
-            name: own
-            for name, own in self.vector_fields.items()
+            name: vector
+            for name, vector in self.vector_fields.items()
             if not name.startswith(SECOND_VECTOR_FIELD)
         }
 
