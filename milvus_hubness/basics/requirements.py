@@ -47,6 +47,7 @@ def naming_extras() -> Iterator[None]:
 
         if fault := unsupported_libraries():
             raise UnsupportedVersion(fault) from error
+
         raise
 
 
@@ -81,6 +82,7 @@ def unsupported_lite() -> str:
     installed = _installed("milvus-lite")
     if installed is None or _numbers(installed) >= _numbers(OLDEST_LITE):
         return ""
+
     return (
         f"milvus-lite {installed} is installed, which cannot store the state of a correction: "
         f'pip install "milvus-lite>={OLDEST_LITE}"'
@@ -95,6 +97,7 @@ def unsupported_milvus(server_version: str) -> str:
     release = _SERVER.match(server_version)
     if release is None or (int(release[1]), int(release[2])) >= OLDEST_MILVUS:
         return ""
+
     oldest = ".".join(map(str, OLDEST_MILVUS))
     return f"the server runs Milvus {server_version}: upgrade it to {oldest} or newer"
 
@@ -111,6 +114,7 @@ def _requirements(package: str) -> list[tuple[str, str]]:
         requirement = _REQUIREMENT.match(line)
         if requirement is None or "python_version" in (requirement["marker"] or ""):
             continue
+
         bounds = requirement["range"].replace(" ", "")
         if bounds:
             named.append((requirement["name"], bounds))
@@ -146,5 +150,6 @@ def _numbers(text: str) -> tuple[int, ...]:
         digits = re.match(r"\d+", part)
         if digits is None:
             break
+
         numbers.append(int(digits[0]))
     return tuple(numbers)

@@ -69,6 +69,7 @@ def describe(estimator: dict[str, Any]) -> str:
 
     if strength == 1:
         return text
+
     factor = f"{strength:.2g}" if isinstance(strength, float) else strength
     return f"{factor} ({text})" if " + " in text else f"{factor} {text}"
 

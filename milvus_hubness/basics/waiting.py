@@ -127,6 +127,7 @@ def reported(
     except Exception as error:
         if time.monotonic() - began < policy.limit:
             raise
+
         raise _too_long(awaited, "", policy) from error
     finally:
         over.set()
@@ -142,6 +143,7 @@ def wait_seconds(awaited: str, seconds: float, stop: threading.Event | None = No
     stop = stop or threading.Event()
     if seconds <= WaitPolicy.first_report:
         return stop.wait(seconds)
+
     with reported(awaited, lambda: f"{max(0.0, seconds - (time.monotonic() - began)):,.0f} s left"):
         return stop.wait(seconds)
 

@@ -132,6 +132,7 @@ class EscapedKeys:
             raise ParamError(
                 message=f"key {odd!r} of field {name!r} is not a whole number: correct it"
             )
+
         return f"{name} in [{', '.join(texts)}]"
 
 

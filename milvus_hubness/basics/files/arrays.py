@@ -65,6 +65,7 @@ class Archive:
         member = self._members[name]
         if member.flag_bits & ENCRYPTED:
             raise UnreadableFile(f"{self._path}: {name!r} is encrypted: save it without a password")
+
         require_sane_growth(self._path, repr(name), member.file_size, member.compress_size)
         with self._archive.open(member) as stream:
             return _header(self._path, repr(name), stream, member.file_size)

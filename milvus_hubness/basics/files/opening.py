@@ -44,6 +44,7 @@ def open_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if not size_of(file):  # So is a file of /proc, whose length nobody knows.
             kind = os.path.splitext(path)[1] or "a file"
             raise UnreadableFile(f"{path}: cannot be read as {kind} (it is empty); create it again")
+
         yield file
 
 
@@ -123,6 +124,7 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
                     os.stat(part, dir_fd=outer, follow_symlinks=False).st_mode
                 ):
                     return None
+
                 flags = _FLAGS | os.O_NOFOLLOW | (0 if is_last else os.O_DIRECTORY)
                 descriptor = os.open(part, flags, dir_fd=outer)
             finally:
@@ -138,6 +140,7 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
         opened = os.fstat(descriptor)
         if not stat.S_ISREG(opened.st_mode) or opened.st_size > largest:
             return None
+
         content = _read_at_most(descriptor, largest + 1)
     except OSError:
         return None

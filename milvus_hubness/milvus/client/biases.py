@@ -67,10 +67,12 @@ class Biases:
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
+
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
             return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
+
         self._expect_room(collection, state)
 
         are_last = are_new and state.phase == "ready"
@@ -93,6 +95,7 @@ class Biases:
             column, hints = yield Compute(partial(correction.of_rows, vectors, are_new=new))
             locality_hints = hints if profile is state.profile else locality_hints
             biases |= dict.fromkeys(slots, column)
+
         self._banks.evict(in_use)
 
         epoch = state.profile.epoch

@@ -235,4 +235,5 @@ class DualWrites:
             }
             where = is_one_of(key_field, part)
             rows += yield from self._reads.read(Ask("query", (request.collection, where), options))
+
         return rows

@@ -114,6 +114,7 @@ class Candidates:
         self._inputs = dict(inputs)
         if folder is None or not (folder / INPUTS).exists():
             return
+
         try:
             of_parts = json.loads(read_text(folder / INPUTS))
             for path in sorted(folder.glob("[0-9]*.npz")) if of_parts == inputs else ():
@@ -123,6 +124,7 @@ class Candidates:
             raise UnreadableFile(
                 f"cannot use the parts in {folder} ({error}): remove the folder"
             ) from None
+
         if of_parts != inputs:
             raise InvalidInput(
                 f"{folder} has parts of another match: repeat its options, or remove the folder"
@@ -148,6 +150,7 @@ class Candidates:
                 raise UnreadableFile(
                     f"cannot write parts to {self._folder}: {error.strerror}"
                 ) from None
+
         self._take(part)
 
     def _take(self, part: Mapping[str, Any]) -> None:
@@ -220,6 +223,7 @@ def match(
         raise InvalidParameter(
             f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates"
         )
+
     report = progress or silent
     search = dict(search)
     params = search.pop("search_params")
@@ -239,6 +243,7 @@ def match(
             raise InvalidInput(
                 f"{info.name!r} is not corrected and has no bank: leave out --with-bank"
             )
+
         stored = yield from operations.biases.bank(info.name, state, state.profile)
         joined = np.concatenate([bank.vectors, stored.queries.vectors])
         bank = replace(bank, vectors=joined, origins=None)

@@ -114,10 +114,12 @@ class Methods(CollectionMethods):
                     f"sample_queries must be true or false, not {sample_queries!r}: "
                     "the bank has a rate"
                 )
+
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(
                 strength, state_ttl, bank_budget, self._sampler, self.policy
             )
+
         kwargs = with_keepalive(uri, kwargs)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(

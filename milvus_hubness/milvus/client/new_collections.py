@@ -119,6 +119,7 @@ def new_fields(
     """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
+
     vector_fields = {
         field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES
     }
@@ -132,20 +133,25 @@ def new_fields(
             raise InvalidInput(
                 f"collection {collection!r} needs an anns_field: its vector fields are {names}"
             )
+
         if obstacles := described[name].obstacles:
             raise InvalidInput(
                 f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}"
             )
+
         if any(field.name == name for field in fields):
             raise InvalidInput(
                 f"field {name!r} is named twice: pass one CorrectionConfig for each field"
             )
+
         if not indexes.get(name, {}).get("metric_type"):
             raise InvalidInput(
                 f"the metric of field {name!r} is unknown: give its index in index_params"
             )
+
         suffix = f"_{name}" if fields else ""
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
+
     return fields
 
 
@@ -238,8 +244,11 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
                     f"field {params.field_name!r} was corrected for {state.metric}: its index "
                     f"cannot take {metric}"
                 )
+
             configs["metric_type"] = "IP"
+
         served.add_index(
             params.field_name, index_type=kind, index_name=params.index_name, **configs
         )
+
     return served

@@ -81,8 +81,10 @@ class Reading:
                 for name in codec.decoding_fields
             ]
             named += [name for name in needed if name in hidden]
+
         if named:
             return FieldRequest(named, hidden)
+
         return FieldRequest(["*"] if default_all else output_fields, hidden)
 
     def rows_out(
@@ -101,6 +103,7 @@ class Reading:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
                 continue
+
             vectors = returned(codec.vectors_of(with_vector), codec.dtype)
             for row, vector in zip(with_vector, vectors, strict=True):
                 in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
@@ -124,6 +127,7 @@ class Reading:
             # All hits of one query have the same fields.
             if hits and not self.changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
+
         return results
 
     def _columns_out(
@@ -153,6 +157,7 @@ class Reading:
             stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
             put_floats(column.float_vector, codec.decode_rows(codec.columns(stored, rows)))
             column.dim = codec.layout.dim
+
         return True
 
     @cached_property
@@ -200,6 +205,7 @@ class Rewrite:
         """Whether the client fetches more hits than requested and ranks them."""
         if self.codec.needs_candidates and self.strength(question) != 0:
             return True
+
         how = question.rerank
         return how is not None and not (isinstance(how, Adaptive) and how.direct)
 
@@ -223,6 +229,7 @@ class Rewrite:
                     f"{name} {field}, whose searches are gated by the order of scores: search "
                     "with strength=0, or with a profile that has no gate"
                 )
+
             if (
                 question.offset
                 and first_set(options, GROUPED)
@@ -232,6 +239,7 @@ class Rewrite:
                     f"group_size with an offset {field}, whose searches are gated: ask for the "
                     "first page"
                 )
+
         if question.with_raw_score and first_set(options, ("search_aggregation",)):
             raise UnsupportedOperation(
                 "search_aggregation has no room for raw scores: leave with_raw_score out"
@@ -245,6 +253,7 @@ class Rewrite:
                 "place of L2 distances: rank the answer in the application, or correct with the "
                 "biases in fields"
             )
+
         if self.state.metric == "COSINE" and normalises_scores(options.get("ranker")):
             raise UnsupportedOperation(
                 f"a ranker with norm_score {field}: the server would normalise inner products in "
@@ -278,6 +287,7 @@ class Rewrite:
         if self.is_gated(question) and len(data) > at_once:
             starts = range(0, len(data), at_once)
             return [replace(question, data=data[start : start + at_once]) for start in starts]
+
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:
@@ -297,6 +307,7 @@ class Rewrite:
         strength = self.strength(question)
         if self.is_gated(question):
             return None
+
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
@@ -338,10 +349,12 @@ class Rewrite:
                 f"metric type not match: expected {self.state.metric}, not {metric} of "
                 "search_params"
             )
+
         for mapping in parameters_in(params):
             for name in RANGE_BOUNDS:
                 if mapping.get(name) is not None:
                     mapping[name] = float(self.codec.layout.products(mapping[name], queries[0]))
+
         return params
 
     def _gated(self, question: Question) -> SearchRequest:
@@ -378,6 +391,7 @@ class Rewrite:
         named = list(question.output_fields or [])
         if not with_vector or self.state.field in named or "*" in named:
             return self.reading.fields(question.output_fields)
+
         fields = self.reading.fields([*named, self.state.field])
         return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
 
@@ -385,6 +399,7 @@ class Rewrite:
         """Convert the scores to the user's metric, in place."""
         if self.scores_are_products(question):
             return
+
         for hits, query in zip(results, queries, strict=True):
             products = [[hit["distance"] for hit in list.__iter__(hits)]]
             scores = self.codec.decode_scores(products, query[None, :], strength)[0]

@@ -245,6 +245,7 @@ class WriteIntents:
         """Return rows as they are stored, by a field with unique values."""
         if not values:
             return {}
+
         description = yield Ask("describe_collection", (collection, timeout))
         partitions = [partition_name] if partition_name else None
         args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
@@ -291,6 +292,7 @@ class WriteIntents:
                 where = is_one_of(cached.key_field, part)
                 by_key = replace(within, ids=None, filter=where, options=options)
                 answers.append((yield by_key.ask()))
+
         return _together(answers)
 
     def _note_keys(
@@ -330,6 +332,7 @@ class WriteIntents:
                 return keys
             if keys and page_keys[0] <= keys[-1]:
                 raise StoreError(f"the server did not page {collection!r} in key order")
+
             keys += page_keys
 
     def _partitions(
@@ -382,6 +385,7 @@ def _refusing_write(collection: str, intent_log: WriteIntentLog) -> Iterator[Non
         is_of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
         if is_of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
             raise
+
         raise WriteIntentFailed(
             f"nothing was written to {collection!r}: a refresh rewrites its rows, a write must be "
             f"noted first in {intent_log.collection!r}, which failed: {error}. "

@@ -90,6 +90,7 @@ class Admission:
         """
         if self._valid.get(caller):
             return
+
         remembered = self._refused.get(caller)
         refusal = remembered[1] if remembered else await self._answer(caller, metadata)
         if refusal is not None:
@@ -129,6 +130,7 @@ class Admission:
                 f"Milvus at {self._upstream} did not say within {self._ask_seconds:.0f} s whether "
                 "the token is valid: call again later"
             )
+
         refusal = Refusal(code, details)
         if code in _REFUSALS:
             self._refused.put(caller, refusal)

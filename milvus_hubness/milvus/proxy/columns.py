@@ -53,6 +53,7 @@ def json_in(text: str | bytes, name: str) -> Any:
     """Parse a JSON text of a request. Raises InvalidInput."""
     if len(text) > MOST_JSON:
         raise InvalidInput(f"{name} may have {MOST_JSON:,} characters of JSON, not {len(text):,}")
+
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -83,6 +84,7 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
             f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of "
             f"{width}"
         )
+
     return numbers.reshape(-1, width)
 
 
@@ -108,6 +110,7 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
         _take_vectors(column.vectors, _positions_without_null(rows, valid))
     elif kind := column.scalars.WhichOneof("data"):
         _take(getattr(column.scalars, kind).data, rows)
+
     if valid:
         column.valid_data[:] = [valid[row] for row in rows]
 
@@ -119,6 +122,7 @@ def _positions_without_null(rows: Sequence[int], valid: Sequence[bool]) -> Seque
     """
     if not valid:
         return rows
+
     vectors_before = np.cumsum([0, *valid])
     return [int(vectors_before[row]) for row in rows if valid[row]]
 
@@ -164,10 +168,12 @@ def joined(answers: Sequence[Any]) -> Any:
             for column in getattr(other, name):
                 _extend(column_named(columns, column.field_name) or columns.add(), column)
             other.ClearField(name)
+
         other.ClearField("output_fields")
         other.num_queries += first.num_queries
         other.top_k = max(first.top_k, other.top_k)
         first.MergeFrom(other)
+
     return answers[0]
 
 
@@ -210,6 +216,7 @@ def pick(results: Any, chosen: Sequence[Any]) -> None:
     results.scores[:] = [score for hits in chosen for score in hits.distances]
     if rows == list(range(len(keys))):
         return
+
     put_keys(results.ids, [keys[row] for row in rows])
     _take(results.element_indices.data, rows)
     groups = [results.group_by_field_value] if results.HasField("group_by_field_value") else []
@@ -249,10 +256,12 @@ def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
             values = [
                 value if is_valid else None for value, is_valid in zip(values, valid, strict=True)
             ]
+
         for row, value in zip(rows, values, strict=True):
             row.update(
                 json.loads(value or "{}") if column.is_dynamic else {column.field_name: value}
             )
+
     return rows
 
 
@@ -270,6 +279,7 @@ def _values(column: Any) -> Iterable[Any]:
     if kind == "json_data":
         # pymilvus takes texts for JSON that is encoded already.
         return [text.decode() for text in data.data]
+
     if kind == "array_data":
         return [
             list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data

@@ -118,6 +118,7 @@ class Intake:
             raise _exhausted("this user has", self._held[user], size, share)
         if self._total + size > self._budget:
             raise _exhausted("all users have", self._total, size, self._budget)
+
         self._add(user, size)
 
     def take_answer(self, user: Metadata, size: int, own: int) -> None:
@@ -127,6 +128,7 @@ class Intake:
         """
         if self._total > own and self._total + size > self._budget:
             raise _exhausted("all users have", self._total, size, self._budget)
+
         self._add(user, size)
 
     def open_stream(self) -> None:
@@ -137,6 +139,7 @@ class Intake:
                 f"the proxy passes on {MOST_STREAMS} streams of requests, its limit: call again "
                 "later",
             )
+
         self.streams += 1
 
     def give_back(self, user: Metadata, size: int, *, is_stream: bool) -> None:
@@ -223,6 +226,7 @@ async def _in_time(read: Callable[[], Awaitable[T]], seconds: float) -> T:
     except asyncio.CancelledError:
         if not expired:
             raise
+
         reason = f"the message did not arrive within {seconds:.0f} s"
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
     finally:
@@ -238,4 +242,5 @@ def expect_few_parts(method: str, descriptor: Any, message: bytes, most: int) ->
             f"a request of {method} may have {most:,} parts (names, texts, parameters, queries), "
             "and this one has more: send it in several calls",
         )
+
     return parts

@@ -36,10 +36,12 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
             response, content = yield Send(request, with_bytes=True)
             if not any(name.startswith("hubness_epoch") for name in response.output_fields):
                 return content
+
             # These are augmented vectors: the collection
             # was corrected after its state was last read.
             now = yield from operations.states.read_again(request.collection_name)
             return (yield from call(now)) if now.states else content
+
         return (yield from send_for_rows(cached, deepcopy(request)))
 
     return operations.states.retrying(request.collection_name, None, call)
@@ -78,7 +80,9 @@ def create_index(operations: Operations, request: Any) -> Operation[Any]:
                 f"field {request.field_name!r} was corrected for {state.metric}: its index cannot "
                 f"take {metric}"
             )
+
         put_pair(request.extra_params, METRIC, "IP")
+
     return (yield Send(request))
 
 

@@ -54,6 +54,7 @@ class Tls(NamedTuple):
             raise InvalidParameter(
                 f"{certificate} has no certificate in PEM: pass that of {key}"
             ) from None
+
         try:
             # An encrypted key would ask for its password on the terminal, and gRPC cannot read it.
             context.load_cert_chain(certificate, key, password=lambda: "")
@@ -62,6 +63,7 @@ class Tls(NamedTuple):
                 f"{key} is not the key of the certificate in {certificate}: pass its key, in PEM, "
                 "without a password"
             ) from None
+
         return tls
 
 
@@ -112,16 +114,19 @@ class ProxyOptions:
         expect_upstream(self.upstream)
         if not 0 <= self.port <= LAST_PORT:
             raise InvalidParameter(f"port must be from 0 to {LAST_PORT}, not {self.port}")
+
         expect_strength(self.strength)
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca is not None:
             if not self.upstream_tls:
                 raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
+
             self._authorities()
         if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
             raise InvalidParameter(
                 "max_message, max_calls and workers must be at least 1, and drain at least 0"
             )
+
         if self.budget < 2 * self.max_message:
             raise InvalidParameter(
                 f"max_in_flight must be at least twice max_message, {2 * self.max_message:,} "
@@ -159,6 +164,7 @@ class ProxyOptions:
         ]
         if not self.upstream_tls:
             return api.insecure_channel(self.upstream, options=options)
+
         credentials = grpc.ssl_channel_credentials(self._authorities())
         return api.secure_channel(self.upstream, credentials, options=options)
 
@@ -181,6 +187,7 @@ class ProxyOptions:
         """Return the authorities of Milvus's certificate. Raises InvalidParameter."""
         if self.upstream_ca is None:
             return None
+
         authorities = read_pem(self.upstream_ca)
         try:
             _expect_certificates(authorities)
@@ -189,6 +196,7 @@ class ProxyOptions:
                 f"{self.upstream_ca} has no certificate in PEM: pass the file of the authority "
                 "that signed Milvus's certificate as --upstream-ca"
             ) from None
+
         return authorities
 
 
@@ -206,6 +214,7 @@ def expect_upstream(upstream: str) -> None:
     elif scheme and address:
         tls = " and add --upstream-tls" if scheme == "https" else ""
         remedy = f": write {address[0]}{tls}"
+
     raise InvalidParameter(f"the upstream must be HOST:PORT, not {redacted(upstream)!r}{remedy}")
 
 
@@ -218,6 +227,7 @@ def read_pem(path: str) -> bytes:
         content = read_bytes(path)
     except UnreadableFile as error:
         raise InvalidParameter(str(error)) from None
+
     if not _PEM.search(content):
         raise InvalidParameter(f"{path}: holds nothing in PEM: name a file with -----BEGIN … lines")
     return content

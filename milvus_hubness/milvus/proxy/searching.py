@@ -85,9 +85,11 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
         parts = _parts_of(request)
         if len(parts) < 2 or not exceeds_limit(error):
             raise
+
         cached = yield from operations.states.cached_state(request.collection_name)
         if cached.searched(SearchParameters(request, overrides).value(FIELD)) is None:
             raise
+
     return (yield from _joined(search(operations, part, overrides) for part in parts))
 
 
@@ -107,6 +109,7 @@ def _parts_of(request: Any) -> list[Any]:
     group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
     if len(group.placeholders) != 1 or len(group.placeholders[0].values) < 2:
         return [request]
+
     [placeholder] = group.placeholders
     parts = []
     for values in in_two(list(placeholder.values)):
@@ -118,6 +121,7 @@ def _parts_of(request: Any) -> list[Any]:
         ).SerializeToString()
         part.nq = len(values)
         parts.append(part)
+
     return parts
 
 
@@ -247,6 +251,7 @@ def _question(
         raise UnsupportedOperation(
             "search_by_primary_keys on a corrected collection: search with ids"
         )
+
     if request.WhichOneof("search_input") == "ids":
         stored = yield from operations.searches.vectors(
             request.collection_name, cached, state, keys_of(request.ids), _level(request)
@@ -294,6 +299,7 @@ def _answer(
             chosen = search_request.answer(hits, biases)
         else:
             chosen = search_request.answer(hits)
+
         pick(response.results, chosen)
 
     columns_out(cached, response.results, rewrite.reading.fields(question.output_fields))
@@ -311,6 +317,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         divided = [_parts_of(part) for part in request.requests]
         if {len(parts) for parts in divided} != {2} or not exceeds_limit(error):
             raise
+
         cached = yield from operations.states.cached_state(request.collection_name)
         if all(
             cached.searched(SearchParameters(part).value(FIELD)) is None
@@ -324,6 +331,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         del whole.requests[:]
         whole.requests.extend(parts)
         wholes.append(whole)
+
     return (yield from _joined(hybrid_search(operations, whole, overrides) for whole in wholes))
 
 
@@ -377,6 +385,7 @@ def _merged_here(
             "re-ranking, and with a weighted ranker on fields of metric COSINE or L2; elsewhere "
             "use an RRF ranker"
         )
+
     answers: list[Any] = []
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
@@ -439,13 +448,16 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     }:
         kind = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
         raise InvalidInput(f"field {state.field!r} takes queries of type {kind} only")
+
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
         raise DimensionMismatch(
             f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}"
         )
+
     if state.dtype == "float32":
         return np.frombuffer(b"".join(values), "<f4").reshape(-1, state.dim)
+
     return decode(values, state.dtype)
 
 
@@ -522,6 +534,7 @@ def _plain(text: str) -> Any:
     """Parse a value that clients write as JSON or as Python does; other values stay text."""
     if len(text) > MOST_JSON:
         return text
+
     try:
         return json.loads(_PYTHON_LITERALS.get(text, text))
     except (ValueError, RecursionError):

@@ -126,6 +126,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if name := repeated_in(received):
             reason = f"the call has the metadata entry {name!r} more than once: send it once"
             raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
         metadata = passed_on(received)
         heard = Heard(metadata, identity_in(metadata))
         await self._admission.expect_valid(heard.identity, metadata)
@@ -179,12 +180,14 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 # Its next message may come in an hour, so it takes no turn from others.
                 held.open_stream()
                 return heard, held, None
+
             return heard, held, _only(await held.receive(context.read))
         except BaseException as error:
             if held is not None:
                 held.give_back()
             if not isinstance(error, grpc.aio.AioRpcError):
                 raise
+
             ending = _ending_in(error)
             release(error)
             return ending
@@ -199,6 +202,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             except CallEnded as error:
                 refused.append(_ending_in(error))
                 return
+
             yield message
 
     def _forget_after(self, path: str) -> None:
@@ -214,6 +218,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if isinstance(outcome, Ending):
             await context.abort(outcome.code, outcome.details or "", outcome.trailing)
             raise RuntimeError("gRPC's abort has returned")
+
         if outcome.initial:
             await context.send_initial_metadata(outcome.initial)
         context.set_trailing_metadata(outcome.trailing)
@@ -249,6 +254,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         if call is not None and isinstance(outcome, Answer):
             return Answer(outcome.content, *await call.metadata_of_answer())
+
         return outcome
 
     async def _answered(self, call: _Call) -> Any:
@@ -271,6 +277,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 )
             else:
                 operation = REWRITTEN[call.method](operations, request)
+
             # The operation drops it earlier than this function ends.
             del request
             return await call.drive(
@@ -320,6 +327,7 @@ class _Call:
         if not isinstance(message, bytes):
             reason = f"a call of {self.method} has one message, and none came"
             raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
         if self._held.is_large:
             most = MOST_PARTS_OF_WRITES if self.method in WRITES else MOST_PARTS
             descriptor = messages.request_type(self.method)
@@ -327,6 +335,7 @@ class _Call:
                 partial(expect_few_parts, self.method, descriptor, message, most)
             )
             self._held.count_parts(parts)
+
         return await self.run(partial(messages.request_of, self.method, message))
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -356,12 +365,14 @@ class _Call:
         status = messages.status_in(response)
         if status.code or status.error_code:
             raise messages.Refused(response, status)
+
         return (response, answer) if with_bytes else response
 
     async def metadata_of_answer(self) -> tuple[Metadata, Metadata]:
         """Return the initial and the trailing metadata of the upstream call of the same method."""
         if self._last is None:
             return (), ()
+
         try:
             initial = passed_on(await self._last.initial_metadata())
             return initial, passed_on(await self._last.trailing_metadata())
@@ -379,6 +390,7 @@ async def _status_of(call: Any, first_endings: list[Ending]) -> Ending:
     while (end := await _ending(call)).details == _SEND_FAILED and monotonic() <= deadline:
         if first_endings[0].details != _SEND_FAILED:
             return first_endings[0]
+
         await asyncio.sleep(0.005)
     return end
 
@@ -412,6 +424,7 @@ async def _drive_in_threads(
         is_over, step = await run(partial(_moved, move, outcome))
         if is_over:
             return step
+
         try:
             outcome = await answer(step)
             move = operation.send
@@ -434,6 +447,7 @@ def _at_hand(answer: Any) -> Any:
         answer.send(None)
     except StopIteration as returned:
         return returned.value
+
     raise RuntimeError("the status of an ended call is not available")
 
 
@@ -484,6 +498,7 @@ class Proxy:
             else:
                 credentials = grpc.ssl_server_credentials([self.options.tls])
                 self.port = self._server.add_secure_port(address, credentials)
+
         if not self.port:
             await self._channel.close()
             remedy = "choose a free port"

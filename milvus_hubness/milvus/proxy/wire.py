@@ -70,6 +70,7 @@ def count_parts(descriptor: Any, data: bytes, most: int) -> int:
             if position >= end:
                 if position > end or not outer:
                     return parts
+
                 fields, position, end = outer.pop()
                 continue
 
@@ -90,6 +91,7 @@ def count_parts(descriptor: Any, data: bytes, most: int) -> int:
                 stop = position + length
                 if stop > end:
                     return parts
+
                 number = tag >> 3
                 if length and number in fields:
                     inner = fields[number]
@@ -102,6 +104,7 @@ def count_parts(descriptor: Any, data: bytes, most: int) -> int:
                         fields = _fields_of(inner)
                         end = stop
                         continue
+
                 position = stop
             elif wire_type == VARINT:
                 while data[position] > 127:
@@ -127,6 +130,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, position
+
     raise IndexError("a number of more than ten bytes")
 
 

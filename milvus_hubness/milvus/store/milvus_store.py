@@ -97,6 +97,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         """Return the partitions that a job has to visit; None is the whole collection."""
         if milvus_schema.has_partition_key(schema):
             return (None,)
+
         names = self.client.list_partitions(schema["collection_name"])
         return tuple(names) if len(names) > 1 else (None,)
 
@@ -123,6 +124,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         """
         if not source.schema.get("enable_dynamic_field"):
             return []
+
         fields = milvus_schema.fields_by_name(source.schema)
         self._ensure_loaded(source.name)
         counts = {
@@ -142,6 +144,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 "all fields of the copy are loaded, as the server does not say which fields of the "
                 "source are: load the copy again with load_fields if that is too much"
             )
+
         return remarks
 
     width_multiple = staticmethod(milvus_schema.width_multiple)
@@ -188,6 +191,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 collection, data=part, anns_field=field, limit=k, consistency_level="Strong"
             )
             keys += [list(hits.ids) for hits in results]
+
         return keys
 
     # -- the corrected copy ------------------------------------------------------------------------
@@ -248,9 +252,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
         if milvus_schema.has_bias_fields(source.schema, suffix):
             return "present"
+
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
         if not supports(self._version, "new fields") or auto_id:
             return "none"
+
         names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
         return "none" if self._taken_keys(source, names) else "can be added"
 
@@ -267,10 +273,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
         if not self.exists(side):
             return True
+
         with translated(side):
             side_of = owner_in(self.properties_of(side), SIDE_PROPERTY)
         if side_of is None or not side_of.is_same(source.collection_id):
             return False
+
         return not any(
             self._may_use_side(name, properties, side)
             for name, properties in self._all_properties()
@@ -309,6 +317,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"{source.name!r} cannot hold corrected vectors in a second field: "
                 f"{'; '.join(obstacles)}"
             )
+
         names = milvus_schema.fields_by_name(source.schema)
         return (
             "present"
@@ -332,11 +341,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             remarks.append(
                 "rows that they insert are found by corrected searches after the next refresh"
             )
+
         if not supports(self._version, "partial updates"):
             remarks.append(
                 "this server replaces whole rows: one that changes in the instant in which its "
                 "second field is filled may come back as it was"
             )
+
         return remarks
 
     def add_second_vector(
@@ -347,6 +358,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             for name, field_type in _second_fields(source, field, suffix).items():
                 if name in present:
                     continue
+
                 options: dict[str, Any] = {"dim": width}
                 if name != SECOND_VECTOR_FIELD + suffix:
                     options = {"default_value": milvus_schema.NO_BIAS[field_type]}
@@ -379,6 +391,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         if not supports(self._version, "dropped fields"):
             return False
+
         for name in state.codec.hidden_fields:
             self.client.drop_collection_field(collection, name)
         return True
@@ -411,6 +424,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"allowed, make the collection with {', '.join(kinds)}, the first of {width} "
                 "dimensions)"
             )
+
         if fields[field].get("nullable"):
             reasons.append(
                 f"field {field!r} is nullable: rows without a vector cannot carry a bias"
@@ -449,6 +463,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 return None
             if described["state"] == "Finished" and not described["pending_index_rows"]:
                 return None
+
             rows = int(described["pending_index_rows"])
             return Standing(f"{rows:,} rows are left to index", rows)
 

@@ -113,6 +113,7 @@ class MilvusRequests:
                 is_fence, self._all_aliases(self.client.describe_collection(collection))
             ):
                 self.unfence(alias)
+
         self.client.drop_collection(collection)
 
     def _send(self, collection: str, write: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -135,6 +136,7 @@ class MilvusRequests:
                 if is_missing(error) and name != self._fences.alias_of(collection):
                     # Another thread has renewed it.
                     continue
+
                 if is_missing(error) and self.exists(collection):
                     raise LeaseLost(
                         f"the lease on {collection!r} was lost: another job has taken over, and "
@@ -180,6 +182,7 @@ class MilvusRequests:
             )
             if len(few) < FEW_KEYS:
                 return sorted({row[key_field] for row in few})[:limit]
+
         return next(
             self._pages(collection, key_field, [key_field], limit, after, None, partition, where)
         )[0]
@@ -204,6 +207,7 @@ class MilvusRequests:
             page_keys, page_rows = page
             keys += page_keys
             by_key |= page_rows
+
         return self._batch(schema, field, keys[:limit], by_key)
 
     def _pages(
@@ -229,9 +233,11 @@ class MilvusRequests:
             keys = sorted(by_key)
             if keys and after is not None and keys[0] <= after:
                 raise StoreError(f"the server did not page {collection!r} in key order")
+
             yield keys, by_key
             if not keys or keys[-1] == upto:
                 return
+
             after = keys[-1]
 
     def _page(
@@ -246,6 +252,7 @@ class MilvusRequests:
             except (MilvusException, grpc.RpcError) as error:
                 if limit < 2 or not is_too_large(error):
                     raise
+
             limit //= 2
 
     def _query(
@@ -269,6 +276,7 @@ class MilvusRequests:
         if isinstance(key, int):
             number = key + 2**step - 1
             return number if number < GREATEST_NUMBER else None
+
         if step > len(key):
             return None
 
@@ -278,6 +286,7 @@ class MilvusRequests:
         raised = key[position : position + 1]
         if not raised or raised == GREATEST_CHARACTER:
             return key
+
         # No text has the characters between these two: they are the surrogates.
         next_character = "\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1)
         return prefix + next_character
@@ -329,6 +338,7 @@ class MilvusRequests:
         if not supports(self._version, "partial updates"):
             self.upsert(collection, batch, field, partition=partition)
             return len(batch)
+
         key_field = self._key_field(collection)
         rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
         self._upsert(collection, rows, partition, partial_update=True)
@@ -398,6 +408,7 @@ class MilvusRequests:
                     f"field {field!r} no longer has vectors of {form.width} numbers: another job "
                     "has moved the name to another collection: run this command again"
                 ) from error
+
         return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
     def _by_key(
@@ -465,6 +476,7 @@ class MilvusRequests:
         # Milvus Lite opens with all collections released.
         if not self.is_lite:
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
+
         self._load(collection)
 
     def _load(self, collection: str, **settings: Any) -> None:
@@ -506,6 +518,7 @@ class MilvusRequests:
         """
         if self.is_lite or self.client.get_load_state(collection)["state"].name != "Loaded":
             return {}
+
         groups = sorted(
             replica.resource_group for replica in self.client.describe_replica(collection)
         )

@@ -122,6 +122,7 @@ def vector_fields(
                 dtype,
                 computed.get(field["name"], ""),
             )
+
     return fields
 
 
@@ -153,6 +154,7 @@ def insertable_rows(
             return value[0]
         if field is not None and field["type"] == DataType.JSON:
             return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
+
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     return [
@@ -172,6 +174,7 @@ def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
         return None
     if isinstance(value, dict | list):
         return value
+
     text = json.dumps(value)
     # Milvus Lite stores objects, lists and texts, and returns a text without its quotes: what is
     # read as 5 was the text "5", and what is read as "5" was a text with quotes in it.
@@ -301,6 +304,7 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
             as_metric(vector.metric)
         except InvalidParameter as error:
             reasons.append(f"field {field!r}: {error}")
+
     if fields[field].get("nullable"):
         reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     return reasons
@@ -318,6 +322,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
             "copy are written now: they expire later than in the source, once by up to that time; "
             "a full refresh of the copy restarts it again, and is refused without --restart-ttl"
         )
+
     if outputs := function_outputs(source.schema):
         remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
     if source.aliases:
@@ -333,6 +338,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
             "corrected searches visit more cells, and smaller cells compensate for that "
             f"(--index-param nlist={advised})"
         )
+
     return remarks
 
 
@@ -375,6 +381,7 @@ def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
     required = required_fields(source, [name + suffix for name in BIAS_FIELDS])
     if not required:
         return []
+
     return [
         f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient "
         "fail unless they set these fields. Create the collection with 0 as their default, or let "
@@ -474,6 +481,7 @@ def copy_properties(
         IDENTITY_PROPERTY,
     ):
         properties.pop(name, None)
+
     if online_banks.banks:
         properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()
     return properties
@@ -498,4 +506,5 @@ def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> I
             **({"metric_type": metric} if metric else {}),
             params=corrected.index_params if is_corrected else build_params(index),
         )
+
     return params

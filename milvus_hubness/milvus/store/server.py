@@ -97,6 +97,7 @@ def connect(
         expect_lite(uri)
         if not create:
             _expect_database(uri)
+
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for
     # half a minute; pymilvus connects without retrying.
@@ -106,6 +107,7 @@ def connect(
             return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
         except MilvusException as error:
             message = f"{_unreachable(uri)}: {error.message}"
+
     # This is outside `except`: pymilvus's error would
     # be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
@@ -122,14 +124,17 @@ def plain_client_of(client: Any) -> MilvusClient:
             f"MilvusStore needs a client, not the address {address}: pass "
             f"MilvusStore(connect({address}))"
         )
+
     if hasattr(type(client), "plain_client"):
         return cast(MilvusClient, client.plain_client())
+
     get_version = getattr(client, "get_server_version", None)
     if get_version is None or iscoroutinefunction(get_version):
         raise InvalidInput(
             f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass "
             "MilvusStore(connect(uri))"
         )
+
     return cast(MilvusClient, client)
 
 
@@ -148,12 +153,15 @@ def supported_version(client: MilvusClient) -> str:
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
             raise
+
         raise UnsupportedVersion(
             unsupported_lite()
             or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
         ) from error
+
     if fault := unsupported_milvus(server_version):
         raise UnsupportedVersion(fault)
+
     return server_version
 
 
@@ -161,12 +169,14 @@ def _validate_address(uri: str) -> None:
     _, scheme, rest = uri.partition("://")
     if not scheme:
         return
+
     try:
         parts = urlsplit(uri)
         _ = parts.port
         valid = ("@" in rest) == ("@" in parts.netloc)
     except ValueError:
         valid = False
+
     if not valid:
         raise InvalidParameter(
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
@@ -180,6 +190,7 @@ def _expect_database(path: str) -> None:
     is_empty_folder = os.path.isdir(path) and not os.listdir(path)
     if os.path.exists(path) and not is_empty_folder:
         return
+
     raise ServerUnavailable(
         f"no Milvus Lite database at {path}: correct the path, or create the database first, "
         "with MilvusClient, HubnessClient or connect(..., create=True)"
@@ -189,6 +200,7 @@ def _expect_database(path: str) -> None:
 def _unreachable(uri: str) -> str:
     if "://" in uri:
         return f"no Milvus answers at {uri}"
+
     hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
     if not uri.endswith(".db"):
         hint = "its name must end with .db; a server's address begins with http://"
@@ -238,6 +250,7 @@ def translated(collection: str) -> Iterator[None]:
             raise ServerUnavailable(
                 f"the server stopped answering about {collection!r}: {message_of(error)}"
             ) from error
+
         raise StoreError(
             f"Milvus refused a request on {collection!r}: {message_of(error)}"
         ) from error
@@ -320,6 +333,7 @@ def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> 
     except (MilvusException, grpc.RpcError) as error:
         if len(items) < 2 or not is_too_large(error):
             raise
+
     middle = len(items) // 2
     return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
 
@@ -436,6 +450,7 @@ def _validate_index_parameter(kind: str, name: str, value: Any) -> None:
     if rule is None:
         names = ", ".join(parameters) or "none"
         raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
+
     if not _accepts(rule, value):
         raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
 
@@ -468,11 +483,13 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     for name, value in planned.index_params.items():
         if is_same_kind and str(source.index_params.get(name)) == str(value):
             continue
+
         _validate_index_parameter(kind, name, value)
 
     # Older Milvus servers lack some defaults; the source's index was built with what it needs.
     if is_same_kind or lite:
         return
+
     for name, rule in parameters.items():
         since = NEWEST if (kind, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
         if version < since and name not in planned.index_params:

@@ -211,6 +211,7 @@ class MilvusWriteIntents(MilvusRequests):
                 return False
             if load_state != "Loaded":
                 self._load(collection)
+
         return True
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
@@ -251,11 +252,13 @@ class MilvusWriteIntents(MilvusRequests):
         for collection in (intent_log.collection, intent_log.rows):
             if not self.exists(collection):
                 continue
+
             with translated(collection):
                 properties = self.properties_of(collection)
                 log_of = owner_in(properties, WRITE_INTENTS_OF_PROPERTY)
             if log_of is None or not log_of.is_same(owner):
                 return False
+
         return True
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -269,7 +272,9 @@ class MilvusWriteIntents(MilvusRequests):
                 raise CollectionExists(
                     f"{collection!r} exists and is not a write-intent log: rename it"
                 )
+
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
+
         check()
         for collection in collections:
             self.drop(collection)
@@ -317,6 +322,7 @@ class MilvusWriteIntents(MilvusRequests):
             without_note = {str(name) for name in names} - {note["name"] for note in notes}
             self._delete_in(intent_log.rows, NAME_FIELD, sorted(without_note & unused))
             newly_unused |= without_note - unused
+
         return frozenset(newly_unused)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
@@ -447,6 +453,7 @@ def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> In
         field = index["field_name"]
         if field in computed or not index.get("metric_type"):
             continue
+
         is_dense = types[field] in milvus_schema.DTYPES
         params.add_index(
             field,
@@ -455,4 +462,5 @@ def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> In
             metric_type=index["metric_type"],
             params={} if is_dense else milvus_schema.build_params(index),
         )
+
     return params

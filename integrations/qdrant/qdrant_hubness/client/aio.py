@@ -32,6 +32,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         else:
             self.__dict__.update(client.__dict__)
             self._shared = client
+
         self._shares = client is not None
         self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
 
@@ -47,6 +48,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         if isinstance(step, Ask):
             answer = getattr(super(Methods, self), step.method)(*step.args, **step.options)
             return await answer if hasattr(answer, "__await__") else answer
+
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return await asyncio.to_thread(step.work)

@@ -87,6 +87,7 @@ class CachedState:
                 changed["payload"] = {
                     key: value for key, value in point.payload.items() if key not in hidden
                 }
+
         if point.vector is not None and self.in_vectors:
             changed["vector"] = self.decoded(point.vector)
         return point.model_copy(update=changed) if changed else point

@@ -95,7 +95,9 @@ class StateCache:
             # the request which follows fails with Qdrant's error.
             if is_missing(error):
                 return NOTHING
+
             raise
+
         name, properties = yield from self._properties(collection, described)
         sizes = {
             field: params.size
@@ -130,6 +132,7 @@ class StateCache:
                 waited += seconds
                 if waited > LONGEST_WAIT:
                     raise
+
                 yield Pause(seconds)
 
     def divided(
@@ -148,6 +151,7 @@ class StateCache:
         try:
             if is_added:
                 return (yield from self.patiently(collection, method, items, **options))
+
             return (yield Ask(method, (collection, items), options))
         except FAILURES as error:
             if not is_too_large(error) or len(items) < 2:
@@ -178,6 +182,7 @@ class StateCache:
             now = yield from self.cached_state(collection)
             if now == cached:
                 raise
+
         return (yield from call(now))
 
     def with_state_of_vectors(
@@ -212,7 +217,9 @@ class StateCache:
                 or WriteIntentLog.read(properties, collection)
             ):
                 return collection, properties
+
             return (yield from self._real_name(collection)), properties
+
         name = yield from self._real_name(collection)
         try:
             points = yield Ask("retrieve", (STATES, [point_id(name)]))
@@ -220,7 +227,9 @@ class StateCache:
             # As Properties.of.
             if is_missing(error):
                 return name, {}
+
             raise
+
         return name, dict(points[0].payload["properties"]) if points else {}
 
     def _real_name(self, collection: str) -> Operation[str]:
@@ -235,12 +244,15 @@ class StateCache:
         helper = intent_log.helpers[0]
         if helper in cached.checked:
             return
+
         try:
             described = yield Ask("get_collection", (helper.collection,))
         except FAILURES as error:
             if is_missing(error):
                 return  # The request that follows reports it.
+
             raise
+
         _, properties = yield from self._properties(helper.collection, described)
         expect_helper(helper, CollectionId(name=cached.name), properties, commands=ON_QDRANT)
         cached.checked.add(helper)
@@ -251,6 +263,7 @@ class StateCache:
         """
         if dual_write in cached.checked:
             return
+
         copy = dual_write.collection
         try:
             records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
@@ -258,7 +271,9 @@ class StateCache:
             # Without a ledger no migration allows writes to the copy: expect_copy refuses.
             if not is_missing(error):
                 raise
+
             records = []
+
         bodies = [str((record.payload or {}).get("body")) for record in records]
         expect_copy(CollectionId(name=cached.name), copy, DUAL_WRITE_PROPERTY, bodies)
         cached.checked.add(dual_write)
@@ -284,6 +299,7 @@ class StateCache:
             if id(profile) not in computed:
                 computed[id(profile)] = yield from self._biases(collection, state, profile, vectors)
             biases[:, slot] = computed[id(profile)]
+
         return biases
 
     def _biases(
@@ -300,6 +316,7 @@ class StateCache:
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)
+
         bank = yield from self._bank(collection, state, profile)
         hints: Floats = yield Compute(lambda: bank.correction(state.layout).locality_hints(vectors))
         return hints
@@ -311,6 +328,7 @@ class StateCache:
         cached = self._banks.get(place, profile)
         if cached is not None:
             return cached
+
         bank = yield from self._load_bank(profile)
         return self._banks.keep(place, profile, bank)
 

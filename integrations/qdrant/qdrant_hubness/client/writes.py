@@ -94,6 +94,7 @@ class Writing(StateCache):
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
             return
+
         upsert_options = {
             name: value for name, value in options.items() if name not in _IN_PARALLEL
         }
@@ -154,16 +155,20 @@ class Writing(StateCache):
                     middle = len(part) // 2
                     left[:0] = [part[:middle], part[middle:]]
                     continue
+
                 # Nothing was written yet: the caller gets Qdrant's error as it is.
                 if not done:
                     raise
+
                 partial = PartialWrite(
                     f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and "
                     f"then failed: {error_text(error)}: write the others again"
                 )
                 partial.row_count = done
                 raise partial from error
+
             done += len(part)
+
         return result
 
     def _set_biases(
@@ -197,8 +202,10 @@ class Writing(StateCache):
             yield from self._set_biases(
                 collection, [(key, payloads[key]) for key in keys if key in payloads]
             )
+
         if cached.dual_write is None:
             return
+
         try:
             yield from self._write_to_copy(cached, self._ids(call))
         except HubnessError as copy_error:
@@ -220,13 +227,17 @@ class Writing(StateCache):
             points = {record.id: points[record.id] for record in records}
             if not points:
                 break
+
             try:
                 yield from self._send(collection, cached, call.having(points=list(points.values())))
             except (PartialWrite, *FAILURES) as error:
                 if not lacks_points(error.__cause__ or error):
                     raise
+
                 continue
+
             break
+
         return list(points)
 
     # -- the ids of points -------------------------------------------------------------------------
@@ -237,8 +248,10 @@ class Writing(StateCache):
             where = filter_of(call.selector)
             if where is None:
                 return call
+
             ids = yield from self._matching(collection, where)
             return call.having(**{SELECTORS[call.method]: models.PointIdsList(points=list(ids))})
+
         if not call.is_conditional:
             return call
 
@@ -258,6 +271,7 @@ class Writing(StateCache):
             selected = set(matching)
         else:
             selected = existing
+
         if call.method == "upsert" and mode != models.UpdateMode.UPDATE_ONLY:
             selected = selected | (set(ids) - existing)
 
@@ -313,6 +327,7 @@ class Writing(StateCache):
                         models.PointStruct, id=point.id, vector=merged(augmented), payload=payload
                     )
                 )
+
             return call.having(points=encoded), notes, []
 
         payloads = []
@@ -320,6 +335,7 @@ class Writing(StateCache):
             encoded.append(construct(models.PointVectors, id=point.id, vector=merged(augmented)))
             if biases:
                 payloads.append((key_of(point.id), biases))
+
         return call.having(points=encoded), notes, payloads
 
     def _encode(
@@ -342,6 +358,7 @@ class Writing(StateCache):
             having = [i for i, by_field in enumerate(vectors) if by_field.get(field) is not None]
             if not having:
                 continue
+
             present_points = [points[i] for i in having]
             rows = _rows(collection, state, present_points, [vectors[i][field] for i in having])
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
@@ -357,6 +374,7 @@ class Writing(StateCache):
             for i, stored_vector, payload in zip(having, stored, payloads, strict=True):
                 vectors[i][field] = stored_vector
                 columns[i] |= payload
+
         return columns
 
     def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
@@ -364,6 +382,7 @@ class Writing(StateCache):
         intent_log = cached.intent_log
         if intent_log is None or not notes:
             return
+
         yield from self.expect_log(cached, intent_log)
         try:
             for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
@@ -388,6 +407,7 @@ class Writing(StateCache):
         dual_write = cached.dual_write
         if dual_write is None or not ids:
             return
+
         try:
             yield from self.expect_copy(cached, dual_write)
             yield from self._copy_points(cached, dual_write.collection, ids)
@@ -404,11 +424,13 @@ class Writing(StateCache):
                     error,
                 )
                 return
+
         for name in (cached.name, dual_write.collection):
             self.forget(name)
         now = yield from self.cached_state(cached.name)
         if now.dual_write is None:
             return
+
         try:
             yield from self.expect_copy(now, now.dual_write)
             yield from self._copy_points(now, now.dual_write.collection, ids)
@@ -431,6 +453,7 @@ class Writing(StateCache):
                 # Two equal reads: nobody changed the points while they were copied.
                 if now == before:
                     break
+
                 before = now
                 yield from self._put(cached, target, copy, list(now.values()))
 
@@ -450,6 +473,7 @@ class Writing(StateCache):
     ) -> Operation[None]:
         if not records:
             return
+
         shown = [cached.shown(record) for record in records]
         vectors = [by_name(record.vector) for record in shown]
         columns = yield from self._encode(copy, target, shown, vectors, valid=False)
@@ -462,6 +486,7 @@ class Writing(StateCache):
                     id=record.id, vector=merged(augmented), payload=payload
                 )
             )
+
         for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
             yield from self.divided(copy, "upsert", part, {"wait": True})
 
@@ -506,6 +531,7 @@ def _rows(
             f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as "
             f"{collection!r} has"
         )
+
     return np.array(listed, np.float32)
 
 

@@ -96,6 +96,7 @@ def _next(key: Key) -> Key | None:
         return key + 1 if key < LAST_NUMBER else None
     if key >= LAST_UUID:
         return None
+
     text = f"{int(key.replace('-', ''), 16) + 1:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
@@ -197,6 +198,7 @@ class QdrantPoints:
             # and the fencing alias does not, another job has taken over.
             if not alias or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+
             raise LeaseLost(
                 f"the lease on {collection!r} was lost: another job has taken over, and the "
                 "database refused this write"
@@ -220,6 +222,7 @@ class QdrantPoints:
         """Count points. Where strict mode forbids exact counts, this counts the ids."""
         if limits.allows_exact:
             return int(self.ask("count", collection, count_filter=where, exact=True).count)
+
         pages = (
             self._records(collection, partition, limits, where=where) for partition in PARTITIONS
         )
@@ -252,6 +255,7 @@ class QdrantPoints:
         if isinstance(key, int):
             number = key + 2**step - 1
             return number if number < LAST_NUMBER else None
+
         number = UUID(key).int + 2**step - 1
         return str(UUID(int=number)) if number < UUID(LAST_UUID).int else None
 
@@ -376,6 +380,7 @@ class QdrantPoints:
         if self.properties.in_metadata:
             self.ask("create_collection", collection, metadata=properties, **config)
             return
+
         # The properties come first, so that no client sees the collection without them.
         self.properties.alter(collection, properties)
         self.ask("create_collection", collection, **config)
@@ -414,6 +419,7 @@ class QdrantPoints:
                 with_vectors=True,
                 **self._reads,
             )
+
         return form.batch(in_order(records, keys))
 
     def _records(
@@ -441,9 +447,12 @@ class QdrantPoints:
             for record in records:
                 if upto is not None and record.id > upto:
                     return
+
                 yield record
+
             if len(records) < size or (upto is not None and records[-1].id == upto):
                 return
+
             left -= len(records)
             after = records[-1].id
 
@@ -477,6 +486,7 @@ class QdrantPoints:
         )
         if records and partition_of(records[-1].id) == partition:
             return list(records)
+
         # Numbers come before UUIDs: the page has reached the next partition.
         return [record for record in records if partition_of(record.id) == partition]
 
@@ -496,6 +506,7 @@ class QdrantPoints:
         ):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
+
         return models.Filter(must=[marked])
 
     # -- changes of existing points -------------------------------------------------------------
@@ -524,6 +535,7 @@ class QdrantPoints:
                 left = [key for key in keys if key in existing]
                 middle = len(left) // 2
                 waiting += [half for half in (left[:middle], left[middle:]) if half]
+
         return gone
 
     def _existing(self, collection: str, keys: Sequence[Key]) -> set[Key]:
@@ -588,6 +600,7 @@ class QdrantPoints:
                 gone |= self._delete_payload(collection, [epoch_field], keys)
             else:
                 gone |= self._set_payload(collection, {epoch_field: epoch}, keys)
+
         return gone
 
     def _rows_per_request(self, form: Form) -> int:
@@ -607,6 +620,7 @@ def _unsendable(item: Any, error: TooLarge) -> StoreError:
     problem = f"{error}, for {what} alone, of about {json_bytes(item):,} bytes"
     if "strict mode" in problem:
         return StoreError(problem)
+
     return StoreError(
         f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten "
         "the payload"

@@ -40,6 +40,7 @@ class Properties:
         """Return the properties of a collection, given its real name and its description."""
         if self.in_metadata:
             return of_metadata(described)
+
         with turn(self._client), translated(STATES):
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
@@ -48,9 +49,12 @@ class Properties:
                 # does not exist.
                 if is_missing(error):
                     return {}
+
                 raise
+
         if not points:
             return {}
+
         return dict((points[0].payload or {})["properties"])
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
@@ -59,6 +63,7 @@ class Properties:
             if self.in_metadata:
                 self._client.update_collection(name, metadata=dict(changed))
                 return
+
         self._create(name)
         with turn(self._client), translated(STATES):
             self._client.set_payload(
@@ -105,6 +110,7 @@ def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
         keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")
     except ValueError:
         return ()
+
     if not isinstance(keys, list):
         return ()
     return tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))

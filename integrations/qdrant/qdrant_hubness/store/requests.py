@@ -93,11 +93,13 @@ def connect(
         raise InvalidParameter(
             f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
         )
+
     if is_folder and not create and not Path(uri, META_INFO_FILENAME).exists():
         raise ServerUnavailable(
             f"no database of Qdrant's local mode at {uri}: correct the path, or create the "
             "database first, with QdrantClient(path=...) or connect(..., create=True)"
         )
+
     try:
         if is_folder:
             return QdrantClient(path=uri)
@@ -111,10 +113,12 @@ def connect(
                 f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: "
                 f"upgrade it to {'.'.join(map(str, OLDEST_SERVER))} or newer"
             )
+
         return client
     except FAILURES as error:
         # Assumes nothing: no command has begun.
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
+
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
 
 
@@ -124,6 +128,7 @@ def _connected(uri: str, api_key: str | None, timeout: int) -> QdrantClient:
         # The library's own warning shows a line of its source, and no address.
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
         client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
+
     if api_key and not (uri.startswith("https://") or _is_loopback(uri)):
         address = redacted(uri, {api_key, *secrets_in(uri)})
         log.warning(
@@ -131,6 +136,7 @@ def _connected(uri: str, api_key: str | None, timeout: int) -> QdrantClient:
             "address with https://",
             address,
         )
+
     return client
 
 
@@ -154,6 +160,7 @@ def plain_client_of(client: Any) -> QdrantClient:
             f"QdrantStore needs a client, not the address {address}: pass "
             f"QdrantStore(connect({address}))"
         )
+
     if hasattr(type(client), "plain_client"):
         return client.plain_client()
     if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
@@ -161,6 +168,7 @@ def plain_client_of(client: Any) -> QdrantClient:
             f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass "
             "QdrantStore(connect(uri))"
         )
+
     return client
 
 
@@ -175,6 +183,7 @@ def turn(client: Any) -> Any:
     """
     if not is_local(client):
         return nullcontext()
+
     with _locks_lock:
         return _locks.setdefault(client._client, threading.RLock())
 
@@ -231,6 +240,7 @@ def translated(collection: str, alias: str = "") -> Iterator[None]:
     except FAILURES as error:
         if isinstance(error, StoreError):
             raise
+
         text = _shown_text(error)
         if alias:
             text = text.replace(alias, collection)
@@ -247,11 +257,13 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
             f"the server stopped answering about {collection!r}: {text}: see that it runs and can "
             "be reached, and run the command again, which continues"
         )
+
     if _is_denied(error):
         return StoreError(
             f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to "
             "one that may"
         )
+
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
         remedy = f": raise that limit in the strict mode of {collection!r}, with update_collection"
@@ -298,6 +310,7 @@ def patiently(send: Callable[[], T], collection: str) -> T:
             seconds = max(1, error.retry_after_s)
             if time.monotonic() + seconds > until:
                 raise
+
             wait_seconds(f"the rate that strict mode allows on {collection!r}", seconds)
 
 

@@ -107,6 +107,7 @@ class OtherVector:
             return False
         if np.array_equal(numbers, other_numbers):
             return True
+
         return self.normalisation is not None and self.normalisation.is_same(numbers, other_numbers)
 
     def _sparse_indices(self) -> list[int] | None:
@@ -194,6 +195,7 @@ class Form:
                 vectors[self.field] = stored_vector
             vector = vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
             points.append(construct(models.PointStruct, id=key, vector=vector, payload=payload))
+
         return points
 
     def vectors(self, batch: Batch) -> list[models.PointVectors]:
@@ -252,6 +254,7 @@ def named(vector: Any) -> Vectors:
     """Return the vectors of a point by name, as plain lists and dictionaries."""
     if vector is None:
         return {}
+
     by_name = vector if isinstance(vector, dict) else {UNNAMED: vector}
     return {name: _plain(value) for name, value in by_name.items()}
 
@@ -265,6 +268,7 @@ def _plain(value: Any) -> Any:
             "indices": [value.indices[i] for i in order],
             "values": [value.values[i] for i in order],
         }
+
     return value
 
 

@@ -72,6 +72,7 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
     for name, params in dense(described).items():
         if params.multivector_config is not None or params.datatype not in DTYPES:
             continue
+
         # A vector's own options come before those of the collection.
         hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
         graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
@@ -83,6 +84,7 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
             {option: value for option, value in graph.items() if value},
             DTYPES[params.datatype],
         )
+
     return fields
 
 
@@ -136,6 +138,7 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
             why = "a multivector"
         else:
             why = str(params.datatype)
+
         reasons.append(
             f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
@@ -145,6 +148,7 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
             f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, "
             "Dot and Euclid are corrected"
         )
+
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         reasons.append("custom shard keys cannot be copied yet")
     return reasons
@@ -170,6 +174,7 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
             "choose two bits or scalar quantization, or search with rescore and an oversampling of "
             "10 or more"
         ]
+
     stored = f"each bias is stored in {spread} columns, as the vectors are quantized"
     default = "rescores" if _rescores(config) else "does not rescore"
     return [

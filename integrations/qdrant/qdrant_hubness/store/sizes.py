@@ -30,7 +30,9 @@ def json_bytes(value: Any) -> int:
         # A vector is a list of floats alone, and long.
         if value and isinstance(value[0], float):
             return BYTES_PER_NUMBER * len(value)
+
         return sum(json_bytes(item) + BYTES_PER_ITEM for item in value)
+
     if isinstance(value, bool) or value is None:
         return 5
     if isinstance(value, int | float):
@@ -41,6 +43,7 @@ def json_bytes(value: Any) -> int:
         return sum(
             json_bytes(name) + json_bytes(item) + BYTES_PER_ITEM for name, item in value.items()
         )
+
     if isinstance(value, np.ndarray):
         return BYTES_PER_NUMBER * value.size
     if isinstance(value, BaseModel):
@@ -49,6 +52,7 @@ def json_bytes(value: Any) -> int:
             total += len(name) + BYTES_PER_ITEM
             total += _payload_bytes(item) if name == "payload" else json_bytes(item)
         return total
+
     return len(str(value)) + BYTES_PER_ITEM
 
 
@@ -74,6 +78,7 @@ def _points_bytes(items: Sequence[Any]) -> float:
     """
     if not all(type(item) is models.PointStruct for item in items):
         return math.inf
+
     payloads = _payload_bytes([item.payload for item in items])
     return payloads + sum(POINT_BYTES + json_bytes(item.vector) for item in items)
 
@@ -101,5 +106,6 @@ def _parts_by_bytes(items: Sequence[T], most_bytes: int) -> Iterator[list[T]]:
             part_bytes = 0
         part.append(item)
         part_bytes += item_bytes
+
     if part:
         yield part

@@ -112,6 +112,7 @@ class QdrantStore(QdrantWriteIntents):
             count = self._count_with(source.name, described, name)
             if count:
                 counts[name] = count
+
         if not counts:
             return reasons
 
@@ -123,6 +124,7 @@ class QdrantStore(QdrantWriteIntents):
                 f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep "
                 f"{source.name} --yes removes them",
             ]
+
         return reasons + taken_keys(counts)
 
     def _copy_width(self, field: VectorField) -> int:
@@ -233,6 +235,7 @@ class QdrantStore(QdrantWriteIntents):
             part = requests[start : start + size]
             answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
             keys += [[point.id for point in answer.points] for answer in answers]
+
         return keys
 
     # -- the corrected copy ------------------------------------------------------------------------
@@ -289,12 +292,14 @@ class QdrantStore(QdrantWriteIntents):
                 f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade "
                 "it to 1.14 or newer, or migrate the collection"
             )
+
         metrics = {field.metric for field in source.users_fields.values()}
         if not metrics & BIAS_METRICS:
             raise CannotMigrate(
                 f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of "
                 f"Cosine and Dot only, not of {', '.join(sorted(metrics))}: migrate the collection"
             )
+
         reasons = strict_mode.obstacles(
             source.schema["described"],
             "",
@@ -305,6 +310,7 @@ class QdrantStore(QdrantWriteIntents):
         )
         if reasons:
             raise CannotMigrate(f"{source.name!r} cannot be enabled: {'; '.join(reasons)}")
+
         return "can be added"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:

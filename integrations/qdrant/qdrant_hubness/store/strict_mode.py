@@ -33,6 +33,7 @@ def obstacles(
                 "a filter for points without a bias has it",
             )
         )
+
     indexed = len(described.payload_schema or {}) + keys
     if limits.indexes < indexed:
         why = f"{keys} more payload index{'es' * (keys != 1)} would make {indexed}"
@@ -45,12 +46,14 @@ def obstacles(
         if limits.vector_bytes < needed:
             why = f"the copy's vectors take {needed:,}"
             reasons.append(_reason("max_collection_vector_size_bytes", limits.vector_bytes, why))
+
     if not limits.allows_exact and field in dense and _links(described, dense[field]) == 0:
         reasons.append(
             f"vector {field!r} has no graph (hnsw_config.m is 0), and strict mode forbids the "
             "exact searches by which the copy is verified: raise m, or set search_allow_exact to "
             "true"
         )
+
     return reasons
 
 
@@ -71,6 +74,7 @@ def remarks(described: Any, points: int) -> list[str]:
     limits = Limits.of(described)
     if limits.writes_per_minute == UNLIMITED or not points:
         return []
+
     minutes = -(-points // max(1, limits.writes_per_minute))
     return [
         f"strict mode allows to write {limits.writes_per_minute:,} points a minute "

@@ -110,6 +110,7 @@ class QdrantWriteIntents(QdrantBanks):
             # Long names have a beginning in common.
             if log_of is not None and log_of.is_same(owner):
                 logs.append(WriteIntentLog(collection=name, made=""))
+
         return logs
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -122,6 +123,7 @@ class QdrantWriteIntents(QdrantBanks):
             return
         if WRITE_INTENTS_OF_PROPERTY not in self.properties_of(name):
             raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
+
         self.drop(name)
 
     def notes(
@@ -157,6 +159,7 @@ class QdrantWriteIntents(QdrantBanks):
                     continue
                 if self._replay_line(collection, noted):
                     replayed.append(_note(noted))
+
         return replayed
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
@@ -169,6 +172,7 @@ class QdrantWriteIntents(QdrantBanks):
             lines += self.ask(
                 "retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads
             )
+
         return lines
 
     def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
@@ -181,6 +185,7 @@ class QdrantWriteIntents(QdrantBanks):
         vector = named(record.vector).get(state.field)
         if vector is None:
             return False
+
         noted_vector = named(noted.vector)[vector_name(state.field)]
         normalisation = schema.normalised(described, self.units).get(state.field)
         return OtherVector(vector, normalisation) == OtherVector(noted_vector)
