@@ -17,6 +17,7 @@ INSTALLED = "milvus_hubness.estimators"
 
 FOLDER = Path(__file__).parents[1] / "correction" / "estimators"
 
+# Read as text: an import of the files would load NumPy, and `--help` would wait for it.
 _CLASS = re.compile(r'^class (\w+)\([^)]*\balias="(\w+)"', re.MULTILINE)
 
 

@@ -17,9 +17,13 @@ EXTRAS = {
     "ray": "ray",
 }
 """The extra of this package that installs a module."""
+
 PACKAGES = ("milvus-hubness", "qdrant-hubness")
 """The packages whose requirements count, where they are installed."""
+
 OLDEST_LITE = "3.1"
+"""The first version of Milvus Lite that can store the state of a correction."""
+
 OLDEST_MILVUS = (2, 3)
 
 _REQUIREMENT = re.compile(
@@ -112,6 +116,7 @@ def _requirements(package: str) -> list[tuple[str, str]]:
     named = []
     for line in lines:
         requirement = _REQUIREMENT.match(line)
+        # Which of several Pythons a requirement is for would need a parser of markers.
         if requirement is None or "python_version" in (requirement["marker"] or ""):
             continue
 
@@ -146,8 +151,8 @@ def _is_within(installed: str, bounds: str) -> bool:
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a release: (2, 13, 0) for "2.13.0+cpu" and for "2.13.0rc1"."""
     numbers = []
-    for part in text.split("+")[0].split("."):
-        digits = re.match(r"\d+", part)
+    for number_text in text.split("+")[0].split("."):
+        digits = re.match(r"\d+", number_text)
         if digits is None:
             break
 

@@ -226,7 +226,8 @@ IN_BACKGROUND = ("_async", "_callback")
 
 WITHOUT_WAITING = {"_async": True}
 """Argument with which `load_collection` returns at once, so that this package can wait itself, as
-long as the load goes forward: pymilvus waits for a fixed time."""
+long as the load goes forward: pymilvus waits for a fixed time.
+"""
 
 LOADED_FIELDS = ("load_fields", "_load_fields")
 """Arguments that name the fields to load. pymilvus reads the second name as the first."""

@@ -18,6 +18,7 @@ from milvus_hubness.errors import UnreadableFile
 
 SMALL = 1 << 20
 """Maximum size of a file of settings, a token or a certificate, in bytes."""
+
 LARGEST_TOKEN = 64 << 10
 """Maximum size of a file with a token, in bytes."""
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -41,7 +42,8 @@ def open_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Raises UnreadableFile, also for an empty one, and MissingFile without one.
     """
     with os.fdopen(_descriptor(path), "rb") as file:
-        if not size_of(file):  # So is a file of /proc, whose length nobody knows.
+        # A file of /proc has the size 0 too, as nobody knows its length.
+        if not size_of(file):
             kind = os.path.splitext(path)[1] or "a file"
             raise UnreadableFile(f"{path}: cannot be read as {kind} (it is empty); create it again")
 
@@ -129,11 +131,8 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
                 descriptor = os.open(part, flags, dir_fd=outer)
             finally:
                 os.close(outer)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # Until Python 3.13, a loop of links is a RuntimeError.
+    except (OSError, ValueError, RuntimeError):
+        # Until Python 3.13, a loop of links is a RuntimeError.
         return None
 
     try:
@@ -156,7 +155,8 @@ def _descriptor(path: str | os.PathLike[str]) -> int:
         # To open a device may do something to it, so its kind is looked at first.
         _require_regular(path, os.stat(path).st_mode)
         descriptor = os.open(path, _FLAGS)
-    except UnreadableFile:  # It is a ValueError.
+    except UnreadableFile:
+        # It is a ValueError, which means something else below.
         raise
     except FileNotFoundError:
         raise MissingFile(f"{path}: no such file; check the path") from None
@@ -181,8 +181,8 @@ def _require_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _read_at_most(descriptor: int, count: int) -> bytes:
-    parts = []
-    while count > 0 and (part := os.read(descriptor, min(count, 1 << 20))):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+    blocks = []
+    while count > 0 and (block := os.read(descriptor, min(count, 1 << 20))):
+        blocks.append(block)
+        count -= len(block)
+    return b"".join(blocks)

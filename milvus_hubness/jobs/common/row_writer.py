@@ -514,8 +514,8 @@ def _begin_notes(
         _wait(client_ttl, stop)
         _repair_left(store, announced)
 
-    # Clients note writes of all fields that are corrected now or will be while they note: that of
-    # `state`, too.
+    # Clients note writes of all fields that are corrected
+    # now or will be while they note: that of `state`, too.
     lease.check()
     corrected = {**announced.states, state.field: state}
     intent_log = store.create_intent_log(replace(announced, states=corrected))

@@ -563,8 +563,8 @@ class Migrator:
         self._announce(migration.target, migration.source_now)
         self._wait_for_clients()
 
-        # Most rows are carried while writes need not reach both collections, the last ones while
-        # they must.
+        # Most rows are carried while writes need not reach
+        # both collections, the last ones while they must.
         _, carried = self._until_equal(pair, partitions)
         return carried + self._required_until_equal(pair, partitions)
 

@@ -84,6 +84,7 @@ class CandidateRewrite(Rewrite):
 
             return self.reading.hits_out(results, fields)
 
+        # The client needs the biases of the candidates, which the user did not ask for.
         requested = fields.requested
         if slot_field and slot_field not in (requested or []) and "*" not in (requested or []):
             requested = [*(requested or []), slot_field]

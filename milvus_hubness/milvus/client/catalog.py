@@ -208,6 +208,7 @@ class Catalog:
         if belongings.fences:
             yield InStore(lambda store: list(map(store.unfence, belongings.fences)))
         outcome = yield call
+        # After the collection: if its drop fails, it still has all that belongs to it.
         if belongings.states or belongings.intent_log:
             yield InStore(partial(_drop_helpers, belongings))
         self._states.forget()

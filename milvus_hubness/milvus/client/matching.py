@@ -136,35 +136,38 @@ class Candidates:
         further: `searched`, the number of queries that were
         searched, or for rows `scanned`, `last` and `moments`.
         """
-        part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
+        arrays = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
         if self._folder is not None:
-            try:
-                if not self._parts:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    (self._folder / INPUTS).write_text(json.dumps(self._inputs))
-                path = self._folder / f"{len(self._parts):08}.npz"
-                with path.with_suffix(".unfinished").open("wb") as file:
-                    np.savez(file, **part)
-                os.replace(path.with_suffix(".unfinished"), path)
-            except OSError as error:
-                raise UnreadableFile(
-                    f"cannot write parts to {self._folder}: {error.strerror}"
-                ) from None
+            self._save(self._folder, arrays)
+        self._take(arrays)
 
-        self._take(part)
+    def _save(self, folder: Path, arrays: Mapping[str, Any]) -> None:
+        """Write the next file. Raises UnreadableFile."""
+        try:
+            if not self._parts:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / INPUTS).write_text(json.dumps(self._inputs))
 
-    def _take(self, part: Mapping[str, Any]) -> None:
-        keys = part["keys"].tolist()
-        queries = part["queries"].astype(np.int32)
+            # Under another name until it is whole: a killed match leaves no half file to read.
+            path = folder / f"{len(self._parts):08}.npz"
+            with path.with_suffix(".unfinished").open("wb") as file:
+                np.savez(file, **arrays)
+            os.replace(path.with_suffix(".unfinished"), path)
+        except OSError as error:
+            raise UnreadableFile(f"cannot write parts to {folder}: {error.strerror}") from None
+
+    def _take(self, arrays: Mapping[str, Any]) -> None:
+        keys = arrays["keys"].tolist()
+        queries = arrays["queries"].astype(np.int32)
         numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
         items = np.repeat(np.array(numbers, np.int32), len(queries) // max(1, len(keys)))
-        self._parts.append(Pairs(queries, items, part["scores"].astype(np.float32)))
-        if "searched" in part:
-            self.searched += int(part["searched"])
+        self._parts.append(Pairs(queries, items, arrays["scores"].astype(np.float32)))
+        if "searched" in arrays:
+            self.searched += int(arrays["searched"])
         else:
-            self.scanned += int(part["scanned"])
-            self.last = np.asarray(part["last"]).item()
-            self._moments = self._moments + part["moments"]
+            self.scanned += int(arrays["scanned"])
+            self.last = np.asarray(arrays["last"]).item()
+            self._moments = self._moments + arrays["moments"]
 
     def matches(self, queries: int, limit: int, metric: str, *, assign: bool) -> Matches:
         """Return the matches of the first `queries` queries; others only count in the balance."""

@@ -85,6 +85,7 @@ def expect_question(
     if offset is not None and not isinstance(offset, int):
         raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
 
+    # pymilvus takes bounds in either of the two.
     for mapping in (params, inner):
         for name in RANGE_BOUNDS:
             try:

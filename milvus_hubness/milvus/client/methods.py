@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from milvus_hubness.milvus.store.banks import Sample, SamplesOf
 
 DEFAULT_BANK_BUDGET = 1 << 30
+"""Bytes of query banks that a client holds in memory."""
 
 
 def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:

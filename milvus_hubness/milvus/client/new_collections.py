@@ -72,10 +72,10 @@ def schema_and_indexes(
     if schema is not None:
         return schema, index or IndexParams(), further
 
-    kinds = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
-    kind = quick["id_type"]
-    kind = kinds.get(kind) if isinstance(kind, str) else kind
-    if kind not in (DataType.INT64, DataType.VARCHAR):
+    key_types = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
+    key_type = quick["id_type"]
+    key_type = key_types.get(key_type) if isinstance(key_type, str) else key_type
+    if key_type not in (DataType.INT64, DataType.VARCHAR):
         raise InvalidParameter(f'id_type is "int" or "string", got {quick["id_type"]!r}')
     if quick["dimension"] is None:
         raise InvalidParameter("a new collection needs a dimension or a schema: pass one of them")
@@ -84,8 +84,8 @@ def schema_and_indexes(
         auto_id=quick["auto_id"], enable_dynamic_field=further.pop("enable_dynamic_field", True)
     )
     length = further.pop("max_length", None)
-    limits = {"max_length": length} if length and kind == DataType.VARCHAR else {}
-    schema.add_field(quick["primary_field_name"], kind, is_primary=True, **limits)
+    limits = {"max_length": length} if length and key_type == DataType.VARCHAR else {}
+    schema.add_field(quick["primary_field_name"], key_type, is_primary=True, **limits)
     schema.add_field(quick["vector_field_name"], DataType.FLOAT_VECTOR, dim=quick["dimension"])
     schema.verify()
 
@@ -235,7 +235,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
     served = IndexParams()
     for params in index:
         configs = dict(params.get_index_configs())
-        kind = configs.pop("index_type", params.index_type)
+        index_type = configs.pop("index_type", params.index_type)
         state = states.get(params.field_name)
         if state is not None and not state.codec.leaves_vectors:
             metric = str(configs.get("metric_type") or state.metric).upper()
@@ -245,10 +245,11 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
                     f"cannot take {metric}"
                 )
 
+            # Augmented vectors are compared by their inner product, whatever the user's metric.
             configs["metric_type"] = "IP"
 
         served.add_index(
-            params.field_name, index_type=kind, index_name=params.index_name, **configs
+            params.field_name, index_type=index_type, index_name=params.index_name, **configs
         )
 
     return served

@@ -52,6 +52,7 @@ def write_in_parts(
             try:
                 answers.append((yield from put(part)))
             except REFUSALS as error:
+                # The server refuses such a request before it reads it, so nothing is written twice.
                 if len(part) > 1 and exceeds_limit(error):
                     held.recovered.append(error)
                     waiting += reversed(in_two(part))

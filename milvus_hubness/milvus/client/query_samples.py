@@ -133,6 +133,7 @@ class Sampler:
             int(time.time()),
             vector,
         )
+        # No search may wait for a sample: what cannot be taken at once is dropped.
         with self._changed:
             rests = time.monotonic() < self._resting.get(target, 0.0)
             if self._closing or rests or len(self._waiting) >= BUFFERED:

@@ -95,6 +95,8 @@ class Reading:
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored
         vectors have another width than the collection state names.
         """
+        # pymilvus may keep the columns of the answer, and make rows of them when they are read. All
+        # vectors of a column are decoded at once, which costs less than one by one.
         unread = unread_columns(rows)
         raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
         rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
@@ -245,6 +247,7 @@ class Rewrite:
                 "search_aggregation has no room for raw scores: leave with_raw_score out"
             )
 
+        # From here on: the server has scores of another metric than the user's.
         if self.codec.served_metric == self.state.metric:
             return
         if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):

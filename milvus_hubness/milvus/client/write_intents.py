@@ -47,8 +47,13 @@ Key = int | str
 Row = dict[str, Any]
 
 KEYS_PER_PAGE = 16_384
+"""Keys that one request of a search for matching rows returns: the most that Milvus allows."""
+
 KEYS_PER_REQUEST = 8_000
+"""Keys in the filter of one request."""
+
 ROWS_PER_REQUEST = 1_000
+
 STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 NOTING_SECONDS = 30.0
@@ -94,6 +99,7 @@ class WriteIntents:
         last run used or, if that has no copy, the newest.
         """
         while True:
+            # No log, or the one in which this write is noted: no job can have undone it.
             now = yield from self._cached_after(collection, cached, timeout)
             if now.intent_log in (None, cached.intent_log):
                 return result, cached if cached.dual_write else now
@@ -160,6 +166,8 @@ class WriteIntents:
         else:
             yield from self._insert_rows(intent_log, named, write.timeout)
 
+        # Only now: a note names rows that are stored. A client that is killed before this leaves
+        # rows without a note, which the job drops.
         keys = [row[cached.key_field] for row in rows]
         name_of_key = dict(zip(keys, names, strict=True))
         yield from self._point(
@@ -265,10 +273,11 @@ class WriteIntents:
         yield from self._states.expect_log(cached, deletion.timeout)
         partitions = yield from self._partitions(intent_log, deletion)
         for partition in partitions:
-            for part in in_parts(keys, KEYS_PER_REQUEST):
-                keys_here = part
+            for some_keys in in_parts(keys, KEYS_PER_REQUEST):
+                keys_here = some_keys
+                # A note says in which partition its row is, and a deletion by keys does not.
                 if len(partitions) > 1:
-                    where = is_one_of(cached.key_field, part)
+                    where = is_one_of(cached.key_field, some_keys)
                     within = Deletion(deletion.collection, None, deletion.timeout, where, partition)
                     keys_here = yield from self.matching(cached.key_field, within)
                 yield from self._note_keys(intent_log, deletion, partition, keys_here)
@@ -287,9 +296,10 @@ class WriteIntents:
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
             keys = yield from self.matching(cached.key_field, within)
-            for part in in_parts(keys, KEYS_PER_REQUEST):
-                yield from self._note_keys(intent_log, deletion, partition, part)
-                where = is_one_of(cached.key_field, part)
+            # By the keys that were noted: a row that matches the filter only now has no note.
+            for some_keys in in_parts(keys, KEYS_PER_REQUEST):
+                yield from self._note_keys(intent_log, deletion, partition, some_keys)
+                where = is_one_of(cached.key_field, some_keys)
                 by_key = replace(within, ids=None, filter=where, options=options)
                 answers.append((yield by_key.ask()))
 
@@ -345,8 +355,8 @@ class WriteIntents:
     def _insert_rows(
         self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
     ) -> Operation[None]:
-        for part in in_parts(named, ROWS_PER_REQUEST):
-            yield Ask("insert", (intent_log.rows, part, timeout))
+        for some_rows in in_parts(named, ROWS_PER_REQUEST):
+            yield Ask("insert", (intent_log.rows, some_rows, timeout))
 
     def _point(
         self,
@@ -364,8 +374,8 @@ class WriteIntents:
             stored_note(intent_log, key, partition_name, name, changed.get(key, ()))
             for key, name in names.items()
         ]
-        for part in in_parts(notes, ROWS_PER_REQUEST):
-            yield Ask("upsert", (intent_log.collection, part, timeout))
+        for some_notes in in_parts(notes, ROWS_PER_REQUEST):
+            yield Ask("upsert", (intent_log.collection, some_notes, timeout))
 
 
 def _with_state(

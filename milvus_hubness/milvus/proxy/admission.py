@@ -22,8 +22,14 @@ VALID_SECONDS = 10.0
 """
 
 REFUSED_SECONDS = 1.0
+"""A refusal holds for less long: the token may have been made valid meanwhile."""
+
 ASK_SECONDS = 10.0
+"""Longest wait for Milvus's answer."""
+
 MOST_REMEMBERED = 1_024
+"""Callers whose answers are remembered."""
+
 MOST_QUESTIONS = 64
 """Questions to Milvus at the same time, one for each caller; further ones wait."""
 

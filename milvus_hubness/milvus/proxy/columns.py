@@ -169,6 +169,7 @@ def joined(answers: Sequence[Any]) -> Any:
                 _extend(column_named(columns, column.field_name) or columns.add(), column)
             other.ClearField(name)
 
+        # `MergeFrom` joins all lists that are left, and replaces single values.
         other.ClearField("output_fields")
         other.num_queries += first.num_queries
         other.top_k = max(first.top_k, other.top_k)
@@ -181,10 +182,10 @@ def _extend(column: Any, other: Any) -> None:
     """Add the rows of another column. Protobuf joins lists when it merges, but replaces bytes."""
     has_vectors = "vectors" in column.DESCRIPTOR.fields_by_name and column.HasField("vectors")
     kind = column.vectors.WhichOneof("data") if has_vectors else None
-    before = getattr(column.vectors, kind) if kind in _BYTES_PER_NUMBER else b""
+    first_bytes = getattr(column.vectors, kind) if kind in _BYTES_PER_NUMBER else b""
     column.MergeFrom(other)
     if kind in _BYTES_PER_NUMBER:
-        setattr(column.vectors, kind, before + getattr(other.vectors, kind))
+        setattr(column.vectors, kind, first_bytes + getattr(other.vectors, kind))
 
 
 def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
@@ -208,6 +209,7 @@ def pick(results: Any, chosen: Sequence[Any]) -> None:
     """Reduce a SearchResultData to these of its rows,
     by query, with the scores of the hits, in place.
     """
+    # `hits_of` has numbered the rows of the columns.
     rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)
     results.num_queries = len(chosen)

@@ -41,6 +41,8 @@ def release(error: BaseException) -> None:
 
 
 LOG_SECONDS = 10.0
+"""The time over which lines are counted."""
+
 MOST_LINES = 5
 """Lines in LOG_SECONDS; a caller decides how many calls fail."""
 

@@ -121,12 +121,12 @@ class Intake:
 
         self._add(user, size)
 
-    def take_answer(self, user: Metadata, size: int, own: int) -> None:
-        """Count an answer to a call that holds `own` bytes. Raises CallEnded.
+    def take_answer(self, user: Metadata, size: int, held_by_call: int) -> None:
+        """Count an answer to a call that holds that many bytes. Raises CallEnded.
 
         Where nothing else is held, an answer of any size is passed on.
         """
-        if self._total > own and self._total + size > self._budget:
+        if self._total > held_by_call and self._total + size > self._budget:
             raise _exhausted("all users have", self._total, size, self._budget)
 
         self._add(user, size)
@@ -198,7 +198,7 @@ class Held:
     def count_answer(self, answer: bytes) -> None:
         """Count an answer of Milvus, which may be larger than any request. Raises CallEnded."""
         if len(answer) > self._intake.large:
-            self._intake.take_answer(self._user, len(answer), own=self.size)
+            self._intake.take_answer(self._user, len(answer), held_by_call=self.size)
             self.size += len(answer)
 
     def count_parts(self, parts: int) -> None:
@@ -228,6 +228,7 @@ async def _in_time(read: Callable[[], Awaitable[T]], seconds: float) -> T:
             raise
 
         reason = f"the message did not arrive within {seconds:.0f} s"
+        # Not the caller's cancellation, but the timer's: the call ends with a reason.
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
     finally:
         timer.cancel()

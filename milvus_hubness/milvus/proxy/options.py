@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,8 +25,10 @@ from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_stren
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
 LAST_PORT = 65_535
+
 PING_MS = 30_000
 """Milliseconds between the pings by which a proxy finds that a client or its upstream is gone."""
+
 _PEM = re.compile(rb"^-----BEGIN [A-Z0-9 ]+-----\s*$", re.MULTILINE)
 
 MAX_ANSWER = 256 << 20
@@ -121,7 +124,9 @@ class ProxyOptions:
             if not self.upstream_tls:
                 raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
 
+            # Read here for its errors, and once more by each connection.
             self._authorities()
+
         if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
             raise InvalidParameter(
                 "max_message, max_calls and workers must be at least 1, and drain at least 0"
@@ -136,30 +141,29 @@ class ProxyOptions:
     @property
     def budget(self) -> int:
         """Bytes of large messages in memory."""
-        return (
-            MESSAGES_IN_FLIGHT * self.max_message
-            if self.max_in_flight is None
-            else self.max_in_flight
-        )
+        if self.max_in_flight is not None:
+            return self.max_in_flight
+        return MESSAGES_IN_FLIGHT * self.max_message
 
     def open_channel(self, api: Any) -> Any:
         """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`.
 
         Raises InvalidParameter.
         """
-        keepalive = (
-            LITE_KEEPALIVE
-            if is_on_this_machine(self.upstream)
-            else {"grpc.keepalive_time_ms": PING_MS}
-        )
+        keepalive: Mapping[str, int] = {"grpc.keepalive_time_ms": PING_MS}
+        if is_on_this_machine(self.upstream):
+            keepalive = LITE_KEEPALIVE
+
         options = [
             ("grpc.max_receive_message_length", self._max_answer),
             # Stored vectors are wider than the caller's. Milvus says what is too large for it.
             ("grpc.max_send_message_length", -1),
             *keepalive.items(),
+            # By default, gRPC waits up to two minutes before it tries a lost connection again.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
+            # Clients repeat calls themselves; an insert that gRPC repeats would insert twice.
             ("grpc.enable_retries", 0),
         ]
         if not self.upstream_tls:
@@ -174,8 +178,10 @@ class ProxyOptions:
             ("grpc.max_send_message_length", self._max_answer),
             ("grpc.keepalive_time_ms", PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
+            # pymilvus pings every 10 s: gRPC would end such connections for too many pings.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
+            # Without workers, a second proxy on the port is a mistake, and fails.
             ("grpc.so_reuseport", int(self.workers > 1)),
         ]
 
@@ -206,6 +212,7 @@ def expect_upstream(upstream: str) -> None:
     if match and 0 < int(match["port"]) <= LAST_PORT:
         return
 
+    # What people write in its place: an address with a scheme, a user or a path.
     scheme, _, rest = upstream.rpartition("://")
     address = _UPSTREAM.fullmatch(rest.rpartition("@")[2].partition("/")[0])
     remedy = ""

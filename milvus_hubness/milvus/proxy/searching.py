@@ -130,6 +130,7 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
 
+        # Most searches repeat a former one with other queries, and end here.
         kind = _kind_of(request, overrides)
         if direct := cached.prepared.get(kind):
             return (yield from direct(request))
@@ -400,6 +401,7 @@ def _merged_here(
             )
         metrics.append(str(metric).upper())
 
+    # Joined, all parts have one numbering of rows, so that hits of any part can be picked.
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
     hits = iter(hits_of(first.results))

@@ -243,6 +243,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             )
             outcome: Answer | Ending = Answer(bytes(content))
         except Exception as error:
+            # The frames of the error hold the request: see `release`.
             outcome = self._ended(method, error)
             if call is not None and isinstance(outcome, Ending):
                 self._forget_refused(call.heard, outcome.code)
@@ -278,7 +279,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             else:
                 operation = REWRITTEN[call.method](operations, request)
 
-            # The operation drops it earlier than this function ends.
+            # A request may be large, and the operation drops it before this function ends.
             del request
             return await call.drive(
                 operation, lambda step: session.answer(step, call.caller, pool, call.send)
@@ -491,6 +492,7 @@ class Proxy:
             maximum_concurrent_rpcs=MOST_CALLS,
         )
         address = f"{self.options.host}:{self.options.port}"
+        # Older versions of gRPC return the port 0 for a failure, newer ones raise.
         with suppress(RuntimeError):
             self.port = 0
             if self.options.tls is None:

@@ -91,6 +91,7 @@ class _RequestedWrite:
         if not states:
             return (yield Send(self._request))
 
+        # The request stays as it came: it may be written again, on another state or by rows.
         encoded = deepcopy(self._request)
         for state in states:
             is_insert = self._method == "insert"

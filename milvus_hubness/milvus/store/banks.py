@@ -37,6 +37,7 @@ from milvus_hubness.milvus.store.requests import MilvusRequests
 from milvus_hubness.milvus.store.server import in_parts, is_missing, translated
 
 QUERIES_PER_PAGE = 8_000
+"""Rows of a bank that one request reads."""
 
 LONGEST_ID = 512
 """Bytes of the id of a bank's row, and of its generation."""
@@ -252,6 +253,7 @@ class MilvusQuerySamples(OwnCollections):
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
 
+        # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self.count(samples_collection)
 
         samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")

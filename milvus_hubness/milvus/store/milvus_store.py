@@ -264,10 +264,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return MOST_HITS
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        for name, kind in milvus_schema.BIAS_FIELDS.items():
-            default = milvus_schema.NO_BIAS[kind]
+        for name, field_type in milvus_schema.BIAS_FIELDS.items():
+            # Milvus adds only nullable fields; the default keeps existing rows from being null.
+            default = milvus_schema.NO_BIAS[field_type]
             self.client.add_collection_field(
-                collection, name + suffix, kind, nullable=True, default_value=default
+                collection, name + suffix, field_type, nullable=True, default_value=default
             )
 
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
@@ -403,9 +404,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         hidden = _second_fields(source, field, suffix)
 
         reasons = milvus_schema.kind_obstacles(source.schema) + [
-            f"field {name!r} is {DataType(fields[name]['type']).name}, not {kind.name}"
-            for name, kind in hidden.items()
-            if name in fields and fields[name]["type"] != kind
+            f"field {name!r} is {DataType(fields[name]['type']).name}, not {field_type.name}"
+            for name, field_type in hidden.items()
+            if name in fields and fields[name]["type"] != field_type
         ]
         second = SECOND_VECTOR_FIELD + suffix
         stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
@@ -417,11 +418,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
         missing = [name for name in hidden if name not in fields]
         if missing and not supports(self._version, "new vector fields"):
-            kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
+            needed = [f"{name} ({field_type.name})" for name, field_type in hidden.items()]
             reasons.append(
                 f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection "
                 f"from 2.6.18 on, this is {self._version} (where several vector fields are "
-                f"allowed, make the collection with {', '.join(kinds)}, the first of {width} "
+                f"allowed, make the collection with {', '.join(needed)}, the first of {width} "
                 "dimensions)"
             )
 
@@ -523,5 +524,6 @@ def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str,
     """Return the names and types of the hidden fields:
     the augmented vector, its bias and its epoch.
     """
-    kind = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
-    return {name + suffix: kind for name, kind in {SECOND_VECTOR_FIELD: kind, **_SCALARS}.items()}
+    vector_type = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
+    types = {SECOND_VECTOR_FIELD: vector_type, **_SCALARS}
+    return {name + suffix: field_type for name, field_type in types.items()}

@@ -51,6 +51,8 @@ DEFAULT_GROUP = "__default_resource_group"
 """The resource group of replicas for which nobody has chosen another one."""
 
 GREATEST_NUMBER = 2**63 - 1
+"""The greatest key of a collection whose keys are numbers."""
+
 GREATEST_CHARACTER = "\U0010ffff"
 
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
@@ -397,11 +399,15 @@ class MilvusRequests:
     def _batch(self, schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
+        stored_vectors = [row.pop(field) for row in rows]
+        # Vectors of float32 come as arrays, those of half precision as bytes.
+        if form.dtype != "float32":
+            stored_vectors = [unpacked(stored, form.dtype) for stored in stored_vectors]
+
         vectors = np.empty((len(keys), form.width), np.float32)
-        for number, row in enumerate(rows):
-            vector = unpacked(row.pop(field), form.dtype)
+        for number, stored in enumerate(stored_vectors):
             try:
-                vectors[number] = vector
+                vectors[number] = stored
             except ValueError as error:
                 # A cutover can rename collections between the description and the query.
                 raise StoreError(

@@ -96,11 +96,6 @@ def _function_kind(function: Mapping[str, Any]) -> str:
         return "of another type"
 
 
-def function_outputs(schema: Mapping[str, Any]) -> set[str]:
-    """Return the names of the fields that the server computes."""
-    return set(computed_by(schema))
-
-
 def vector_fields(
     schema: dict[str, Any], indexes: Iterable[dict[str, Any]]
 ) -> dict[str, VectorField]:
@@ -145,7 +140,7 @@ def insertable_rows(
 
     lite: for Milvus Lite, which keeps JSON values in another way.
     """
-    computed = function_outputs(schema)
+    computed = computed_by(schema)
     fields = fields_by_name(schema)
 
     def insertable(name: str, value: Any) -> Any:
@@ -263,6 +258,8 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     """Return the reasons why the collection cannot be copied, each with a remedy."""
     reasons = kind_obstacles(source.schema)
     reasons += _field_obstacles(source, field)
+
+    # A copy must have the keys of the source: a row is compared and repaired by its key.
     if key_field(source.schema).get("auto_id") and not lite:
         reasons.append(
             f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}"
@@ -288,10 +285,10 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
     """Return the reasons why a field cannot be corrected in a copy."""
     fields = fields_by_name(source.schema)
     if field not in source.vector_fields:
-        kind = DataType(fields[field]["type"]).name if field in fields else "missing"
+        field_type = DataType(fields[field]["type"]).name if field in fields else "missing"
         dense = ", ".join(source.vector_fields) or "none"
         corrected = ", ".join(DataType(dtype).name for dtype in DTYPES)
-        return [f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})"]
+        return [f"field {field!r} is {field_type}: only {corrected} are corrected (here: {dense})"]
 
     vector = source.vector_fields[field]
     reasons = list(vector.obstacles)
@@ -323,8 +320,8 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
             "a full refresh of the copy restarts it again, and is refused without --restart-ttl"
         )
 
-    if outputs := function_outputs(source.schema):
-        remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
+    if computed := computed_by(source.schema):
+        remarks.append(f"computed by the server again, not copied: {', '.join(sorted(computed))}")
     if source.aliases:
         remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     remarks.append("grants on the source do not carry over to the copy")
@@ -474,6 +471,7 @@ def copy_properties(
     online_banks: with collections of samples of the copy's own.
     """
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
+    # These are about the source alone: its jobs, its samples, and which collection it is.
     for name in (
         DUAL_WRITE_PROPERTY,
         WRITE_INTENTS_PROPERTY,

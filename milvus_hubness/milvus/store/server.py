@@ -276,6 +276,7 @@ def translating(store: type[S]) -> type[S]:
 def _translating(method: Callable[..., T]) -> Callable[..., T]:
     @wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> T:
+        # A name, a description of a collection, or a log, which has the name of its first one.
         subject = next(iter((*args, *options.values())), "")
         name = getattr(subject, "collection", getattr(subject, "name", subject))
         with translated(name):
@@ -442,17 +443,19 @@ def _described(rule: Rule) -> str:
     return f"one of {', '.join(rule)}"
 
 
-def _validate_index_parameter(kind: str, name: str, value: Any) -> None:
+def _validate_index_parameter(index_type: str, name: str, value: Any) -> None:
     """Raise InvalidParameter unless indexes of this type take this value."""
-    parameters = INDEX_TYPES[kind].parameters
+    parameters = INDEX_TYPES[index_type].parameters
     # Every index can be memory-mapped.
     rule = BOOL if name == "mmap.enabled" else parameters.get(name)
     if rule is None:
         names = ", ".join(parameters) or "none"
-        raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
+        raise InvalidParameter(
+            f"index type {index_type} has no parameter {name!r}, it has: {names}"
+        )
 
     if not _accepts(rule, value):
-        raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
+        raise InvalidParameter(f"{name} of {index_type} must be {_described(rule)}, not {value!r}")
 
 
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
@@ -461,9 +464,9 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     Settings of the source's index are valid: its server
     has built it, and may be newer than this table.
     """
-    kind = planned.index_type
-    is_same_kind = kind == source.index_type
-    if is_same_kind and kind not in INDEX_TYPES:
+    index_type = planned.index_type
+    is_same_type = index_type == source.index_type
+    if is_same_type and index_type not in INDEX_TYPES:
         return
 
     version = version_numbers(server_version) or NEWEST
@@ -473,27 +476,27 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
         for name, index in INDEX_TYPES.items()
         if (index.on_lite if lite else index.since <= version)
     ]
-    if not is_same_kind and kind not in built:
+    if not is_same_type and index_type not in built:
         raise InvalidParameter(
-            f"index type {kind!r} is unknown to this server ({server_version}): use one of "
+            f"index type {index_type!r} is unknown to this server ({server_version}): use one of "
             f"{', '.join(built)}, or build that index on the source"
         )
 
-    parameters = INDEX_TYPES[kind].parameters
+    parameters = INDEX_TYPES[index_type].parameters
     for name, value in planned.index_params.items():
-        if is_same_kind and str(source.index_params.get(name)) == str(value):
+        if is_same_type and str(source.index_params.get(name)) == str(value):
             continue
 
-        _validate_index_parameter(kind, name, value)
+        _validate_index_parameter(index_type, name, value)
 
     # Older Milvus servers lack some defaults; the source's index was built with what it needs.
-    if is_same_kind or lite:
+    if is_same_type or lite:
         return
 
     for name, rule in parameters.items():
-        since = NEWEST if (kind, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
+        since = NEWEST if (index_type, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
         if version < since and name not in planned.index_params:
             raise InvalidParameter(
-                f"index type {kind} needs {name} on this server ({server_version}): give "
+                f"index type {index_type} needs {name} on this server ({server_version}): give "
                 f"{_described(rule)} with --index-param {name}=…"
             )

@@ -215,6 +215,7 @@ class MilvusWriteIntents(MilvusRequests):
         return True
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
+        # Clients stop noting before the notes go.
         self.write_property(collection, WRITE_INTENTS_PROPERTY, None)
         if self.exists(intent_log.collection) and self.exists(intent_log.rows):
             # "~" sorts after every digit.
@@ -273,6 +274,7 @@ class MilvusWriteIntents(MilvusRequests):
                     f"{collection!r} exists and is not a write-intent log: rename it"
                 )
 
+            # From here on no job takes the log, so that a late request to drop it does no harm.
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
 
         check()
@@ -320,6 +322,9 @@ class MilvusWriteIntents(MilvusRequests):
             last_name = names[-1]
             notes = self._query(intent_log.collection, is_one_of("name", names), ["name"])
             without_note = {str(name) for name in names} - {note["name"] for note in notes}
+
+            # A row is stored before its note, so one look proves nothing: only rows that lacked a
+            # note at the last compaction too are dropped.
             self._delete_in(intent_log.rows, NAME_FIELD, sorted(without_note & unused))
             newly_unused |= without_note - unused
 
@@ -342,8 +347,8 @@ class MilvusWriteIntents(MilvusRequests):
 
         replayed = []
         for partition, notes_of_partition in by_partition.items():
-            for part in in_parts(notes_of_partition):
-                replayed += self._replay(collection, schema, intent_log, part, partition)
+            for some_notes in in_parts(notes_of_partition):
+                replayed += self._replay(collection, schema, intent_log, some_notes, partition)
         return replayed
 
     def _replay(
@@ -366,6 +371,7 @@ class MilvusWriteIntents(MilvusRequests):
         keys = [note.key for note in notes]
         stored_rows = self._by_value(collection, schema, key_field, keys, within)
 
+        # A write that the collection still shows needs no replay, which would be a write itself.
         undone_writes = [
             note
             for note in notes
@@ -435,7 +441,7 @@ def _rows_schema(source: CollectionInfo) -> CollectionSchema:
         "is_partition_key": False,
         "is_clustering_key": False,
     }
-    computed = milvus_schema.function_outputs(source.schema)
+    computed = milvus_schema.computed_by(source.schema)
     fields = [
         {**field, **no_key} for field in source.schema["fields"] if field["name"] not in computed
     ]
@@ -446,7 +452,7 @@ def _rows_schema(source: CollectionInfo) -> CollectionSchema:
 def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
     """Return an index for each vector field: FLAT if it is dense, or else that of the source."""
     types = {field["name"]: field["type"] for field in schema["fields"]}
-    computed = milvus_schema.function_outputs(schema)
+    computed = milvus_schema.computed_by(schema)
 
     params = MilvusClient.prepare_index_params()
     for index in indexes:

@@ -27,8 +27,9 @@ class CachedState:
     """The state of a collection, as a client last read it."""
 
     name: str
-    """The real name while writes go to a copy or to a write-intent log as well, else possibly an
-    alias."""
+    """The real name while writes go to a copy or to a
+    write-intent log as well, else possibly an alias.
+    """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The stored dimensions of dense vectors, by name."""

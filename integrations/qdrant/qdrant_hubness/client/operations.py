@@ -1,5 +1,6 @@
-"""The operations of both clients, sync and async. No I/O: see `Operation` in
-milvus_hubness.extending."""
+"""The operations of both clients, sync and async.
+No I/O: see `Operation` in milvus_hubness.extending.
+"""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED, Uncopied
 
 Named = tuple[str | None, str, Any]
-"""A point that a query names: its collection, None for the searched one; the name of the vector;
-the id."""
+"""A point that a query names: its collection, None
+for the searched one; the name of the vector; the id.
+"""
 Vectors = Mapping[Named, Floats]
 """The user's vectors (d,) of such points."""
 

@@ -1,5 +1,6 @@
-"""The cached states of collections, and their banks. No I/O: see `Operation` in
-milvus_hubness.extending."""
+"""The cached states of collections, and their banks.
+No I/O: see `Operation` in milvus_hubness.extending.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +48,9 @@ Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
 LONGEST_WAIT = 60.0
-"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to
-the user's."""
+"""Longest wait of a client for a rate of strict mode,
+in seconds, for one request that it adds to the user's.
+"""
 NOTHING = CachedState("")
 
 

@@ -46,11 +46,12 @@ KEEPS_METADATA = (1, 16)
 OLDEST_SERVER = (1, 10)
 """The version from which servers have the query API, by which all searches are sent."""
 FORMULAS = (1, 14)
-"""The version from which a query can have a formula, which subtracts biases that are in
-payloads."""
+"""The version from which a query can have a formula, which subtracts biases that are in payloads.
+"""
 FAILURES = (ApiException, QdrantException, grpc.RpcError, ValueError, KeyError, RuntimeError)
-"""The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for
-points."""
+"""The exceptions of qdrant-client. Its local mode
+raises plain ValueErrors, and KeyErrors for points.
+"""
 GATEWAY_ERRORS = {502, 503, 504}
 """Status codes of a proxy in front of a server that does not answer."""
 DENIED = {401, 403}

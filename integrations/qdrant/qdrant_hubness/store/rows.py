@@ -38,7 +38,8 @@ UNNAMED = ""
 SERVER_UNITS = 2
 LOCAL_UNITS = 64
 """Units in the last place by which normalisation may change the numbers of a vector. A server
-normalises on a write, the local mode again in every search."""
+normalises on a write, the local mode again in every search.
+"""
 UNIT_LENGTH = 1e-6
 """Tolerance of the length of unit vectors."""
 

@@ -1,5 +1,6 @@
-"""The size of requests: how many bytes a value takes as JSON, and parts that a server takes. No
-I/O."""
+"""The size of requests: how many bytes a value takes
+as JSON, and parts that a server takes. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from qdrant_client import models
 T = TypeVar("T")
 
 BYTES_PER_NUMBER = 22
-"""Bytes of a number of a vector: a float32 as a double has up to 17 digits, and a sign, a point and
-an exponent."""
+"""Bytes of a number of a vector: a float32 as a double
+has up to 17 digits, and a sign, a point and an exponent.
+"""
 BYTES_PER_ITEM = 3
 """Bytes around an item of a list or a dictionary: separators and brackets."""
 POINT_BYTES = 100

@@ -12,7 +12,8 @@ from qdrant_hubness.store.limits import UNLIMITED, Limits
 COPY_CONDITIONS = 1
 ENABLED_CONDITIONS = 2
 """Conditions of the filter for points without a bias: an enabled collection also looks for points
-without a mark."""
+without a mark.
+"""
 
 
 def obstacles(
