@@ -60,7 +60,7 @@ def count_parts(descriptor: Any, data: bytes, most: int) -> int:
 
     Counts up to where the message is malformed: there parsing ends too.
     """
-    # One loop without calls: of a large message it takes a second as it is. `outer` has the
+    # One loop with few calls: of a large message it takes long as it is. `outer` has the
     # messages that are entered and not yet over.
     parts = 0
     fields = _fields_of(descriptor)

@@ -20,6 +20,7 @@ DISTANCES = {
     "IP": models.Distance.DOT,
     "L2": models.Distance.EUCLID,
 }
+"""The user's distances. The corrected copy has Dot, whichever it is."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class CachedState:
 
     @cached_property
     def hidden(self) -> frozenset[str]:
-        """Return the hidden keys of payloads."""
+        """The keys of payloads that users do not see."""
         names = set(self.payload_keys)
         for state in self.states.values():
             names.update(state.codec.hidden_fields)
@@ -66,7 +67,7 @@ class CachedState:
 
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
-        """Return the states whose biases are in the vectors."""
+        """The states whose biases are in the vectors."""
         return {
             name: state for name, state in self.states.items() if not state.codec.leaves_vectors
         }

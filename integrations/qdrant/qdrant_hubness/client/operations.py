@@ -135,6 +135,7 @@ class Operations(Writing):
             sent = []
             decodings = []
             for request in requests:
+                # Candidates up to the end of the page.
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
                     collection, rewriting, request, most
@@ -260,6 +261,7 @@ class Operations(Writing):
     def _diverse(
         self, collection: str, cached: CachedState, decoding: Decoding, hits: list[Any]
     ) -> Operation[list[Any]]:
+        """Return the points of an answer, chosen by MMR if the query asked for that."""
         mmr = decoding.mmr
         if mmr is None or not hits:
             return hits

@@ -24,7 +24,9 @@ SELECTORS = {
     "delete_vectors": "points",
 }
 """The argument that selects the points of a method, by ids or by a filter."""
+
 _CONDITIONS = ("update_filter", "update_mode")
+"""The arguments by which a write leaves some of its points out."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,12 @@ def merged(vectors: dict[str, Any]) -> Any:
 
 def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
     """Return the operations of batch_update_points as calls."""
-    return [Call(method, {**own, **options}) for method, own in map(_call_of, operations)]
+    calls = map(_call_of, operations)
+    return [Call(method, {**arguments, **options}) for method, arguments in calls]
 
 
 def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
+    """Return the method that does as an operation of batch_update_points, and its arguments."""
     request: Any
     if isinstance(operation, models.UpsertOperation):
         request = operation.upsert
@@ -194,6 +198,7 @@ def _selector(request: Any) -> Any:
 
 
 def _further(request: Any, *names: str) -> dict[str, Any]:
+    """Return those of the named arguments that are set, and the shard key."""
     options = {name: getattr(request, name, None) for name in names}
     options["shard_key_selector"] = getattr(request, "shard_key", None)
     return {name: value for name, value in options.items() if value is not None}

@@ -30,11 +30,15 @@ Named = tuple[str | None, str, Any]
 """A point that a query names: its collection, None
 for the searched one; the name of the vector; the id.
 """
+
 Vectors = Mapping[Named, Floats]
 """The user's vectors (d,) of such points."""
 
 DEFAULT_LIMIT = 10
+"""Points of an answer to a request that names no limit, as on the server."""
+
 _AVERAGES = (None, models.RecommendStrategy.AVERAGE_VECTOR)
+"""The strategies that search for one vector, which the client can compute itself."""
 
 
 def is_id(value: Any) -> bool:
@@ -86,8 +90,10 @@ def points_named(request: Any, cached: CachedState) -> set[Named]:
     points: set[Named] = set()
     if (request.using or UNNAMED) in cached.in_vectors or request.lookup_from is not None:
         collection, field = _source_of(request)
-        points = {(collection, field, _id(part)) for part in _inputs(request.query) if is_id(part)}
-    return points.union(*(points_named(part, cached) for part in prefetches(request)))
+        points = {
+            (collection, field, _id(value)) for value in _inputs(request.query) if is_id(value)
+        }
+    return points.union(*(points_named(prefetch, cached) for prefetch in prefetches(request)))
 
 
 def _source_of(request: Any) -> tuple[str | None, str]:
@@ -104,7 +110,9 @@ def _source_of(request: Any) -> tuple[str | None, str]:
 def prefetches(request: Any) -> list[Any]:
     """Return the prefetches of a request or of a prefetch."""
     inner = request.prefetch
-    return [] if inner is None else list(inner) if isinstance(inner, Sequence) else [inner]
+    if inner is None:
+        return []
+    return list(inner) if isinstance(inner, Sequence) else [inner]
 
 
 @dataclass(frozen=True)
@@ -333,6 +341,8 @@ class Rewriting:
         def resolved(value: Any) -> Any:
             if not is_id(value):
                 return value
+
+            # Qdrant leaves the points out that a query names. It no longer sees their ids.
             if collection is None:
                 excluded.append(_id(value))
             return self.vectors[collection, field, _id(value)]
@@ -394,6 +404,7 @@ class Rewriting:
             limit=max(most, state.codec.candidates),
             lookup_from=request.lookup_from,
         )
+        # A point without a bias in its payload counts as one with the mean bias, 0.
         field = state.codec.slot_field(self._profile(state).slot) or ""
         formula = models.SumExpression(sum=["$score", models.MultExpression(mult=[-weight, field])])
         changed = {

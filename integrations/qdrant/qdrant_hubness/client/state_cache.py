@@ -47,11 +47,15 @@ T = TypeVar("T")
 Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
+"""Rows of a bank that one request reads."""
+
 LONGEST_WAIT = 60.0
 """Longest wait of a client for a rate of strict mode,
 in seconds, for one request that it adds to the user's.
 """
+
 NOTHING = CachedState("")
+"""The state of a collection that does not exist."""
 
 
 class StateCache:
@@ -250,8 +254,9 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (helper.collection,))
         except FAILURES as error:
+            # The request that follows reports a missing log.
             if is_missing(error):
-                return  # The request that follows reports it.
+                return
 
             raise
 
@@ -298,6 +303,7 @@ class StateCache:
         biases = np.zeros((len(vectors), state.slots), np.float32)
         computed: dict[int, Floats] = {}
         for slot, profile in profile_of_slot.items():
+            # The two slots of a profile have one bias, which is computed once.
             if id(profile) not in computed:
                 computed[id(profile)] = yield from self._biases(collection, state, profile, vectors)
             biases[:, slot] = computed[id(profile)]
@@ -326,13 +332,13 @@ class StateCache:
     def _bank(
         self, collection: str, state: CollectionState, profile: Profile
     ) -> Operation[CachedBank]:
-        place = (collection, state.field, profile.slot)
-        cached = self._banks.get(place, profile)
+        name = (collection, state.field, profile.slot)
+        cached = self._banks.get(name, profile)
         if cached is not None:
             return cached
 
         bank = yield from self._load_bank(profile)
-        return self._banks.keep(place, profile, bank)
+        return self._banks.keep(name, profile, bank)
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank

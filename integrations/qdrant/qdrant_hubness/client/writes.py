@@ -54,13 +54,18 @@ from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
+
 IDS_PER_REQUEST = 1_000
 """Most ids in one request."""
 
 REQUEST_BYTES = 24_000_000
 """Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
+
 _IN_PARALLEL = ("parallel", "method", "max_retries")
+"""Options of an upload about processes, which a client with caches does not start."""
+
 Columns = dict[str, Any]
+"""Fields of a payload that hold biases."""
 
 _log = logger_of("qdrant_hubness")
 
@@ -99,8 +104,8 @@ class Writing(StateCache):
             name: value for name, value in options.items() if name not in _IN_PARALLEL
         }
         remaining = iter(points)
-        while part := list(islice(remaining, batch_size)):
-            yield from self.write(collection, [Call("upsert", {"points": part, **upsert_options})])
+        while batch := list(islice(remaining, batch_size)):
+            yield from self.write(collection, [Call("upsert", {"points": batch, **upsert_options})])
 
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         # A copy and a write-intent log get points by their ids, after the write was carried out.
@@ -139,21 +144,25 @@ class Writing(StateCache):
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
 
-        left = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
+        # Sizes are estimates: a part that is too large all the same is halved.
+        waiting = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
         done = 0
         result: Any = None
-        while left:
-            part = left.pop(0)
-            one = call if len(part) == len(items) else call.about(part)
+        while waiting:
+            some_items = waiting.pop(0)
+            request = call if len(some_items) == len(items) else call.about(some_items)
             try:
+                # The first request is the user's own, and fails as such. The others are added.
                 if done:
-                    result = yield from self.patiently(collection, one.method, **one.options)
+                    result = yield from self.patiently(
+                        collection, request.method, **request.options
+                    )
                 else:
-                    result = yield Ask(one.method, (collection,), one.options)
+                    result = yield Ask(request.method, (collection,), request.options)
             except FAILURES as error:
-                if is_too_large(error) and len(part) > 1:
-                    middle = len(part) // 2
-                    left[:0] = [part[:middle], part[middle:]]
+                if is_too_large(error) and len(some_items) > 1:
+                    middle = len(some_items) // 2
+                    waiting[:0] = [some_items[:middle], some_items[middle:]]
                     continue
 
                 # Nothing was written yet: the caller gets Qdrant's error as it is.
@@ -167,7 +176,7 @@ class Writing(StateCache):
                 partial.row_count = done
                 raise partial from error
 
-            done += len(part)
+            done += len(some_items)
 
         return result
 
@@ -385,8 +394,9 @@ class Writing(StateCache):
 
         yield from self.expect_log(cached, intent_log)
         try:
-            for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
-                yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
+            # Acknowledged before the write is made: a job that undoes it must find the note.
+            for some_notes in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
+                yield from self.divided(intent_log.collection, "upsert", some_notes, {"wait": True})
         except FAILURES as error:
             # Assumes that some notes may exist: a refresh may then make this write, which the
             # caller has to repeat.
@@ -444,20 +454,20 @@ class Writing(StateCache):
     def _copy_points(self, cached: CachedState, copy: str, ids: list[Key]) -> Operation[None]:
         target = yield from self.cached_state(copy)
         size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
-        for part in parts(list(dict.fromkeys(ids)), size):
-            before: dict[Key, Any] | None = None
+        for some_ids in parts(list(dict.fromkeys(ids)), size):
+            copied: dict[Key, Any] | None = None
             for _ in range(DUAL_WRITE_ROUNDS):
                 options = {"with_payload": True, "with_vectors": True}
-                read = yield from self.divided(cached.name, "retrieve", part, options)
+                read = yield from self.divided(cached.name, "retrieve", some_ids, options)
                 now = {record.id: record for record in read}
                 # Two equal reads: nobody changed the points while they were copied.
-                if now == before:
+                if now == copied:
                     break
 
-                before = now
+                copied = now
                 yield from self._put(cached, target, copy, list(now.values()))
 
-                missing = [id for id in part if id not in now]
+                missing = [id for id in some_ids if id not in now]
                 if missing:
                     selector = models.PointIdsList(points=missing)
                     yield from self.patiently(copy, "delete", selector, wait=True)
@@ -487,8 +497,9 @@ class Writing(StateCache):
                 )
             )
 
-        for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
-            yield from self.divided(copy, "upsert", part, {"wait": True})
+        rows = target.limits.rows_per_write
+        for some_points in in_parts(points, rows=rows, most_bytes=REQUEST_BYTES):
+            yield from self.divided(copy, "upsert", some_points, {"wait": True})
 
 
 def _points_of(call: Call) -> list[Any]:

@@ -42,14 +42,19 @@ from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 Of = TypeVar("Of", bound="QdrantPoints")
 T = TypeVar("T")
 Change = TypeVar("Change")
+
 NUMBERS = "numbers"
 UUIDS = "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
+"""The partitions of every collection, in the order in which Qdrant pages through them."""
+
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
 LAST_UUID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 LAST_NUMBER = 2**64 - 1
 
 KEYS_PER_PAGE = 10_000
+"""Ids that one request returns or deletes."""
+
 REQUEST_BYTES = 8_000_000
 """Bytes of JSON in one request or answer; a server takes 32 MB by default."""
 ROW_BYTES = 512
@@ -151,6 +156,7 @@ class QdrantPoints:
             if len(items) == 1:
                 raise _unsendable(items[0], error) from error
 
+        # Of a list of answers the caller gets one list; of acknowledgements, the last one.
         middle = len(items) // 2
         answers = [
             self.ask(method, collection, **options | {argument: half})
@@ -189,6 +195,7 @@ class QdrantPoints:
             alias = self._fences.alias_of(collection) or ""
         if alias == collection:
             alias = ""
+
         try:
             with translated(collection, alias):
                 yield alias or collection
@@ -327,11 +334,11 @@ class QdrantPoints:
             return len(batch) - len(gone)
 
         payloads = [
-            (key, {n: row[n] for n in columns})
+            (key, {name: row[name] for name in columns})
             for key, row in zip(batch.keys, batch.rows, strict=True)
         ]
-        for part in self._parts(payloads, form.limits):
-            gone |= self._set_payloads(collection, dict(part))
+        for some_payloads in self._parts(payloads, form.limits):
+            gone |= self._set_payloads(collection, dict(some_payloads))
         return len(batch) - len(gone)
 
     def update(
@@ -349,8 +356,8 @@ class QdrantPoints:
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """As Store.delete."""
         for start in range(0, len(keys), KEYS_PER_PAGE):
-            part = models.PointIdsList(points=list(keys[start : start + KEYS_PER_PAGE]))
-            self.ask("delete", collection, points_selector=part, **SURE)
+            selector = models.PointIdsList(points=list(keys[start : start + KEYS_PER_PAGE]))
+            self.ask("delete", collection, points_selector=selector, **SURE)
 
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector
@@ -410,11 +417,10 @@ class QdrantPoints:
         records: list[Any] = []
         rows = self._rows_per_request(form)
         for start in range(0, len(keys), rows):
-            part = list(keys[start : start + rows])
             records += self.ask(
                 "retrieve",
                 collection,
-                ids=part,
+                ids=list(keys[start : start + rows]),
                 with_payload=True,
                 with_vectors=True,
                 **self._reads,
@@ -545,24 +551,24 @@ class QdrantPoints:
         return {record.id for record in records}
 
     def _update_vectors(self, collection: str, points: Sequence[models.PointVectors]) -> set[Key]:
-        def send(part: list[models.PointVectors]) -> None:
-            self.ask("update_vectors", collection, points=part, **SURE)
+        def send(some_points: list[models.PointVectors]) -> None:
+            self.ask("update_vectors", collection, points=some_points, **SURE)
 
         return self._until_acknowledged(collection, {point.id: point for point in points}, send)
 
     def _set_payload(
         self, collection: str, payload: dict[str, Any], keys: Sequence[Key]
     ) -> set[Key]:
-        def send(part: list[Key]) -> None:
-            self.ask("set_payload", collection, payload=payload, points=part, **SURE)
+        def send(some_keys: list[Key]) -> None:
+            self.ask("set_payload", collection, payload=payload, points=some_keys, **SURE)
 
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
     def _delete_payload(
         self, collection: str, names: Sequence[str], keys: Sequence[Key]
     ) -> set[Key]:
-        def send(part: list[Key]) -> None:
-            self.ask("delete_payload", collection, keys=list(names), points=part, **SURE)
+        def send(some_keys: list[Key]) -> None:
+            self.ask("delete_payload", collection, keys=list(names), points=some_keys, **SURE)
 
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
@@ -577,8 +583,8 @@ class QdrantPoints:
             for key, payload in payloads.items()
         }
 
-        def send(part: list[models.SetPayloadOperation]) -> None:
-            self.ask("batch_update_points", collection, update_operations=part, **SURE)
+        def send(some_operations: list[models.SetPayloadOperation]) -> None:
+            self.ask("batch_update_points", collection, update_operations=some_operations, **SURE)
 
         return self._until_acknowledged(collection, operations, send)
 

@@ -13,14 +13,19 @@ from qdrant_hubness.store.requests import is_local, is_missing, keeps_metadata, 
 
 STATES = "hubness_state"
 """The collection that holds the properties of all others, on servers without metadata."""
+
 PREFIX = "hubness"
+"""With this begin the properties of this package, among the user's own metadata."""
+
 PAYLOAD_KEYS = "hubness_payload_keys"
 """The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
 
 It is written before the first key, and stays until a job has deleted all of them: a collection
 state comes later and goes sooner.
 """
+
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
+"""The namespace of `point_id`: with another one, nothing that was stored is found again."""
 
 
 def point_id(text: str) -> str:
@@ -54,11 +59,11 @@ class Properties:
 
         if not points:
             return {}
-
         return dict((points[0].payload or {})["properties"])
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
         """Change these properties; the others stay."""
+        # Both kinds of request change single keys, so jobs and clients do not undo each other.
         with turn(self._client), translated(name):
             if self.in_metadata:
                 self._client.update_collection(name, metadata=dict(changed))

@@ -43,18 +43,25 @@ T = TypeVar("T")
 
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""
+
 OLDEST_SERVER = (1, 10)
 """The version from which servers have the query API, by which all searches are sent."""
+
 FORMULAS = (1, 14)
 """The version from which a query can have a formula, which subtracts biases that are in payloads.
 """
+
 FAILURES = (ApiException, QdrantException, grpc.RpcError, ValueError, KeyError, RuntimeError)
 """The exceptions of qdrant-client. Its local mode
 raises plain ValueErrors, and KeyErrors for points.
 """
+
 GATEWAY_ERRORS = {502, 503, 504}
 """Status codes of a proxy in front of a server that does not answer."""
+
 DENIED = {401, 403}
+"""Status codes of a key that is missing, wrong, or may not do this."""
+
 LONGEST_TEXT = 500
 """Most characters of a server's text that a message shows."""
 
@@ -68,10 +75,15 @@ _SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _DENIED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 _ADVICE = re.compile(r"\.?\s*(Help|Hint): .*|, please try to split your request\.?", re.DOTALL)
 """What a server's text advises: a parameter of a request, which no user of a job sets."""
+
 _STRICT_MODE = re.compile(r"\. Help: |rate limit|Exact search disabled")
+"""How the texts of refusals by strict mode read."""
+
 _NO_COLLECTION = re.compile(
     r"(collection|alias)\b.*(doesn't exist|does not exist|not found)", re.IGNORECASE | re.DOTALL
 )
+
+# One lock for each database of the local mode, however many clients and stores share it.
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
@@ -268,8 +280,8 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
         remedy = f": raise that limit in the strict mode of {collection!r}, with update_collection"
-    kind = TooLarge if is_too_large(error) else StoreError
-    return kind(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
+    error_type = TooLarge if is_too_large(error) else StoreError
+    return error_type(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
 
 
 class TooLarge(StoreError):

@@ -33,13 +33,16 @@ from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
 OTHER_VECTOR = "hubness_vector/"
 """Beginning of the fields of a row that hold its other vectors; their names follow."""
+
 UNNAMED = ""
 """Qdrant's name for the single vector of a collection without vector names."""
+
 SERVER_UNITS = 2
 LOCAL_UNITS = 64
 """Units in the last place by which normalisation may change the numbers of a vector. A server
 normalises on a write, the local mode again in every search.
 """
+
 UNIT_LENGTH = 1e-6
 """Tolerance of the length of unit vectors."""
 

@@ -27,11 +27,13 @@ METRICS = {
     models.Distance.EUCLID: "L2",
 }
 """The distances that can be corrected, and the metrics of the layout."""
+
 DTYPES: dict[Any, Dtype] = {
     None: "float32",
     models.Datatype.FLOAT32: "float32",
     models.Datatype.FLOAT16: "float16",
 }
+"""The types of numbers that can be corrected; None is the server's default."""
 
 Described = models.CollectionInfo
 Params = models.VectorParams
@@ -96,8 +98,8 @@ def width_multiple(field: VectorField) -> int:
 def quantization(source: CollectionInfo, field: str) -> Any:
     """Return the quantization of the vector, its own or the collection's; None without any."""
     described: Described = source.schema["described"]
-    own = dense(described)[field].quantization_config
-    return own if own is not None else described.config.quantization_config
+    of_vector = dense(described)[field].quantization_config
+    return of_vector if of_vector is not None else described.config.quantization_config
 
 
 def bias_spread(source: CollectionInfo, field: str) -> int:
@@ -258,6 +260,7 @@ def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str,
     """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
     carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
+    # These are about the source alone: its jobs, and which collection it is.
     for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, IDENTITY_PROPERTY):
         carried.pop(name, None)
     return carried

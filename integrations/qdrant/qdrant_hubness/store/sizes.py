@@ -98,16 +98,16 @@ def in_parts(items: Sequence[T], *, rows: int, most_bytes: int) -> Iterator[list
 
 
 def _parts_by_bytes(items: Sequence[T], most_bytes: int) -> Iterator[list[T]]:
-    part: list[T] = []
-    part_bytes = 0
+    request: list[T] = []
+    request_bytes = 0
     for item in items:
         item_bytes = json_bytes(item)
-        if part and part_bytes + item_bytes > most_bytes:
-            yield part
-            part = []
-            part_bytes = 0
-        part.append(item)
-        part_bytes += item_bytes
+        if request and request_bytes + item_bytes > most_bytes:
+            yield request
+            request = []
+            request_bytes = 0
+        request.append(item)
+        request_bytes += item_bytes
 
-    if part:
-        yield part
+    if request:
+        yield request

@@ -47,11 +47,15 @@ from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 40_000_000
 """Bytes of a chunk of points, as JSON."""
+
 FEWEST_CHUNK_ROWS = 16
 MOST_CHUNK_ROWS = 2_000
+
 SIZED_POINTS = 8
 """Points of each kind of id from which the size of a collection's points is estimated."""
+
 QUERIES_PER_REQUEST = 200
+
 BIAS_METRICS = {"COSINE", "IP"}
 """Metrics from whose score a formula can subtract a bias."""
 
@@ -232,8 +236,10 @@ class QdrantStore(QdrantWriteIntents):
         )
         keys: list[list[Key]] = []
         for start in range(0, len(requests), size):
-            part = requests[start : start + size]
-            answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
+            some_requests = requests[start : start + size]
+            answers = self.ask(
+                "query_batch_points", collection, requests=some_requests, **self._reads
+            )
             keys += [[point.id for point in answer.points] for answer in answers]
 
         return keys
@@ -401,6 +407,7 @@ class QdrantStore(QdrantWriteIntents):
         self.properties.alter(self._real_name(collection), {name: text})
 
     def drop(self, collection: str) -> None:
+        # Its properties go last: without them, a collection would look like an ordinary one.
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
 
@@ -408,6 +415,7 @@ class QdrantStore(QdrantWriteIntents):
         return self._behind(alias)
 
     def point_alias(self, alias: str, collection: str) -> None:
+        # Both changes go in one request, which the server carries out in one step.
         changes: list[models.AliasOperations] = [create_alias(alias, collection)]
         if self._behind(alias):
             changes.insert(0, drop_alias(alias))

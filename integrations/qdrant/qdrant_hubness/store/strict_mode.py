@@ -40,6 +40,7 @@ def obstacles(
         why = f"{keys} more payload index{'es' * (keys != 1)} would make {indexed}"
         reasons.append(_reason("max_payload_index_count", limits.indexes, why))
 
+    # A copy has the vectors of the source, of which one is wider.
     dense = schema.dense(described)
     if width and field in dense:
         sizes = {name: params.size for name, params in dense.items()} | {field: width}
@@ -65,6 +66,7 @@ def _reason(name: str, limit: int, why: str) -> str:
 def _links(described: Any, params: models.VectorParams) -> int | None:
     """Return the m of a vector's graph, which 0 turns off."""
     for config in (params.hnsw_config, described.config.hnsw_config):
+        # A vector's own setting comes first.
         if config is not None and config.m is not None:
             return int(config.m)
     return None
@@ -72,6 +74,7 @@ def _links(described: Any, params: models.VectorParams) -> int | None:
 
 def remarks(described: Any, points: int) -> list[str]:
     """Return remarks about limits that make a copy slow."""
+    # Other limits cost a job nothing: it asks for less at once.
     limits = Limits.of(described)
     if limits.writes_per_minute == UNLIMITED or not points:
         return []

@@ -45,6 +45,7 @@ FIELDS_PROPERTY = "hubness_write_intents_fields"
 """The vectors whose notes a log takes, as a JSON list."""
 
 _KEYS_PER_REQUEST = 500
+"""Points, and notes, that one request reads: each comes with its vectors."""
 
 
 def vector_name(field: str) -> str:
@@ -97,6 +98,7 @@ class QdrantWriteIntents(QdrantBanks):
 
         Clients with an outdated state find no log, and read the state again.
         """
+        # Clients that read the state from here on note nothing more.
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
@@ -153,6 +155,7 @@ class QdrantWriteIntents(QdrantBanks):
             for noted in self._lines(intent_log, keys):
                 state = states.get(noted.payload["field"])
                 record = present.get(noted.payload["key"])
+                # Deleted, or no longer corrected: there is nothing that a job could have undone.
                 if state is None or record is None:
                     continue
                 if self._holds(record, noted, state, described):
@@ -168,9 +171,9 @@ class QdrantWriteIntents(QdrantBanks):
         lines: list[Any] = []
         size = min(_KEYS_PER_REQUEST, self._limits(intent_log.collection).rows_per_read)
         for start in range(0, len(ids), size):
-            part = ids[start : start + size]
+            some_ids = ids[start : start + size]
             lines += self.ask(
-                "retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads
+                "retrieve", intent_log.collection, ids=some_ids, with_vectors=True, **self._reads
             )
 
         return lines
