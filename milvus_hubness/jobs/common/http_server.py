@@ -147,15 +147,7 @@ class HttpServer:
         limits: HttpLimits | None = None,
     ) -> None:
         limits = limits or HttpLimits()
-        host, port = parse_address(address)
-        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.listen(BACKLOG)
-        except OSError as error:
-            self._socket.close()
-            raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+        self._socket = _listening(address)
 
         # Port 0 has become a free port, and a name an address.
         host, port = self._socket.getsockname()[:2]
@@ -176,22 +168,7 @@ class HttpServer:
         self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
         self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
 
-        config = uvicorn.Config(
-            app,
-            http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-            headers=[("Cache-Control", "no-store"), ("Connection", "close")],
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(_config(app, limits))
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name=name, daemon=True
         )
@@ -205,6 +182,40 @@ class HttpServer:
         self._thread.join()
         self._requests.close()
         self._probes.close()
+
+
+def _listening(address: str) -> socket.socket:
+    """Return a socket that listens on HOST:PORT. Raises InvalidParameter."""
+    host, port = parse_address(address)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+
+    return listening
+
+
+def _config(app: Starlette, limits: HttpLimits) -> uvicorn.Config:
+    """Return uvicorn's configuration: one request for each connection, and no log of its own."""
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        headers=[("Cache-Control", "no-store"), ("Connection", "close")],
+    )
 
 
 class _LoopbackOnly:

@@ -295,6 +295,7 @@ def plan_refresh(
         reasons.append("the gate changed")
     if needs_other_columns(store, info, state):
         reasons.append("the quantization of the vectors changed")
+
     if options.force and not reasons:
         # The only way to repair biases that something else
         # has damaged: nobody can see that they are wrong.

@@ -177,6 +177,7 @@ def _new_field(
 
     dim = int(field.params["dim"])
     dtype = milvus_schema.DTYPES[field.dtype]
+
     # Product quantisation divides a vector into m parts of one length.
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
@@ -203,6 +204,7 @@ def _new_field(
         taken_off=config.target_bank is not None,
         length_pull=milvus_schema.takes_length_pull(vector),
     )
+
     from milvus_hubness.correction.fitted import Correction, initial_state
 
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
@@ -211,6 +213,7 @@ def _new_field(
         rows = (targets or bank).vectors
         rows = rows[~layout.invalid(rows)]
         layout = with_bias_scale(layout, rows, correction.centred(rows), config.strength)
+
     state = partial(
         initial_state,
         layout,

@@ -158,16 +158,7 @@ class Searches:
         )
         rewrite = yield from self._states.rewrite(cached, state)
 
-        # The offset, the rounding and w become parts of the question.
-        further = dict(options)
-        params = dict(question.search_params or {})
-        question = replace(
-            question,
-            offset=further.pop("offset", None) or params.pop("offset", None) or 0,
-            search_params=params,
-            round_decimal=further.pop("round_decimal", -1),
-            strength=self.strength if question.strength is None else question.strength,
-        )
+        question, further = self._with_options(question, options)
         if question.ids is not None:
             vectors = yield from self.vectors(collection, cached, state, question.ids, options)
             question = replace(question, data=vectors)
@@ -194,16 +185,27 @@ class Searches:
             answer = yield from self._answered(cached, search_request, request)
             results = answer if results is None else _joined(results, answer)
 
-        if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
-            # A copy, as the caller may change its lists and dictionaries.
-            copied = copy.deepcopy(replace(question, data=()))
-            if ask := rewrite.asking(copied):
-                cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
-
+        if kind is not None and len(parts) == 1:
+            _prepare(cached, kind, rewrite, question)
+        # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            # Otherwise the queries are items of the gallery, not queries of users.
             self.sample(cached, state, question.profile, question.data)
         return results
+
+    def _with_options(
+        self, question: Question, options: Mapping[str, Any]
+    ) -> tuple[Question, dict[str, Any]]:
+        """Return the question with its offset, its rounding and w, and the other options."""
+        further = dict(options)
+        params = dict(question.search_params or {})
+        whole = replace(
+            question,
+            offset=further.pop("offset", None) or params.pop("offset", None) or 0,
+            search_params=params,
+            round_decimal=further.pop("round_decimal", -1),
+            strength=self.strength if question.strength is None else question.strength,
+        )
+        return whole, further
 
     def sample(
         self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
@@ -421,6 +423,18 @@ class Searches:
             metrics.append(str(metric).upper())
 
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+
+
+def _prepare(cached: CachedState, kind: Kind, rewrite: Rewrite, question: Question) -> None:
+    """Prepare searches of this kind, which one request answers, for as long as the state holds."""
+    if len(cached.prepared) >= MAX_PREPARED:
+        return
+
+    # A copy, as the caller may change its lists and dictionaries.
+    copied = copy.deepcopy(replace(question, data=()))
+    if ask := rewrite.asking(copied):
+        state = rewrite.state
+        cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
 
 
 def can_be_halved(data: Any) -> bool:

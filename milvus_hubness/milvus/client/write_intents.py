@@ -191,38 +191,9 @@ class WriteIntents:
     ) -> Operation[dict[Key, set[str]]]:
         """Do as `_note_updates` does, for as many rows as one request may have."""
         key_field = cached.key_field
-        partition = write.partition_name
         timeout = write.timeout
         keys = [row[key_field] for row in updates]
-
-        # The collection is read before the notes: the client that wrote a row read here has noted
-        # it before, so the notes below show it.
-        within = partition_of(intent_log, partition) or partition
-        stored_rows = yield from self._whole_rows(
-            write.collection, key_field, keys, within, timeout
-        )
-        notes = yield Ask(
-            "query",
-            (intent_log.collection, notes_filter(intent_log, keys, partition)),
-            {"output_fields": [NOTE_KEY_FIELD, "name", "changed"], "timeout": timeout, **STRONG},
-        )
-        last_names = row_names_in(intent_log, notes, keys, partition)
-        noted_rows = yield from self._whole_rows(
-            intent_log.rows,
-            NAME_FIELD,
-            [name for name in last_names.values() if name],
-            None,
-            timeout,
-        )
-
-        # An update starts from the last noted row. Without a note no job has read the stored row
-        # before a client wrote it, so that one is the base. A deleted row has none.
-        bases: dict[Key, Row | None] = {}
-        for key in keys:
-            if key in last_names:
-                bases[key] = noted_rows.get(last_names[key])
-            else:
-                bases[key] = stored_rows.get(key)
+        bases, changed_before = yield from self._bases(cached, intent_log, write, keys)
 
         with_base = [row for row in updates if bases[row[key_field]]]
         without_base = [row for row in updates if not bases[row[key_field]]]
@@ -235,12 +206,48 @@ class WriteIntents:
             yield Ask("upsert", (intent_log.rows, with_base, timeout), dict(write.options))
         yield from self._insert_rows(intent_log, without_base, timeout)
 
-        changed_before = {note["name"]: changed_in(note) for note in notes if note["name"]}
         changes: dict[Key, set[str]] = {}
         for row in updates:
-            earlier = changed_before.get(last_names.get(row[key_field], ""), ())
+            earlier = changed_before.get(row[key_field], ())
             changes[row[key_field]] = {*row, *earlier} - {NAME_FIELD, key_field}
         return changes
+
+    def _bases(
+        self, cached: CachedState, intent_log: WriteIntentLog, write: Write, keys: Sequence[Key]
+    ) -> Operation[tuple[dict[Key, Row | None], dict[Key, tuple[str, ...]]]]:
+        """Return the rows that partial updates of these keys start from, and the fields that the
+        updates noted just before change.
+        """
+        partition = write.partition_name
+        timeout = write.timeout
+
+        # The collection is read before the notes: the client that wrote a row read here has noted
+        # it before, so the notes below show it.
+        within = partition_of(intent_log, partition) or partition
+        stored_rows = yield from self._whole_rows(
+            write.collection, cached.key_field, keys, within, timeout
+        )
+        notes = yield Ask(
+            "query",
+            (intent_log.collection, notes_filter(intent_log, keys, partition)),
+            {"output_fields": [NOTE_KEY_FIELD, "name", "changed"], "timeout": timeout, **STRONG},
+        )
+        last_names = row_names_in(intent_log, notes, keys, partition)
+        names = [name for name in last_names.values() if name]
+        noted_rows = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
+
+        # An update starts from the last noted row. Without a note no job has read the stored row
+        # before a client wrote it, so that one is the base. A deleted row has none.
+        bases: dict[Key, Row | None] = {}
+        for key in keys:
+            if key in last_names:
+                bases[key] = noted_rows.get(last_names[key])
+            else:
+                bases[key] = stored_rows.get(key)
+
+        changed_in_note = {note["name"]: changed_in(note) for note in notes if note["name"]}
+        changed_before = {key: changed_in_note.get(name, ()) for key, name in last_names.items()}
+        return bases, changed_before
 
     def _whole_rows(
         self,
