@@ -1,7 +1,8 @@
-"""The names of the estimators, without their modules, which load NumPy: `--help` shows them at once.
+"""The names of the estimators, without their modules, which load NumPy: `--help` needs no more.
 
-An estimator is a class with a keyword, `class CSLS(Estimator, alias="csls")`, in a file of its own in
-`correction/estimators`, or in another package, which names it as an entry point of the group INSTALLED.
+An estimator is a class with a keyword, `class CSLS(Estimator, alias="csls")`, in a file of its
+own in `correction/estimators`, or in another package, which names it as an entry point of the
+group INSTALLED.
 """
 
 from __future__ import annotations

@@ -117,6 +117,7 @@ def reported(
     over = threading.Event()
     began = time.monotonic()
 
+    # In a thread: the block itself hangs in one request, and can say nothing.
     def report() -> None:
         seconds = policy.first_report
         while not over.wait(seconds):

@@ -42,7 +42,9 @@ class BiasedRows:
     """The rows as the database has them."""
 
     columns: Columns
-    """The same rows as the codec takes them: by field name, with the biases of a side collection."""
+    """The same rows as the codec takes them: by field name,
+    with the biases of a side collection.
+    """
 
     vectors: Floats
     """(n, d), as users see them."""

@@ -37,6 +37,7 @@ from milvus_hubness.jobs.store.protocols import Schemas, Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 COLLECTION_PREFIX = "collection:"
+"""With this begins the name of a bank that is read from a collection, not from a file."""
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:

@@ -21,6 +21,7 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 
 LEASES = "leases"
+"""The first part of the group of a collection's lease records in the ledger."""
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ def process_start(pid: int) -> str:
 
 
 LARGEST_PID = 2**31 - 1
+"""Largest process number that Linux allows."""
 
 
 class Owner(FrozenModel):

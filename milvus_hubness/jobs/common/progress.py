@@ -184,8 +184,10 @@ INSTANT = 1e-9
 """Seconds below which rounding errors of the clock count as no time."""
 
 LIMITS = ("rows_per_second", "bytes_per_second", "chunk_seconds")
+"""The names of the limits of a throttle."""
 
 Wait = Callable[[threading.Condition, float], object]
+"""Waits for a condition, at most so many seconds."""
 
 
 class Throttle:
@@ -418,7 +420,10 @@ def checked_limit(name: str, value: object) -> float | None:
 
 
 KEYS_PER_PAGE = 16_384
+"""Keys that one request returns: the most that Milvus allows."""
+
 Pages: TypeAlias = "Callable[[str | None], Iterable[list[Key]]]"
+"""Returns pages of the keys of a partition."""
 
 
 def key_pages(

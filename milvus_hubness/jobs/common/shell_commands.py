@@ -184,7 +184,7 @@ def _text(fact: Any) -> str:
 
 
 MAX_LOAD = "max-load"
-"""The reason of a pause for the load, beside the names of operators."""
+"""The reason of a pause for the load; other reasons are names of operators."""
 
 TIMEOUT_SECONDS = 30.0
 

@@ -150,7 +150,8 @@ def _enable_reranking(
             sides = capability(store, SideCollections)
             if not sides.can_hold_side(plan.source, plan.side_collection):
                 raise CollectionExists(
-                    f"collection {plan.side_collection!r} was created since this plan was made: plan again"
+                    f"collection {plan.side_collection!r} was created since this plan was made: "
+                    "plan again"
                 )
 
             if store.exists(plan.side_collection):

@@ -392,8 +392,8 @@ def _fitted(
     gallery = read_gallery(store, info, field, progress=progress)
     request.bank.expect_dim(gallery.layout.dim, "the field")
     dtype = info.vector_fields[field].dtype
-    # Also where biases leave the vectors as they are: scores that float32 cannot tell apart
-    # cannot be corrected.
+    # Also where biases leave the vectors as they are: scores that are equal in float32 cannot be
+    # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
     remarks = verdict_remarks(info, field, request.bank, is_followed=request.estimator is None)

@@ -41,6 +41,8 @@ from milvus_hubness.jobs.store.protocols import Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 MIGRATIONS = "migrations"
+"""The group of the ledger's records of migrations; a record has the name of the copy as its key."""
+
 Phase = Literal[
     "preparing",
     "copying",
@@ -250,6 +252,7 @@ def _names_of(migration: Migration) -> set[str]:
 
 
 MOST_SIMILAR = 3
+"""Most names that a message suggests for a mistyped one."""
 
 
 def _similar(name: str, migrations: Iterable[Migration]) -> str:

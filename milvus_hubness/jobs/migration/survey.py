@@ -34,7 +34,11 @@ from milvus_hubness.jobs.store.protocols import Rows, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 
-SAMPLE_ROWS = MOST_CHUNKS = 4_096
+SAMPLE_ROWS = 4_096
+"""About how many keys a survey remembers, spread evenly over all."""
+
+MOST_CHUNKS = 4_096
+"""About how many chunks a collection has at most: each has a record in the ledger."""
 
 
 def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int) -> Batch:
@@ -165,6 +169,8 @@ def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]
 
 
 ESTIMATED_ROWS = 512
+"""Rows whose read and correction are timed for the estimates."""
+
 GRAPH_INDEXES = {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
 """Index types that hold a graph; no type, too, leaves the choice to the server."""
 DEFAULT_LINKS = 30

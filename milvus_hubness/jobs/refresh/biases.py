@@ -325,8 +325,13 @@ def steady_mean(old: float, biases: Floats) -> float:
 
 
 REFRESHES = "refreshes"
+"""The group of the ledger's records of how far refreshes are."""
+
 CHUNKS_PER_RECORD = 8
+"""A record is written after so many chunks; a killed refresh repeats that many at most."""
+
 BYTES_PER_NUMBER = 4
+"""The throttle counts bytes of vectors in float32, whatever the type of the field."""
 
 
 class _Reached(FrozenModel):

@@ -157,6 +157,8 @@ class RefreshOptions:
 
 
 SPARE_BANKS = "spare banks"
+"""The group of the ledger's notes of spare bank generations, one for each collection."""
+
 _NOTED = TypeAdapter(list[BankReference])
 
 

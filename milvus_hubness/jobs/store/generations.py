@@ -74,11 +74,13 @@ BANK_PROPERTY = "hubness_bank"
 
 QUERIES = "queries"
 TARGETS = "targets"
+"""The parts of a generation; a third one may hold lists of nearest items."""
 
 LONGEST_SOURCE = 512
 """Most bytes of the name of a bank's source: the field for it is no longer."""
 
 ROWS_PER_WRITE = 2_000
+"""Rows of a bank in one request."""
 
 MOST_WRITES = 3
 """How often `save_bank` writes a generation of which it then reads back only a part."""
@@ -433,14 +435,14 @@ class BankGenerations(ABC):
         """Write the queries and targets, and delete the other `stored` rows."""
         queries = bank.queries
         rows = _bank_rows(queries, bank.potentials.tolist())
-        written = set(self._write_part(reference, QUERIES, queries.vectors, rows))
+        current = set(self._write_part(reference, QUERIES, queries.vectors, rows))
 
         targets = bank.targets
         if targets is not None:
             rows = _bank_rows(targets, [[]] * len(targets))
-            written.update(self._write_part(reference, TARGETS, targets.vectors, rows))
+            current.update(self._write_part(reference, TARGETS, targets.vectors, rows))
 
-        if excess := [key for key in stored if key not in written]:
+        if excess := [key for key in stored if key not in current]:
             self.delete(reference.collection, excess)
 
     def _write_part(

@@ -82,6 +82,7 @@ class Commands:
 
 
 ON_MILVUS = Commands()
+"""The commands for Milvus."""
 
 
 class CollectionId(FrozenModel):
@@ -120,6 +121,7 @@ class Helper:
 
     def is_derived_from(self, name: str) -> bool:
         """Whether this package would give the helper of a collection of that name this name."""
+        # The name of a log has only the beginning of a long name.
         stems = {name, name[:LONGEST_STEM]}
         return any(re.fullmatch(re.escape(stem) + self.suffix, self.collection) for stem in stems)
 

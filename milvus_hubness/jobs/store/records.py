@@ -115,12 +115,12 @@ class Verdicts(PropertyModel):
 
     def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
         """Return the verdict on this bank for this field; None if there is none."""
-        wanted = (field, bank_fingerprint)
+        subject = (field, bank_fingerprint)
         return next(
             (
                 record
                 for record in self.records
-                if (record.field, record.bank_fingerprint) == wanted
+                if (record.field, record.bank_fingerprint) == subject
             ),
             None,
         )
@@ -316,7 +316,7 @@ class CollectionInfo:
 
     def __post_init__(self) -> None:
         for state in self.states.values():
-            # Whoever may change properties or drop fields can make a state wrong:
+            # A user who may change properties or drop fields can make a state wrong:
             # jobs and clients that index by these names rely on this check.
             for missing in {state.field, state.searched_field} - self.vector_fields.keys():
                 what = described_property(state.property_name, self.name)

@@ -165,7 +165,7 @@ class Biases:
             size = 4 * state.dim * count
             if size > self._banks.budget:
                 raise BankTooLarge(
-                    f"the bank of {collection!r} has {count:,} queries, {size:,} bytes, and bank_budget is "
-                    f"{self._banks.budget:,}: refresh with a sample of the bank, give a larger budget, "
-                    'or write with bias="pending" and refresh'
+                    f"the bank of {collection!r} has {count:,} queries, {size:,} bytes, and "
+                    f"bank_budget is {self._banks.budget:,}: refresh with a sample of the bank, "
+                    'give a larger budget, or write with bias="pending" and refresh'
                 )

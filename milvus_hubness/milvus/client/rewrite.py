@@ -330,7 +330,7 @@ class Rewrite:
         return ask
 
     def scores_are_products(self, question: Question) -> bool:
-        """Whether the server's scores are those of the answer, unless the client ranks candidates."""
+        """Whether the server's scores are the answer's, unless the client ranks candidates."""
         return (
             self.codec.layout.metric != "L2"
             and question.round_decimal < 0
@@ -454,7 +454,7 @@ def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
 
 
 def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
-    """Set the uncorrected score of each hit, rounded to `round_decimal` decimals unless that is −1."""
+    """Set the uncorrected score of each hit, rounded as `rescore` does."""
     for hit, score in zip(hits, _rounded(scores, round_decimal), strict=True):
         hit[RAW_SCORE] = float(score)
 

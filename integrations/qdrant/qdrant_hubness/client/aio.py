@@ -16,7 +16,7 @@ from qdrant_hubness.store.requests import is_local
 
 
 class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
-    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is awaited."""
+    """HubnessQdrantClient for asyncio, in place of AsyncQdrantClient: every method is awaited."""
 
     def __init__(
         self,
@@ -30,6 +30,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         if client is None:
             super().__init__(*args, **kwargs)
         else:
+            # With the connections of the given client, which stays the owner.
             self.__dict__.update(client.__dict__)
             self._shared = client
 

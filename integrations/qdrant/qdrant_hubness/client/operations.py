@@ -261,7 +261,7 @@ class Operations(Writing):
     def _diverse(
         self, collection: str, cached: CachedState, decoding: Decoding, hits: list[Any]
     ) -> Operation[list[Any]]:
-        """Return the points of an answer, chosen by MMR if the query asked for that."""
+        """Return the points of an answer, chosen by MMR if the query requests that."""
         mmr = decoding.mmr
         if mmr is None or not hits:
             return hits

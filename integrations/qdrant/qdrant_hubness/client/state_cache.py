@@ -213,7 +213,7 @@ class StateCache:
         return self.with_state(collection, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
-        """Return the collection's real name, which is read only if it matters, and its properties."""
+        """Return the collection's real name, read only if it matters, and its properties."""
         if self._in_metadata is None:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
@@ -320,7 +320,7 @@ class StateCache:
     def locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats
     ) -> Operation[Floats]:
-        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
+        """Return the locality hint columns (n, c) of vectors (n, d), by the active bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)

@@ -428,7 +428,8 @@ class Writing(StateCache):
             # has now, or the write fails.
             if not dual_write.required:
                 _log.warning(
-                    "the write reached %r, but not its copy %r, which the migration repairs later: %s",
+                    "the write reached %r, but not its copy %r, which the migration repairs later: "
+                    "%s",
                     cached.name,
                     dual_write.collection,
                     error,

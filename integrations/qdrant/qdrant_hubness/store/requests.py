@@ -212,7 +212,7 @@ def keeps_metadata(version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; greater ones than any for a version that has none."""
+    """Return the first two numbers of a version; without any, a greater one than all."""
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 

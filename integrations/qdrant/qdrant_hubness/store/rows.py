@@ -92,7 +92,7 @@ class OtherVector:
     """A list of numbers, a list of such lists, or {"indices", "values"}."""
 
     normalisation: Normalisation | None = None
-    """None if Qdrant keeps the numbers as they come, up to the decimals in which REST prints them."""
+    """None if Qdrant keeps the numbers as they come, up to the decimals that REST prints."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
         """Return the numbers; those of a sparse vector without their places."""

@@ -117,7 +117,7 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+    """Whether the vector is not quantised: a scalar quantiser has one range for all columns."""
     return quantization(source, field) is None
 
 
