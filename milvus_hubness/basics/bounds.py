@@ -1,5 +1,5 @@
-"""Bounds of the records that are read from a database: the size of their JSON, and the values of
-their fields.
+"""Bounds of the records that are read from a database:
+the size of their JSON, and the values of their fields.
 
 A user who may alter a collection can write anything into its properties, and one who may write to
 the ledger anything into its records. So a record is validated whole when it is read, and nothing
@@ -18,25 +18,38 @@ from pydantic_core import from_json
 from milvus_hubness.errors import StateError
 
 MOST_CHARACTERS = 1 << 20
-"""Largest number of characters of a record. The parser itself refuses JSON that is nested too
-deeply."""
+"""Largest number of characters of a record. The
+parser itself refuses JSON that is nested too deeply.
+"""
+
 SHOWN_CHARACTERS = 200
-"""Number of characters after which a part of a message is cut: it may contain what a stranger
-wrote."""
+"""Number of characters after which a part of a
+message is cut: it may contain what a stranger wrote.
+"""
 
 LARGEST = 3.4028234e38
 """Largest number of float32, in which biases are stored."""
+
 LARGEST_STRENGTH = 1e6
+"""Largest w, far beyond any useful one."""
+
 LONGEST_NAME = 255
 """Most characters of a name: the limit of Milvus and of Qdrant."""
+
 LONGEST_TEXT = 10_000
+"""Most characters of a sentence in a record, for example the reason of a verdict."""
+
 MOST_CANDIDATES = 16_384
 """Largest number of hits in an answer of Milvus."""
+
 MOST_ROWS = 2**40
 """Largest number of rows, of queries or of refreshes that a record may count."""
 
+# Types for the fields of records: pydantic refuses values outside these bounds.
+
 Name = Annotated[str, Field(max_length=LONGEST_NAME, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 """A name without control characters; Qdrant's unnamed vector has an empty one."""
+
 CollectionName = Annotated[Name, Field(min_length=1)]
 Fingerprint = Annotated[str, Field(max_length=LONGEST_NAME)]
 Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
@@ -45,8 +58,10 @@ Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Strength = Annotated[float, Field(ge=-LARGEST_STRENGTH, le=LARGEST_STRENGTH, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=MOST_ROWS)]
+
 Depth = Annotated[int, Field(ge=1, le=MOST_CANDIDATES)]
 """The k of a search."""
+
 Moment = Annotated[
     AwareDatetime,
     Field(
@@ -64,6 +79,7 @@ def read_record(validate: Callable[[str], T], text: str, what: str, remedy: str)
     what, remedy: for messages, what the record is and how it can be repaired. Raises StateError, in
     one line that names the place in the record.
     """
+    # Before the parser: it would build whatever a stranger has written.
     _expect_bounded(text, what, remedy)
     try:
         return validate(text)
@@ -83,6 +99,7 @@ def read_value(text: str, what: str, remedy: str) -> Any:
 def shown(value: object) -> str:
     """Return a text for a message: one line, without control characters, and not too long."""
     text = str(value)
+    # Cut first: an escape is longer than its character.
     cut = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 

@@ -31,7 +31,8 @@ Live = Literal["never", "on drift", "always"]
 BiasLocation = Literal["vector", "second_vector", "fields", "side_collection"]
 """Where the bias of an item is kept: in columns of its vector, in those of a second vector, in
 fields of its row, or in a side collection. These four words are the same in the API, the CLI, the
-stored state and the documentation."""
+stored state and the documentation.
+"""
 
 LocationWithoutCopy = Literal["second_vector", "fields", "side_collection"]
 """The bias locations of `enable`, which leaves the vectors as they are."""
@@ -40,12 +41,14 @@ MAX_MISS_RATE = 0.01
 """Share of the exact corrected top 10 that may be outside the candidates."""
 
 DEFAULT_TOLERANCE = 1e-5
-"""Difference between two biases, in units of the score, up to which a refresh does not write the
-row."""
+"""Difference between two biases, in units of the
+score, up to which a refresh does not write the row.
+"""
 
 REBUILD_SHARE = 0.5
 """Share of rows that need a write from which on a refresh makes a copy, of REBUILD_ROWS or more:
-fewer rows are upserted in less time than a copy takes to load."""
+fewer rows are upserted in less time than a copy takes to load.
+"""
 
 REBUILD_ROWS = 50_000
 """Number of rows in all from which on a refresh may make a copy."""

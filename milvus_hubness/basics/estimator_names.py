@@ -1,7 +1,8 @@
-"""The names of the estimators, without their modules, which load NumPy: `--help` shows them at once.
+"""The names of the estimators, without their modules, which load NumPy: `--help` needs no more.
 
-An estimator is a class with a keyword, `class CSLS(Estimator, alias="csls")`, in a file of its own in
-`correction/estimators`, or in another package, which names it as an entry point of the group INSTALLED.
+An estimator is a class with a keyword, `class CSLS(Estimator, alias="csls")`, in a file of its
+own in `correction/estimators`, or in another package, which names it as an entry point of the
+group INSTALLED.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ INSTALLED = "milvus_hubness.estimators"
 
 FOLDER = Path(__file__).parents[1] / "correction" / "estimators"
 
+# Read as text: an import of the files would load NumPy, and `--help` would wait for it.
 _CLASS = re.compile(r'^class (\w+)\([^)]*\balias="(\w+)"', re.MULTILINE)
 
 

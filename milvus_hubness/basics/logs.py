@@ -1,5 +1,6 @@
-"""The logger of this package, whose records are one line each, whatever stands in a key or in an
-error."""
+"""The logger of this package, whose records are one
+line each, whatever stands in a key or in an error.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,13 @@ EXTRAS = {
     "ray": "ray",
 }
 """The extra of this package that installs a module."""
+
 PACKAGES = ("milvus-hubness", "qdrant-hubness")
 """The packages whose requirements count, where they are installed."""
+
 OLDEST_LITE = "3.1"
+"""The first version of Milvus Lite that can store the state of a correction."""
+
 OLDEST_MILVUS = (2, 3)
 
 _REQUIREMENT = re.compile(
@@ -31,9 +35,9 @@ _SERVER = re.compile(r"v?(\d+)\.(\d+)")
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs
-    the module, and UnsupportedVersion in place of any other ImportError where a library is of an
-    unsupported version.
+    """Raise MissingExtra in place of ModuleNotFoundError where an extra
+    of this package installs the module, and UnsupportedVersion in place
+    of any other ImportError where a library is of an unsupported version.
     """
     try:
         yield
@@ -47,15 +51,16 @@ def naming_extras() -> Iterator[None]:
 
         if fault := unsupported_libraries():
             raise UnsupportedVersion(fault) from error
+
         raise
 
 
 def unsupported_libraries() -> str:
-    """Return, in one line, which installed libraries are of an unsupported version; empty if none
-    is.
+    """Return, in one line, which installed libraries
+    are of an unsupported version; empty if none is.
 
-    This reads the metadata of all requirements, so it is for errors that such a library may
-    explain.
+    This reads the metadata of all requirements, so
+    it is for errors that such a library may explain.
     """
     faults = []
     required = []
@@ -81,6 +86,7 @@ def unsupported_lite() -> str:
     installed = _installed("milvus-lite")
     if installed is None or _numbers(installed) >= _numbers(OLDEST_LITE):
         return ""
+
     return (
         f"milvus-lite {installed} is installed, which cannot store the state of a correction: "
         f'pip install "milvus-lite>={OLDEST_LITE}"'
@@ -95,6 +101,7 @@ def unsupported_milvus(server_version: str) -> str:
     release = _SERVER.match(server_version)
     if release is None or (int(release[1]), int(release[2])) >= OLDEST_MILVUS:
         return ""
+
     oldest = ".".join(map(str, OLDEST_MILVUS))
     return f"the server runs Milvus {server_version}: upgrade it to {oldest} or newer"
 
@@ -109,8 +116,10 @@ def _requirements(package: str) -> list[tuple[str, str]]:
     named = []
     for line in lines:
         requirement = _REQUIREMENT.match(line)
+        # Which of several Pythons a requirement is for would need a parser of markers.
         if requirement is None or "python_version" in (requirement["marker"] or ""):
             continue
+
         bounds = requirement["range"].replace(" ", "")
         if bounds:
             named.append((requirement["name"], bounds))
@@ -142,9 +151,10 @@ def _is_within(installed: str, bounds: str) -> bool:
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a release: (2, 13, 0) for "2.13.0+cpu" and for "2.13.0rc1"."""
     numbers = []
-    for part in text.split("+")[0].split("."):
-        digits = re.match(r"\d+", part)
+    for number_text in text.split("+")[0].split("."):
+        digits = re.match(r"\d+", number_text)
         if digits is None:
             break
+
         numbers.append(int(digits[0]))
     return tuple(numbers)

@@ -1,5 +1,6 @@
 """Numbers, times, gains and estimators as texts, and characters that cannot be seen as escapes, for
-the command line, pages, logs and reports."""
+the command line, pages, logs and reports.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +28,21 @@ _INVISIBLE = (
     "\\U00013430-\\U0001345f\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e007f"
     "\\ud800-\\udfff"  # Halves of pairs, which no encoding of a terminal or a page has.
 )
-"""The characters that change how a text is shown and are not seen themselves, as the inside of a
-regular expression."""
+"""The characters that change how a text is shown and are
+not seen themselves, as the inside of a regular expression.
+"""
 _JOINERS = r"(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
-"""Zero-width joiners that join nothing; scripts and emoji need those between two letters beyond
-ASCII."""
+"""Zero-width joiners that join nothing; scripts and
+emoji need those between two letters beyond ASCII.
+"""
 _HIDDEN = re.compile(rf"[{_INVISIBLE}]|{_JOINERS}")
 _HIDDEN_IN_LINE = re.compile(rf"[{_INVISIBLE}\n\t]|{_JOINERS}")
 
 
 def visible(text: str) -> str:
     """Return `text` with escapes, such as \\x1b and \\u202e, in place of the characters that would
-    steer a terminal or change the order of what is shown. Line feeds and tabs stay."""
+    steer a terminal or change the order of what is shown. Line feeds and tabs stay.
+    """
     return _HIDDEN.sub(_escape, text)
 
 
@@ -48,8 +52,8 @@ def visible_line(text: str) -> str:
 
 
 def visible_json(text: str) -> str:
-    """Return a JSON text, on one line, with JSON's own escapes in place of the same characters: its
-    values stay.
+    """Return a JSON text, on one line, with JSON's own
+    escapes in place of the same characters: its values stay.
     """
     return _HIDDEN_IN_LINE.sub(lambda hidden: json.dumps(hidden[0])[1:-1], text)
 
@@ -69,13 +73,14 @@ def describe(estimator: dict[str, Any]) -> str:
 
     if strength == 1:
         return text
+
     factor = f"{strength:.2g}" if isinstance(strength, float) else strength
     return f"{factor} ({text})" if " + " in text else f"{factor} {text}"
 
 
 def agreement_sentence(estimator: dict[str, Any]) -> str | None:
-    """Return what the agreement of an estimator's dictionary means; None if its strength is a
-    number.
+    """Return what the agreement of an estimator's
+    dictionary means; None if its strength is a number.
     """
     if _strength(estimator) != "agreement":
         return None
@@ -92,13 +97,13 @@ def _strength(estimator: dict[str, Any]) -> float | str:
 
 def _at_full_strength(estimator: dict[str, Any]) -> str:
     if "estimators" in estimator:
-        parts = [
-            f"({part})" if " + " in part else part
-            for part in map(describe, estimator["estimators"])
+        blended = [
+            f"({text})" if " + " in text else text
+            for text in map(describe, estimator["estimators"])
         ]
         shares = rounded_shares(estimator["weights"])
         return " + ".join(
-            f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True)
+            f"{share / 100:g} {text}" for share, text in zip(shares, blended, strict=True)
         )
 
     parameters = ", ".join(
@@ -112,6 +117,7 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
 
 def rounded_shares(weights: Sequence[float]) -> list[int]:
     """Return the weights of a Blend in hundredths, rounded so that they add up to 100."""
+    # Rounded down; what is missing to 100 goes to those that lost most.
     shares = [int(100 * weight) for weight in weights]
     by_remainder = sorted(range(len(shares)), key=lambda i: shares[i] - 100 * weights[i])
     for i in by_remainder[: 100 - sum(shares)]:

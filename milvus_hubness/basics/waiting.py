@@ -1,5 +1,6 @@
-"""Waits for the server: each says after some seconds what it waits for and how far that is, and has
-an end."""
+"""Waits for the server: each says after some seconds
+what it waits for and how far that is, and has an end.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Standing:
 
     left: float
     """How much is left, in any unit. Only less than ever before is progress: writes of others make
-    it go up and down for ever."""
+    it go up and down for ever.
+    """
 
 
 def wait_until(
@@ -77,7 +79,8 @@ def wait_until(
     Raises WaitedTooLong, and the exceptions of `how_far`.
     """
     policy = policy or WaitPolicy.default()
-    began = moved = clock()
+    began = clock()
+    last_progress = began
     next_report = began + policy.first_report
     pause = policy.shortest_pause
 
@@ -85,7 +88,7 @@ def wait_until(
     least = math.inf if standing is None else standing.left
     while standing is not None:
         now = clock()
-        if now - moved >= policy.limit:
+        if now - last_progress >= policy.limit:
             raise _too_long(awaited, standing.text, policy)
 
         if now >= next_report:
@@ -98,7 +101,7 @@ def wait_until(
         standing = how_far()
         if standing is not None and standing.left < least:
             least = standing.left
-            moved = clock()
+            last_progress = clock()
 
 
 @contextmanager
@@ -114,6 +117,7 @@ def reported(
     over = threading.Event()
     began = time.monotonic()
 
+    # In a thread: the block itself hangs in one request, and can say nothing.
     def report() -> None:
         seconds = policy.first_report
         while not over.wait(seconds):
@@ -127,6 +131,7 @@ def reported(
     except Exception as error:
         if time.monotonic() - began < policy.limit:
             raise
+
         raise _too_long(awaited, "", policy) from error
     finally:
         over.set()
@@ -142,6 +147,7 @@ def wait_seconds(awaited: str, seconds: float, stop: threading.Event | None = No
     stop = stop or threading.Event()
     if seconds <= WaitPolicy.first_report:
         return stop.wait(seconds)
+
     with reported(awaited, lambda: f"{max(0.0, seconds - (time.monotonic() - began)):,.0f} s left"):
         return stop.wait(seconds)
 

@@ -413,7 +413,9 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
-            "corrected fields": ", ".join(status.fields) if len(status.fields) > 1 else None,
+            "corrected fields": ", ".join(status.corrected_fields)
+            if len(status.corrected_fields) > 1
+            else None,
             "bank": "{collection}, {count:,} queries, {fingerprint:.19}".format(**status.bank),
             "rows without bias": f"{status.pending:,}",
             "last refresh": f"{ago} ago ({status.refreshed_at}), epoch {status.epoch}",

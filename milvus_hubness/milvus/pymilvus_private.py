@@ -132,6 +132,7 @@ class EscapedKeys:
             raise ParamError(
                 message=f"key {odd!r} of field {name!r} is not a whole number: correct it"
             )
+
         return f"{name} in [{', '.join(texts)}]"
 
 
@@ -145,9 +146,9 @@ if not hasattr(MilvusClient, "_pack_pks_expr"):
 def with_escaped_keys(iterator: Any) -> Any:
     """Have an iterator escape the keys in the filter of its next request, and return it.
 
-    An iterator writes the keys of the last page into the filter of the next one, as they are. It
-    has no public place for another filter, so its method that writes the filter runs with escaped
-    keys.
+    An iterator writes the keys of the last page into the filter of the
+    next one, as they are. It has no public place for another filter,
+    so its method that writes the filter runs with escaped keys.
     """
     if isinstance(iterator, QueryIterator):
         _escape_last_key(iterator)
@@ -225,7 +226,8 @@ IN_BACKGROUND = ("_async", "_callback")
 
 WITHOUT_WAITING = {"_async": True}
 """Argument with which `load_collection` returns at once, so that this package can wait itself, as
-long as the load goes forward: pymilvus waits for a fixed time."""
+long as the load goes forward: pymilvus waits for a fixed time.
+"""
 
 LOADED_FIELDS = ("load_fields", "_load_fields")
 """Arguments that name the fields to load. pymilvus reads the second name as the first."""

@@ -225,7 +225,7 @@ def test_functions_that_compute_no_dense_vector_are_no_obstacle():
     )
     [dense] = milvus_schema.vector_fields(schema, []).values()
     assert dense.obstacles == []
-    assert milvus_schema.function_outputs(schema) == {"sparse", "hashes"}
+    assert milvus_schema.computed_by(schema).keys() == {"sparse", "hashes"}
 
 
 def test_a_function_of_a_kind_that_is_not_known_yet_is_an_obstacle():

@@ -294,7 +294,7 @@ def test_what_no_client_can_merge_is_refused(shop):
 def test_every_job_works_on_the_field_it_is_told(shop):
     told = status(shop.store, shop.corrected, field="image")
     assert (told.field, told.dim, told.metric) == ("image", DIMS["image"], shop.metrics["image"])
-    assert set(told.fields) == {"text", "image"}
+    assert set(told.corrected_fields) == {"text", "image"}
     assert not status(shop.store, shop.corrected, field="other").corrected
     for job in (status, refresh, disable):
         with pytest.raises(

@@ -19,6 +19,7 @@ def __getattr__(name: str) -> Any:
         from qdrant_hubness import store as module  # type: ignore[no-redef]
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
     value = getattr(module, name)
     globals()[name] = value
     return value

@@ -1,2 +1,3 @@
-"""Files that an operator or a row names. Sizes are read from headers before memory is taken for
-them."""
+"""Files that an operator or a row names. Sizes are
+read from headers before memory is taken for them.
+"""

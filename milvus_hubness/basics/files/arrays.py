@@ -1,5 +1,6 @@
 """NumPy's files of one array (.npy) and of several (.npz), whose headers are checked before an
-array is read."""
+array is read.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ def read_npy(path: str | os.PathLike[str], check: Callable[[Header], None]) -> n
     with open_file(path) as file, reading(path, SUFFIX):
         header = _header(path, "the array", file, size_of(file))
         check(header)
+        # NumPy reads the header once more.
         file.seek(0)
         return _array(file)
 
@@ -65,6 +67,7 @@ class Archive:
         member = self._members[name]
         if member.flag_bits & ENCRYPTED:
             raise UnreadableFile(f"{self._path}: {name!r} is encrypted: save it without a password")
+
         require_sane_growth(self._path, repr(name), member.file_size, member.compress_size)
         with self._archive.open(member) as stream:
             return _header(self._path, repr(name), stream, member.file_size)
@@ -93,12 +96,14 @@ def _header(path: object, what: str, stream: IO[bytes], size: int) -> Header:
     Raises UnreadableFile, ValueError.
     """
     version = np.lib.format.read_magic(stream)
+    # Versions 2 and 3 differ in the encoding of names alone, which arrays of numbers lack.
     read = (
         np.lib.format.read_array_header_1_0
         if version == (1, 0)
         else np.lib.format.read_array_header_2_0
     )
     shape, _, dtype = read(stream)
+    # Objects are pickles, which may run any code when they are loaded.
     if dtype.hasobject:
         raise UnreadableFile(
             f"{path}: {what} holds Python objects: save it with a dtype of numbers or texts"

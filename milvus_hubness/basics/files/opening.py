@@ -1,5 +1,5 @@
-"""How files are opened: regular files only, without waiting, and only so much of them as their
-reader takes.
+"""How files are opened: regular files only, without
+waiting, and only so much of them as their reader takes.
 
 A name may lead to a pipe that nobody writes to, a terminal or a file of /proc that never ends. All
 of them are refused in one line, so that no command hangs.
@@ -18,6 +18,7 @@ from milvus_hubness.errors import UnreadableFile
 
 SMALL = 1 << 20
 """Maximum size of a file of settings, a token or a certificate, in bytes."""
+
 LARGEST_TOKEN = 64 << 10
 """Maximum size of a file with a token, in bytes."""
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -41,9 +42,11 @@ def open_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Raises UnreadableFile, also for an empty one, and MissingFile without one.
     """
     with os.fdopen(_descriptor(path), "rb") as file:
-        if not size_of(file):  # So is a file of /proc, whose length nobody knows.
+        # A file of /proc has the size 0 too, as nobody knows its length.
+        if not size_of(file):
             kind = os.path.splitext(path)[1] or "a file"
             raise UnreadableFile(f"{path}: cannot be read as {kind} (it is empty); create it again")
+
         yield file
 
 
@@ -113,8 +116,8 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
         root = Path(folder).resolve(strict=True)
         parts = (root / name).resolve(strict=True).relative_to(root).parts
         descriptor = os.open(root, _FLAGS | os.O_DIRECTORY)
-        # The resolved path has no links. A link that takes the place of a part meanwhile is not
-        # followed.
+        # The resolved path has no links. A link that takes
+        # the place of a part meanwhile is not followed.
         for part in parts:
             outer = descriptor
             is_last = part is parts[-1]
@@ -123,21 +126,20 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
                     os.stat(part, dir_fd=outer, follow_symlinks=False).st_mode
                 ):
                     return None
+
                 flags = _FLAGS | os.O_NOFOLLOW | (0 if is_last else os.O_DIRECTORY)
                 descriptor = os.open(part, flags, dir_fd=outer)
             finally:
                 os.close(outer)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ):  # Until Python 3.13, a loop of links is a RuntimeError.
+    except (OSError, ValueError, RuntimeError):
+        # Until Python 3.13, a loop of links is a RuntimeError.
         return None
 
     try:
         opened = os.fstat(descriptor)
         if not stat.S_ISREG(opened.st_mode) or opened.st_size > largest:
             return None
+
         content = _read_at_most(descriptor, largest + 1)
     except OSError:
         return None
@@ -153,7 +155,8 @@ def _descriptor(path: str | os.PathLike[str]) -> int:
         # To open a device may do something to it, so its kind is looked at first.
         _require_regular(path, os.stat(path).st_mode)
         descriptor = os.open(path, _FLAGS)
-    except UnreadableFile:  # It is a ValueError.
+    except UnreadableFile:
+        # It is a ValueError, which means something else below.
         raise
     except FileNotFoundError:
         raise MissingFile(f"{path}: no such file; check the path") from None
@@ -178,8 +181,8 @@ def _require_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _read_at_most(descriptor: int, count: int) -> bytes:
-    parts = []
-    while count > 0 and (part := os.read(descriptor, min(count, 1 << 20))):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+    blocks = []
+    while count > 0 and (block := os.read(descriptor, min(count, 1 << 20))):
+        blocks.append(block)
+        count -= len(block)
+    return b"".join(blocks)

@@ -15,7 +15,9 @@ from milvus_hubness.errors import InvalidInput, UnreadableFile
 
 MOST_INFLATED = 200
 """Factor by which compressed vectors, texts and keys may grow, beyond `FREELY_INFLATED`. Vectors of
-models grow by less than 10, and a file that is made to fill the memory by 1,000 and more."""
+models grow by less than 10, and a file that is made to fill the memory by 1,000 and more.
+"""
+
 FREELY_INFLATED = 64 << 20
 """Size up to which compressed data may grow by any factor, in bytes."""
 
@@ -38,10 +40,11 @@ def require_memory(path: object, what: str, size: int) -> None:
 
 
 def require_sane_growth(path: object, what: str, size: int, packed: int) -> None:
-    """Raise UnreadableFile if `what` grows from `packed` bytes to `size` as only a file does that
-    fills memory.
+    """Raise UnreadableFile if `what` grows from `packed`
+    bytes to `size` as only a file does that fills memory.
     """
     require_memory(path, what, size)
+    # Small files of equal numbers compress by any factor, and harm nobody.
     if size > FREELY_INFLATED and size > MOST_INFLATED * packed:
         raise UnreadableFile(
             f"{path}: {what} would grow from {packed:,} to {size:,} bytes: save it without "
@@ -74,6 +77,7 @@ def reading(path: object, kind: str) -> Iterator[None]:
     try:
         yield
     except InvalidInput:
+        # These messages, among them UnreadableFile, already say what is wrong.
         raise
     except MemoryError:
         raise UnreadableFile(f"{path}: does not fit into the memory: take a sample of it") from None

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 PARQUET = ".parquet"
 TABLES = (PARQUET, ".arrow", ".feather", ".ipc")
 """The suffixes of files with tables."""
+
 BATCH_ROWS = 1_024
+"""Rows of a Parquet file that are decoded at a time, before their size is looked at."""
+
 ARROW_FILE = b"ARROW1\0\0"
 """The first bytes of a file of Arrow."""
+
 ARROW_STREAM = b"\xff\xff\xff\xff"
 """The first bytes of a stream of Arrow."""
+
 ITEM_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
 """Size of a decoded value of a physical type of Parquet, if it is not 8 bytes."""
 
@@ -72,6 +77,7 @@ def _decoded_size(chunk: pa.Array) -> int:
     if not isinstance(chunk, pa.DictionaryArray):
         return int(chunk.nbytes)
 
+    # A text of a megabyte can be named a million times by a few bytes each.
     values = chunk.dictionary
     is_text = any(
         is_kind(values.type) for is_kind in (pa.types.is_string, pa.types.is_large_string)
@@ -94,18 +100,23 @@ class _Parquet(Table):
         metadata = self._file.metadata
         decoded = 0
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for part in map(group.column, range(group.num_columns)):
-                if part.path_in_schema == name or part.path_in_schema.startswith(f"{name}."):
-                    values = part.num_values * ITEM_BYTES.get(part.physical_type, 8)
-                    decoded += max(values, part.total_uncompressed_size)
+            for column in map(group.column, range(group.num_columns)):
+                path = column.path_in_schema
+                if path != name and not path.startswith(f"{name}."):
+                    continue
+
+                # A dictionary or runs of equal values make the uncompressed size as small as one
+                # likes; the number of values is what takes memory.
+                values = column.num_values * ITEM_BYTES.get(column.physical_type, 8)
+                decoded += max(values, column.total_uncompressed_size)
 
         require_sane_growth(self._path, repr(name), decoded, self._size)
         return self._file.iter_batches(batch_size=BATCH_ROWS, columns=[name])  # type: ignore[no-any-return]
 
 
 class _Arrow(Table):
-    """The file format is the stream format between its first bytes and a list of offsets, which is
-    not needed.
+    """The file format is the stream format between its
+    first bytes and a list of offsets, which is not needed.
     """
 
     def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
@@ -146,13 +157,13 @@ DICTIONARY = 2
 
 
 def decompressed_size(message: pa.ipc.Message) -> int:
-    """Return the size of the buffers of a message after decompression, in bytes, from its headers
-    alone.
+    """Return the size of the buffers of a message after
+    decompression, in bytes, from its headers alone.
 
-    The metadata is a flatbuffer (Arrow's Message.fbs): Message has the fields header_type 1 and
-    header 2, RecordBatch has buffers 2 and compression 3, DictionaryBatch has a RecordBatch as its
-    data 1. A compressed buffer begins with its size after decompression, or with -1 if it is not
-    compressed.
+    The metadata is a flatbuffer (Arrow's Message.fbs): Message has the fields
+    header_type 1 and header 2, RecordBatch has buffers 2 and compression 3,
+    DictionaryBatch has a RecordBatch as its data 1. A compressed buffer begins
+    with its size after decompression, or with -1 if it is not compressed.
     """
     metadata = memoryview(message.metadata)
     body = message.body

@@ -22,6 +22,7 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
     name = store.info(collection, counted=False, checked=False).name
     with Lease(store, name) as lease:
         store = lease.store
+        # Unchecked: the check would refuse just the helpers that are adopted here.
         info = store.info(name, counted=False, checked=False)
         if not info.states:
             raise NotCorrected(f"{name!r} is not corrected: it has no helper collections to adopt")
@@ -39,6 +40,8 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
                     "correction of one of the two"
                 )
 
+        # Listed first: `complete_rename` marks only helpers that the
+        # ledger lists. A run that is killed in between is repeated.
         list_helpers(store, info.helpers, info.states.values(), former, info.collection_id)
         complete_rename(store, renamed_from, name)
         return sorted(store.listed_helpers(info.collection_id))

@@ -1,5 +1,5 @@
-"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any
-location.
+"""The bias backend of a collection: it reads, writes
+and repairs the biases of live rows, at any location.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.fitted import Correction
 
 REPAIR_ROUNDS = 20
+"""How often the biases of rows that change meanwhile are computed again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,9 @@ class BiasedRows:
     """The rows as the database has them."""
 
     columns: Columns
-    """The same rows as the codec takes them: by field name, with the biases of a side collection."""
+    """The same rows as the codec takes them: by field name,
+    with the biases of a side collection.
+    """
 
     vectors: Floats
     """(n, d), as users see them."""
@@ -103,6 +106,7 @@ class BiasBackend:
         if side is None:
             return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
 
+        # The epoch is in the side collection too, so a row without a bias is one that it lacks.
         all_keys = key_pages(self.store, name, partition, rows=self.info.rows)
         return absent(all_keys, self.store, side)
 
@@ -168,6 +172,7 @@ class BiasBackend:
         batch = biased_rows.batch
         columns = codec.set_biases(biased_rows.columns, biases)
         if codec.side_collection is not None:
+            # The rows themselves stay as they are, so no write of a client can be undone.
             epochs = [{self.info.key_field: key} for key in batch.keys]
             side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
             self.store.upsert(codec.side_collection, side_rows, SIDE_FIELD)
@@ -182,8 +187,8 @@ class BiasBackend:
         if codec.updates_in_place:
             return self._update(self.writer, rows, partition, changed)
 
-        # The epoch of a row that had a bias before is history, which does not justify a change of
-        # the field.
+        # The epoch of a row that had a bias before is history,
+        # which does not justify a change of the field.
         if not biased_rows.incomplete.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
         return self.writer.rewrite(rows, changed, partition)
@@ -197,25 +202,28 @@ class BiasBackend:
     ) -> None:
         """After `put`, give fresh biases to rows whose vector a client has changed since the read.
 
-        A writer of whole rows repairs them itself. Raises NotCaughtUp for rows that change faster
-        than this.
+        A writer of whole rows repairs them itself. Raises
+        NotCaughtUp for rows that change faster than this.
         """
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return
 
-        # A client may write a vector before this job writes the bias of the former vector. The next
-        # read shows such a change. If the client writes after that read, it also writes the bias,
-        # which stays.
+        # A client may write a vector before this job writes the bias of the
+        # former vector. The next read shows such a change. If the client
+        # writes after that read, it also writes the bias, which stays.
         for _ in range(REPAIR_ROUNDS):
-            before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
-            current = self.read(biased_rows.batch.keys, partition)
-            pairs = zip(current.batch.keys, current.vectors, strict=True)
+            keys = biased_rows.batch.keys
+            vector_of = dict(zip(keys, biased_rows.vectors, strict=True))
+            current = self.read(keys, partition)
             has_moved = [
-                not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs
+                not np.array_equal(vector_of[key], vector, equal_nan=True)
+                for key, vector in zip(current.batch.keys, current.vectors, strict=True)
             ]
+
             biased_rows = current.only(np.array(has_moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
+
             self._compute(biased_rows, partition, corrections, epoch)
 
         raise NotCaughtUp(
@@ -224,8 +232,8 @@ class BiasBackend:
         )
 
     def wait_visible(self) -> None:
-        """Wait until every search sees all writes, and remove the biases of rows that no longer
-        exist.
+        """Wait until every search sees all writes, and
+        remove the biases of rows that no longer exist.
         """
         side = self.codec.side_collection
         if side is None:
@@ -234,8 +242,8 @@ class BiasBackend:
 
         name = self.info.name
         for page in absent(key_pages(self.store, side), self.store, name):
-            # Clients write a row before its bias, so the row of every key that was read already
-            # exists.
+            # Clients write a row before its bias, so the
+            # row of every key that was read already exists.
             existing = set(self.store.get(name, page, self.codec.field).keys)
             if orphans := [key for key in page if key not in existing]:
                 self.store.delete(side, orphans)
@@ -252,8 +260,9 @@ class BiasBackend:
         are of new rows.
         """
         entries = self.store.get(side, keys, SIDE_FIELD)
-        places = {key: i for i, key in enumerate(keys)}
-        present = [places[key] for key in entries.keys]
+        position_of = {key: i for i, key in enumerate(keys)}
+        present = [position_of[key] for key in entries.keys]
+
         biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
         biases[present] = entries.vectors
         new = np.zeros(len(keys), np.bool_)
@@ -273,5 +282,6 @@ class BiasBackend:
             if len(existing) == len(rows):
                 raise
 
-            places = [i for i, key in enumerate(rows.keys) if key in existing]
-            return writer.rewrite(rows.take(places), changed, partition, in_place=True)
+            # Somebody has deleted rows since they were read; the others can be updated.
+            positions = [i for i, key in enumerate(rows.keys) if key in existing]
+            return writer.rewrite(rows.take(positions), changed, partition, in_place=True)

@@ -42,6 +42,7 @@ def checked_gates(gates: Gates, target_bank: QueryBank | None) -> Gates:
 
     Raises InvalidParameter, InvalidInput.
     """
+    # A caller turns the gates of tuning off by a gate of 0.
     if not gates.gate and gates.gate_targets is None:
         return NO_GATES
     if not gates.gate:
@@ -55,6 +56,7 @@ def checked_gates(gates: Gates, target_bank: QueryBank | None) -> Gates:
     try:
         valid = DynamicGate(gates.gate, gates.gate_targets)
     except InvalidParameter as error:
+        # DynamicGate calls them k and k_targets, the caller does not.
         named = "gate" if gates.gate_targets is None else "gate, gate_targets"
         raise InvalidParameter(f"{named}: {error}") from None
 
@@ -76,8 +78,8 @@ def choose(
     estimator: the caller's, at strength 1; without one, the choice of tuning for this bank counts,
     else Blend(). gates: the caller's, which overrule those of tuning.
 
-    Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`, and as
-    `checked_gates` does.
+    Raises CorrectionNotRecommended if tuning advises against
+    this bank, unless `force`, and as `checked_gates` does.
     """
     tuning = info.verdicts.of(field, bank.fingerprint)
     if tuning is not None and tuning.verdict == "leave it alone" and not force:
@@ -85,6 +87,7 @@ def choose(
             f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
         )
 
+    # A method of the caller's own is applied in full: tuning has measured another one.
     strength = 1.0
     if estimator is None and tuning is not None and tuning.choice is not None:
         estimator = from_dict(tuning.choice)

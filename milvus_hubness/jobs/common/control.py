@@ -37,6 +37,8 @@ from milvus_hubness.jobs.common.progress import (
 )
 
 CHUNK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""The upper bounds of the histogram's buckets."""
+
 COUNTERS = {
     "rows_copied_total": "Rows copied.",
     "bytes_copied_total": "Bytes copied.",
@@ -52,9 +54,9 @@ GAUGES = {
 
 
 class MigrationMetrics:
-    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source
-    and target: COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from
-    any thread.
+    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*,
+    with the labels source and target: COUNTERS, GAUGES, chunk_seconds, and
+    phase, 1 for the current one. Safe to use from any thread.
     """
 
     def __init__(self, source: str, target: str) -> None:
@@ -86,8 +88,11 @@ class MigrationMetrics:
         # An alert on a long time without progress counts from the start.
         self._gauges["last_progress_timestamp_seconds"].set(time.time())
 
+        # The values of the counters, as far as events have reported them.
         self._reached = dict.fromkeys(COUNTERS, 0)
+        # Why the migration pauses.
         self._reasons: set[str] = set()
+        # The number of the comparison whose rows are counted now.
         self._pass: int | None = None
         self._lock = threading.Lock()
 
@@ -95,24 +100,15 @@ class MigrationMetrics:
         name = event.name
         facts = event.facts
         with self._lock:
-            current = facts["phase"] if name == "continuing" else PHASES.get(name)
-            if current is not None:
-                for phase, gauge in self._phases.items():
-                    gauge.set(phase == current)
+            # A run that continues an earlier one says in which phase that was.
+            phase = facts["phase"] if name == "continuing" else PHASES.get(name)
+            if phase is not None:
+                self._show_phase(phase)
 
-            if name in ("paused", "throttled"):
-                self._reasons.add(facts["reason"])
-            elif name == "resumed":
-                self._reasons.discard(facts["reason"])
-
-            self._gauges["paused"].set(bool(self._reasons))
+            self._follow_pauses(name, facts)
 
             if name == "copying":
-                self._reach("rows_copied_total", facts["rows"])
-                self._counters["bytes_copied_total"].inc(facts["bytes"])
-                self._chunk_seconds.observe(facts["seconds"])
-                eta_seconds = facts["eta_seconds"]
-                self._gauges["eta_seconds"].set(math.nan if eta_seconds is None else eta_seconds)
+                self._follow_copy(facts)
             elif name == "catching-up":
                 self._follow_pass(facts)
             elif name == "continuing":
@@ -136,6 +132,27 @@ class MigrationMetrics:
         with self._lock:
             write_to_textfile(str(path), self._registry)
 
+    def _show_phase(self, current: str) -> None:
+        for phase, gauge in self._phases.items():
+            gauge.set(phase == current)
+
+    def _follow_pauses(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Note a pause or its end: a migration pauses while at least one reason is left."""
+        if name in ("paused", "throttled"):
+            self._reasons.add(facts["reason"])
+        elif name == "resumed":
+            self._reasons.discard(facts["reason"])
+        self._gauges["paused"].set(bool(self._reasons))
+
+    def _follow_copy(self, facts: Mapping[str, Any]) -> None:
+        """Count a copied chunk."""
+        self._reach("rows_copied_total", facts["rows"])
+        self._counters["bytes_copied_total"].inc(facts["bytes"])
+        self._chunk_seconds.observe(facts["seconds"])
+
+        eta_seconds = facts["eta_seconds"]
+        self._gauges["eta_seconds"].set(math.nan if eta_seconds is None else eta_seconds)
+
     def _follow_pass(self, facts: Mapping[str, Any]) -> None:
         """Count the rows of a pass; events report them from 0 again in each pass."""
         if facts["pass"] != self._pass:
@@ -146,12 +163,16 @@ class MigrationMetrics:
 
     def _reach(self, name: str, value: int) -> None:
         """Count the increments between the absolute values that events report."""
+        # A counter of Prometheus may only rise; a fall would look like a restart.
         self._counters[name].inc(max(0, value - self._reached[name]))
         self._reached[name] = max(value, self._reached[name])
 
 
 CUTOVER = ("postponed", "now")
+"""The values of the setting `cutover`."""
+
 SETTINGS = ("paused", *LIMITS, "cutover")
+"""The names of all settings."""
 
 
 class Controls:
@@ -222,15 +243,15 @@ def following_control_file(
     """Apply the settings in a JSON file now, and whenever one of them changes while this context is
     open. A missing file changes nothing; an invalid file neither, and `events` gets one warning.
     """
-    former: bytes | None = None
+    former_content: bytes | None = None
     applied: dict[str, Any] = {}
     problem: str | None = None
 
     def poll() -> None:
-        nonlocal former, applied, problem
+        nonlocal former_content, applied, problem
         try:
             content = _content(path)
-            if content is None or content == former:
+            if content is None or content == former_content:
                 return
 
             # What another operator has changed meanwhile stays, unless the file changes it too.
@@ -239,10 +260,12 @@ def following_control_file(
                 name: value for name, value in settings.items() if value != applied.get(name, ...)
             }
             controls.apply(changed)
-            former = content
+
+            former_content = content
             applied = settings
             problem = None
         except (InvalidParameter, UnreadableFile) as error:
+            # The file is read twice a second; one problem is reported once.
             if str(error) != problem:
                 problem = str(error)
                 events.report("warning", message=f"the control file is not followed: {error}")
@@ -260,6 +283,7 @@ def postpone_cutover(path: Path) -> None:
     content = _content(path)
     settings = _parsed(path, content) if content is not None else {}
     if settings.get("cutover") == "now":
+        # Another process may read the file at any moment, and must not see half of it.
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             temporary.write_text(json.dumps({**settings, "cutover": "postponed"}))

@@ -21,7 +21,9 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.protocols import Rows, Store
 
 ENGINES = "milvus_hubness.engines"
-"""The group of entry points by which a package offers an engine, a module as `RemoteEngine` describes it."""
+"""The group of entry points by which a package offers
+an engine: a module as `RemoteEngine` describes it.
+"""
 
 
 class RemoteEngine(Protocol):
@@ -71,12 +73,14 @@ def on_engine(
     if engine == "local":
         return correction
 
-    layout, fitted = correction.layout, correction.fitted
+    layout = correction.layout
+    fitted = correction.fitted
     reduced = None if targets is None else reduced_targets(layout, targets)
     workers = remote_engine(engine).biases(fitted, target_bank=reduced)
 
     def compute(rows: Floats, are_new: bool) -> Biases:
         items = layout.reduce_items(rows)
+        # Biases of new rows depend on all rows of a write, which are few: no worker sees them all.
         return fitted.new_bias(items) if are_new else workers(items)
 
     return replace(correction, compute=compute)
@@ -100,6 +104,8 @@ def load_correction(
 
     checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do.
     """
+    # Jobs compute biases of all rows at once, where torch
+    # is faster than NumPy; a client does not import it.
     prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(
@@ -124,10 +130,12 @@ def load_corrections(
     for name, profile in state.profiles.items():
         correction = load(profile, checked=name not in unchecked)
         corrections |= {profile.slot: correction, profile.standby: correction}
+
     if leaving := state.outgoing:
         corrections[leaving.profile.slot] = load(
             leaving.profile, checked=leaving.name not in unchecked
         )
+
     if coming := state.incoming:
         corrections[coming.profile.slot] = load(coming.profile)
     return corrections
@@ -140,10 +148,13 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
     for name, profile in state.profiles.items():
         if profile.gate is None:
             continue
+
         bank = store.load_bank(profile.bank, checked=False)
         nearest = _nearest(store, collection, state, bank.queries, profile.gate)
         if profile.gate_targets is not None and bank.targets is not None:
             nearest += _nearest(store, collection, state, bank.targets, profile.gate_targets)
+
+        # A list of its own: clients go on with the former one until they read the new state.
         reference = store.save_nearest(profile.bank, collection, nearest)
         state = state.with_profile(profile.model_copy(update={"bank": reference}), name)
     return state
@@ -152,8 +163,8 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 def _nearest(
     store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
 ) -> list[list[Key]]:
-    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without
-    a direction.
+    """Return the keys of the k raw nearest rows of each
+    vector of `bank`; none for vectors without a direction.
     """
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)

@@ -36,8 +36,8 @@ class Waiting:
     def close_one(self) -> None:
         """Close the connection that has waited longest."""
         connection, _ = self._connections.popitem(last=False)
-        # uvicorn hears of its end later, and up to BACKLOG further connections may come before
-        # that.
+        # uvicorn hears of its end later, and up to BACKLOG
+        # further connections may come before that.
         connection.connections.discard(connection)
         connection.transport.abort()
 
@@ -61,6 +61,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._wait(self._limits.request_seconds)
 
+        # uvicorn has added this connection, and at least this one waits for its client.
         if len(self.connections) > self._limits.connections:
             self._waiting.close_one()
 
@@ -68,14 +69,16 @@ class Connection(H11Protocol):
         super().data_received(data)
 
         if self.cycle is not None:
-            # The head has arrived. Those who read the body have a time limit of their own.
+            # The head has arrived; the route limits the time for the body, see `_json_body`.
             self._end_deadline()
+
+            # From the end of the request on, this side is the one that is waited for.
             if not self.cycle.more_body and not self.cycle.response_complete:
                 self._waiting.discard(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to stay open: a client that closed its sending side gets the response to a
-        whole request.
+        """Return whether to stay open: a client that closed
+        its sending side gets the response to a whole request.
         """
         return self.cycle is not None and not self.cycle.more_body
 
@@ -89,8 +92,8 @@ class Connection(H11Protocol):
         self._waiting.discard(self)
 
     def shutdown(self) -> None:
-        """Have the server wait for responses in progress, but not for requests that are still
-        arriving.
+        """Have the server wait for responses in progress,
+        but not for requests that are still arriving.
         """
         super().shutdown()
         if self.cycle is not None and self.cycle.more_body:
@@ -100,6 +103,8 @@ class Connection(H11Protocol):
         """Close the connection after `seconds`, or sooner for another one."""
         self._end_deadline()
         self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+        # Discarded first, so that it is added at the end of the queue.
         self._waiting.discard(self)
         self._waiting.add(self)
 

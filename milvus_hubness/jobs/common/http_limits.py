@@ -16,8 +16,8 @@ class HttpLimits:
     """Time that a client has to receive a response."""
 
     connections: int = 512
-    """Maximum number of open connections, within the 1,024 files that a process may open by
-    default.
+    """Maximum number of open connections, within the
+    1,024 files that a process may open by default.
     """
 
     requests: int = 256

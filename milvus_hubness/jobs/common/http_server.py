@@ -1,5 +1,5 @@
-"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a
-migration.
+"""The HTTP server of a job or a service, which runs in
+its own thread, and the HTTP control of a migration.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.jobs.common.progress import LatestEvents
 
 LARGEST_BODY = 65_536
+"""Most bytes of a request's body: settings are a few hundred."""
+
 REQUEST_THREADS = 2
 """Pages take no input or output: further threads make them no faster, and probes slower."""
 PROBE_THREADS = 2
@@ -80,6 +82,7 @@ class Work:
 
     def close(self) -> None:
         """Wait for the functions that run, but not for one that hangs."""
+        # `shutdown` knows no limit of time, so a thread waits in place of this one.
         self._executor.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self._executor.shutdown, daemon=True)
         ending.start()
@@ -99,8 +102,8 @@ def get(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def probe(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count
-    against it.
+    """Return a route as `get` does, for a probe: other
+    requests neither keep it waiting nor count against it.
     """
 
     async def endpoint(request: Request) -> Response:
@@ -144,16 +147,9 @@ class HttpServer:
         limits: HttpLimits | None = None,
     ) -> None:
         limits = limits or HttpLimits()
-        host, port = parse_address(address)
-        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-            self._socket.listen(BACKLOG)
-        except OSError as error:
-            self._socket.close()
-            raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+        self._socket = _listening(address)
 
+        # Port 0 has become a free port, and a name an address.
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
@@ -167,26 +163,12 @@ class HttpServer:
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
 
+        # Routes are functions; what they share comes with the request, see `_work`.
         app.state.limits = limits
         self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
         self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
 
-        config = uvicorn.Config(
-            app,
-            http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
-            loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-            headers=[("Cache-Control", "no-store"), ("Connection", "close")],
-        )
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(_config(app, limits))
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name=name, daemon=True
         )
@@ -200,6 +182,40 @@ class HttpServer:
         self._thread.join()
         self._requests.close()
         self._probes.close()
+
+
+def _listening(address: str) -> socket.socket:
+    """Return a socket that listens on HOST:PORT. Raises InvalidParameter."""
+    host, port = parse_address(address)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+
+    return listening
+
+
+def _config(app: Starlette, limits: HttpLimits) -> uvicorn.Config:
+    """Return uvicorn's configuration: one request for each connection, and no log of its own."""
+    return uvicorn.Config(
+        app,
+        http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+        headers=[("Cache-Control", "no-store"), ("Connection", "close")],
+    )
 
 
 class _LoopbackOnly:
@@ -249,6 +265,7 @@ async def _json_body(request: Request, seconds: float) -> Json:
     length = request.headers.get("content-length")
     if length is None or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the Content-Length is missing")
+    # h11 has refused a length that is no number.
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
 
@@ -312,8 +329,8 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this
-    machine.
+    """Return whether the host of HOST or HOST:PORT is
+    localhost or a loopback address of this machine.
     """
     try:
         host = urlsplit(f"//{address}").hostname or ""

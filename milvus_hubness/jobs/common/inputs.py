@@ -37,6 +37,7 @@ from milvus_hubness.jobs.store.protocols import Schemas, Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 COLLECTION_PREFIX = "collection:"
+"""With this begins the name of a bank that is read from a collection, not from a file."""
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
@@ -63,9 +64,9 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
             f"{collection!r} is a corrected collection: its stored vectors are no queries"
         )
 
-    parts = key_chunks(store, info, "reading the bank", silent)
     vectors = [
-        store.get(info.name, part, field, partition=partition).vectors for partition, part in parts
+        store.get(info.name, keys, field, partition=partition).vectors
+        for partition, keys in key_chunks(store, info, "reading the bank", silent)
     ]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
@@ -93,18 +94,18 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
-    """Read the texts of `count` queries from this column of a file or collection, in the order of
-    `read_bank`. Raises InvalidInput if there is no such column or another number of texts, and
-    UnreadableFile.
+    """Read the texts of `count` queries from this column of a file or
+    collection, in the order of `read_bank`. Raises InvalidInput if there
+    is no such column or another number of texts, and UnreadableFile.
     """
     if spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
-        parts = key_chunks(store, info, "reading the texts", silent)
+        # A store reads rows together with one of their vectors, whichever it is.
         field = next(iter(info.vector_fields))
         rows = [
             row
-            for partition, part in parts
-            for row in store.get(info.name, part, field, partition=partition).rows
+            for partition, keys in key_chunks(store, info, "reading the texts", silent)
+            for row in store.get(info.name, keys, field, partition=partition).rows
         ]
         if any(column not in row for row in rows):
             raise InvalidInput(
@@ -209,18 +210,21 @@ def read_gallery(
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
     backend = BiasBackend(store, info, state) if state else None
+
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
     biases: list[Floats] = []
 
-    def parts() -> Iterator[Floats]:
-        for partition, part in key_chunks(store, info, "reading the gallery", progress):
+    # `stacked` asks for one chunk of vectors after the other and puts each where it belongs, so
+    # that all vectors are never in memory twice. The lists above are filled on the way.
+    def vectors_by_chunk() -> Iterator[Floats]:
+        for partition, chunk in key_chunks(store, info, "reading the gallery", progress):
             if backend and state:
-                biased_rows = backend.read(part, partition)
+                biased_rows = backend.read(chunk, partition)
                 batch = biased_rows.batch
                 plain = biased_rows.vectors
             else:
-                batch = store.get(info.name, part, field, partition=partition)
+                batch = store.get(info.name, chunk, field, partition=partition)
                 plain = batch.vectors
 
             valid = np.flatnonzero(~layout.invalid(plain)).tolist()
@@ -231,17 +235,17 @@ def read_gallery(
                 biases.append(biased_rows.biases[valid, state.profile.slot])
             yield plain[valid]
 
-    rows = stacked(parts(), layout.dim)
+    vectors = stacked(vectors_by_chunk(), layout.dim)
     if not keys:
         raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
 
-    layout = layout if state else with_mean(layout, rows)
-    return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
+    layout = layout if state else with_mean(layout, vectors)
+    return Gallery(layout, keys, vectors, fields, np.concatenate(biases) if biases else None)
 
 
-def stacked(parts: Iterable[Floats], dim: int) -> Floats:
-    """Return the vectors of all parts in one array (n, dim), without holding them twice."""
-    return np.fromiter(chain.from_iterable(parts), np.dtype((np.float32, dim)))
+def stacked(chunks: Iterable[Floats], dim: int) -> Floats:
+    """Return the vectors of all chunks in one array (n, dim), without holding them twice."""
+    return np.fromiter(chain.from_iterable(chunks), np.dtype((np.float32, dim)))
 
 
 def fit_measured(
@@ -287,6 +291,8 @@ def fit_with_mean(
     valid = ~layout.invalid(vectors)
     biases = correction.centred(vectors)[valid]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+
+    # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
     if layout.spread > 1:
         layout = with_bias_scale(layout, vectors[valid], biases, strength)
     return replace(correction, layout=layout, mean_bias=mean_bias)

@@ -45,11 +45,17 @@ from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 RENEWALS = 3
+"""Number of renewals within the lifetime of a lease."""
+
 CHECKS = 10
-"""Numbers of renewals, and of reads of the records at most, within the lifetime of a lease."""
+"""Most reads of the records within the lifetime of a lease, however often `check` is called."""
+
 ATTEMPTS = 10
+"""How often a process tries to win against others that claim the lease at the same moment."""
+
 LONGEST_PAUSE = 0.2
-"""The random pause before the second attempt, in seconds, grows with every further attempt."""
+"""Longest pause before the second attempt, in seconds; it grows with every further attempt."""
+
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
@@ -57,9 +63,9 @@ LONGEST_NAME = 200
 class Lease:
     """The lease on one or more collections: a context manager that renews it in the background.
 
-    collections: their real names; they need not exist yet. fenced: False for a lease on something
-    else. Its attribute `store` is the store, with fenced writes. Raises LeaseHeld, which names the
-    holder.
+    collections: their real names; they need not exist yet. fenced:
+    False for a lease on something else. Its attribute `store` is the
+    store, with fenced writes. Raises LeaseHeld, which names the holder.
     """
 
     def __init__(
@@ -180,6 +186,7 @@ class Lease:
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
 
+        # What is read may be as old as the request.
         began = time.monotonic()
         held = dict(self._entries)
         current = read_entries(self._unfenced, *held)
@@ -236,6 +243,8 @@ class Lease:
                 "attempts another process tried at the same moment every time: try again"
             )
 
+        # Only after the win: had a process that withdraws removed the former records, the
+        # highest token would be gone, and a later holder would get one that is not higher.
         for name, records in former.items():
             self._forget(name, [record for record in records if record.token < mine[name].token])
 
@@ -276,9 +285,12 @@ class Lease:
         """Write this process's records and aliases; return whether it alone wrote the highest token
         of every one.
         """
+        # The records come first: what a process that is killed here has
+        # created is in the ledger, where the next holder looks for it.
         self._put([*mine.values(), *planned])
         self._drop_former_fences(former)
         for fence in planned:
+            # All collections of a lease share one alias of the ledger.
             if self.alias_of(fence.target) != fence.alias:
                 self._create(fence)
                 self._fences[fence.target] = fence
@@ -315,12 +327,13 @@ class Lease:
         return planned
 
     def _create(self, fence: Fence) -> None:
+        # Before the request, which may create the alias even if it fails.
         self._undropped.add(fence.alias)
         self._unfenced.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger; before a write by it, call
-        `check_now`.
+        """Record and create a new alias of a collection or
+        the ledger; before a write by it, call `check_now`.
         """
         attempt = 0
         while True:
@@ -353,6 +366,7 @@ class Lease:
     def _drop_former_fences(self, former: Mapping[str, Sequence[Entry | Fence]]) -> None:
         """Drop the aliases that former holders left, so that later reads see all their writes."""
         records = [record for group in former.values() for record in group]
+        # Who released the lease has dropped its aliases before.
         released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
         left = {
             record.alias
@@ -361,6 +375,7 @@ class Lease:
         }
         for alias in left:
             self._unfenced.unfence(alias)
+        # The server may still apply writes whose alias it resolved before the drop.
         if left:
             time.sleep(self.policy.fenced_write)
 
@@ -374,6 +389,7 @@ class Lease:
         with suppress(HubnessError):
             for alias in sorted(self._undropped):
                 self._unfenced.unfence(alias)
+            # The records stay, without an expiry: the next token must be higher.
             self._put_expiry(None)
 
         self._entries = {}
@@ -382,8 +398,8 @@ class Lease:
 
     def _renew(self) -> None:
         while not self._over.wait(self.policy.seconds / RENEWALS):
-            # If the database does not answer, the next round tries again; `check` notices a lost
-            # lease.
+            # If the database does not answer, the next round
+            # tries again; `check` notices a lost lease.
             with suppress(Exception):
                 self._put_expiry(self._expiry())
 
@@ -426,11 +442,12 @@ def leasing(
     valid. Raises LeaseHeld.
     """
     while True:
-        before = store.info(name, counted=False)
-        validate(before)
-        with lease_on(store, before) as lease:
+        validated = store.info(name, counted=False)
+        validate(validated)
+        with lease_on(store, validated) as lease:
+            # An alias that moved before the lease was held leads to another collection now.
             info = store.info(name, counted=False)
-            if info.name == before.name:
+            if info.name == validated.name:
                 yield lease, info
                 return
 

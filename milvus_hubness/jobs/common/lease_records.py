@@ -21,6 +21,7 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 
 LEASES = "leases"
+"""The first part of the group of a collection's lease records in the ledger."""
 
 T = TypeVar("T")
 
@@ -51,14 +52,16 @@ def _proc(path: str) -> str:
 
 
 def process_start(pid: int) -> str:
-    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there
-    is none.
+    """Return the start time of a process of this PID
+    namespace, in ticks since boot; empty if there is none.
     """
+    # The second field, the name of the program, may itself hold spaces and parentheses.
     fields = _proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if fields else ""
 
 
 LARGEST_PID = 2**31 - 1
+"""Largest process number that Linux allows."""
 
 
 class Owner(FrozenModel):
@@ -92,16 +95,19 @@ class Owner(FrozenModel):
         and start time.
         """
         this = Owner.here()
+        # Where the system has no /proc, nothing is certain, and the lease runs out by itself.
         seen = self.boot_id and self.pid_namespace and self.started
         if not seen or (self.boot_id, self.pid_namespace) != (this.boot_id, this.pid_namespace):
             return False
+
+        # Another process may have the number by now, but it started later.
         return process_start(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
 
-def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
+def seconds_in(variable: str, default: float, smallest: float = 0.0) -> float:
     """Return the seconds in an environment variable. Raises InvalidParameter."""
     text = os.environ.get(variable) or str(default)
     try:
@@ -109,17 +115,17 @@ def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
     except ValueError:
         seconds = math.nan
 
-    if not least <= seconds < math.inf:
+    if not smallest <= seconds < math.inf:
         raise InvalidParameter(
-            f"${variable} must be a number of seconds, at least {least:g}, not {text!r}"
+            f"${variable} must be a number of seconds, at least {smallest:g}, not {text!r}"
         )
 
     return seconds
 
 
 def default_client_ttl() -> float:
-    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after
-    an announcement.
+    """Return the longest state_ttl of a client that writes,
+    in seconds: a job waits that long after an announcement.
     """
     return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
 
@@ -137,8 +143,8 @@ class LeasePolicy:
     visible: float = 5.0
     """Maximum between a note in the write-intent log and the noted write."""
     compact: float = 60.0
-    """Between two compactions of the log, both of which must see a noted row unused before it is
-    dropped.
+    """Between two compactions of the log, both of which
+    must see a noted row unused before it is dropped.
     """
 
     @classmethod
@@ -147,8 +153,9 @@ class LeasePolicy:
 
         Raises InvalidParameter.
         """
-        seconds = seconds_in(LEASE_VARIABLE, cls.seconds, least=0.001)
-        return cls(seconds, seconds / 6)
+        seconds = seconds_in(LEASE_VARIABLE, cls.seconds, smallest=0.001)
+        # The same proportion as that of the two defaults.
+        return cls(seconds, skew=seconds / 6)
 
 
 LARGEST_TOKEN = 999_999_999_999
@@ -179,6 +186,7 @@ class Entry(_LeaseRecord):
         """Whether the holder may still work: it has not released the lease, which has not expired
         by any clock.
         """
+        # The holder's clock may be behind this one by `skew` seconds, and it may still renew.
         if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
             return False
         return not self.owner.is_dead

@@ -35,9 +35,10 @@ def chunks(items: Sequence[T], size: int, doing: str, progress: Progress) -> Ite
     """Yield `items` in chunks of `size`, and report to `progress` after each chunk is processed."""
     progress(doing, 0, len(items))
     for start in range(0, len(items), size):
-        part = items[start : start + size]
-        yield part
-        progress(doing, start + len(part), len(items))
+        chunk = items[start : start + size]
+        yield chunk
+        # The caller asks for the next chunk once it has processed this one.
+        progress(doing, start + len(chunk), len(items))
 
 
 PHASES = {
@@ -73,8 +74,8 @@ class Event:
     """When it was reported, in UTC."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name, time (ISO 8601) and facts as JSON-compatible data; infinite numbers and NaN
-        become None.
+        """Return name, time (ISO 8601) and facts as
+        JSON-compatible data; infinite numbers and NaN become None.
         """
         facts = to_jsonable_python(self.facts, fallback=_plain, inf_nan_mode="null")
         return {"name": self.name, "time": self.time.isoformat(), "facts": facts}
@@ -107,6 +108,8 @@ class Events:
             event = Event(name, facts, datetime.now(timezone.utc))
             for listener in self._listeners:
                 listener(event)
+
+        # Outside the lock: a hook may take long, and may pause the job, which reports an event.
         if self._hooks:
             self._hooks(event)
 
@@ -164,25 +167,37 @@ def polling(poll: Callable[[], object], seconds: float, name: str) -> Iterator[N
 
 
 BURST_SECONDS = 1.0
+"""A full bucket holds the tokens of so many seconds."""
+
 SMALLEST_REQUEST = 16
+"""Least rows of a request, however slow the rates: each request has a cost of its own."""
+
 LARGEST_STEP = 2.0
+"""The rows of a request grow or shrink by at most this factor from one request to the next."""
+
 LONGEST_WAIT = 3_600.0
+"""Seconds after which a waiting job looks again; a pause may last longer."""
+
 STOP_POLL_SECONDS = 0.2
+
 INSTANT = 1e-9
+"""Seconds below which rounding errors of the clock count as no time."""
 
 LIMITS = ("rows_per_second", "bytes_per_second", "chunk_seconds")
+"""The names of the limits of a throttle."""
 
 Wait = Callable[[threading.Condition, float], object]
+"""Waits for a condition, at most so many seconds."""
 
 
 class Throttle:
     """Limits the pace of a job: a writer calls `admit` before each request and `took` after it,
     from any thread.
 
-    rows_per_second, bytes_per_second: token buckets that hold the tokens of one second; a larger
-    request is admitted from a full bucket, and the next waits longer. chunk_seconds: the target
-    duration of a request. None: no limit. clock, wait: time.monotonic and Condition.wait. Raises
-    InvalidParameter.
+    rows_per_second, bytes_per_second: token buckets that hold the tokens of one
+    second; a larger request is admitted from a full bucket, and the next waits
+    longer. chunk_seconds: the target duration of a request. None: no limit.
+    clock, wait: time.monotonic and Condition.wait. Raises InvalidParameter.
     """
 
     def __init__(
@@ -220,6 +235,8 @@ class Throttle:
         self._guard()
         with self._changed:
             while delay := self._delay(rows, size):
+                # Meanwhile another thread may pause, resume, stop
+                # or change a rate, so the delay is computed again.
                 self._wait(self._changed, min(delay, LONGEST_WAIT))
             self._rows.take(rows)
             self._bytes.take(size)
@@ -229,12 +246,12 @@ class Throttle:
     @contextmanager
     def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
         """Have `admit` call `guard` first within the block, and raise its exceptions."""
-        before = self._guard
+        outer_guard = self._guard
         self._guard = guard
         try:
             yield
         finally:
-            self._guard = before
+            self._guard = outer_guard
 
     def check(self) -> None:
         """Raise the error that was passed to `stop`, without waiting."""
@@ -312,6 +329,8 @@ class Throttle:
         with self._changed:
             if self._chunk_seconds is None or self._adapted_rows is None:
                 return
+
+            # The last rows of a chunk are few, and say nothing about a whole request.
             if rows < int(self._adapted_rows) and seconds < self._chunk_seconds:
                 return
 
@@ -334,8 +353,8 @@ class Throttle:
             }
 
     def _delay(self, rows: int, size: int) -> float:
-        """Return the seconds until the request may be sent if nothing changes; infinite while
-        paused.
+        """Return the seconds until the request may be
+        sent if nothing changes; infinite while paused.
         """
         if self._error is not None:
             raise self._error
@@ -368,6 +387,8 @@ class _Bucket:
 
         self._level = min(self._capacity, self._level + self.rate * (now - self._filled_at))
         self._filled_at = now
+        # A request larger than the bucket waits until it is full. `take`
+        # then makes the level negative, and later requests pay for it.
         seconds = (min(amount, self._capacity) - self._level) / self.rate
         return seconds if amount and seconds > INSTANT else 0.0
 
@@ -399,7 +420,10 @@ def checked_limit(name: str, value: object) -> float | None:
 
 
 KEYS_PER_PAGE = 16_384
+"""Keys that one request returns: the most that Milvus allows."""
+
 Pages: TypeAlias = "Callable[[str | None], Iterable[list[Key]]]"
+"""Returns pages of the keys of a partition."""
 
 
 def key_pages(
@@ -439,10 +463,10 @@ def key_pages(
 def ceiling_of(
     store: Rows, collection: str, key: Key, partition: str | None = None, pending: str = ""
 ) -> Key | None:
-    """Return a key that is at least the greatest current key, searched from `key` up; None if there
-    is none. A reader that stops here ends even if clients write rising keys faster than it reads. A
-    page with fewer rows than requested does not show the end: Milvus 2.3 returns some rows one by
-    one.
+    """Return a key that is at least the greatest current key, searched from
+    `key` up; None if there is none. A reader that stops here ends even if
+    clients write rising keys faster than it reads. A page with fewer rows than
+    requested does not show the end: Milvus 2.3 returns some rows one by one.
     """
     options: Any = {"limit": 1, "partition": partition, "pending": pending}
     keys = (store.above(key, step) for step in count())
@@ -455,6 +479,7 @@ def ceiling_of(
 
 def absent(pages: Iterable[list[Key]], store: Rows, other: str) -> Iterator[list[Key]]:
     """Yield, from ascending pages of keys, the keys that the collection `other` does not have."""
+    # Both collections have one order of keys, so `other` is read once, alongside the pages.
     after: Key | None = None
     for page in pages:
         lacking = set(page)
@@ -486,13 +511,16 @@ def key_chunks(
     done = 0
     progress(doing, done, total)
     for partition in info.partitions:
-        held: list[Key] = []
+        waiting: list[Key] = []
         keys = pages(partition) if pages else key_pages(store, info.name, partition, rows=info.rows)
+        # Pages and chunks have other sizes; None stands for the end, where the last chunk is short.
         for page in chain(keys, [None]):
-            held += page or []
-            while len(held) >= size or (held and page is None):
-                part = held[:size]
-                held = held[size:]
-                yield partition, part
-                done += len(part)
+            waiting += page or []
+            while len(waiting) >= size or (waiting and page is None):
+                chunk = waiting[:size]
+                waiting = waiting[size:]
+                yield partition, chunk
+
+                # Clients may have added rows, so that there are more than were counted.
+                done += len(chunk)
                 progress(doing, done, max(done, total))

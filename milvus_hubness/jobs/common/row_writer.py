@@ -13,10 +13,10 @@ leaves rows alone that another client has changed since: their digest differs. A
 leaves its last batch record; the next holder of the lease first drops the former holder's alias,
 and then repairs the rows that the record names.
 
-The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the
-log as on the collection. A write of another client between the job's read and write is undone. A
-repair may also replay the note of a failed write: the database may have applied such a write
-anyway.
+The log protects writes of HubnessClient and AsyncHubnessClient if they have
+the same rights on the log as on the collection. A write of another client
+between the job's read and write is undone. A repair may also replay the
+note of a failed write: the database may have applied such a write anyway.
 """
 
 from __future__ import annotations
@@ -49,9 +49,16 @@ from milvus_hubness.jobs.store.records import (
 )
 
 BATCHES = "batches"
+"""The first part of the group of a collection's batch records in the ledger."""
+
 HAS_BIAS = ""
+"""Takes the place of a field's name in a digest; no field of a row has an empty name."""
+
 VISIBLE_PAUSE = 0.05
+"""Seconds between two looks whether a noted write has arrived."""
+
 REPAIR_ROUNDS = 20
+
 LONGEST_RECORD = 50_000
 """Maximum length of a record, in characters; a ledger takes 60,000."""
 
@@ -77,8 +84,8 @@ class RowContent(FrozenModel):
 
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
-        """Return the row content of `info`, for a job that rewrites the biases of the state's
-        field.
+        """Return the row content of `info`, for a job
+        that rewrites the biases of the state's field.
         """
         states = (*info.states.values(), state)
         hidden = {name for other in states for name in other.codec.hidden_fields}
@@ -155,7 +162,7 @@ class RowWriter:
         self._content = RowContent.of(info, state)
 
         # The number of ledger records that the last batch took.
-        self._parts = 0
+        self._record_count = 0
         # Notes whose writes precede the job's read, so that the repair leaves them out.
         self._applied: set[Note] = set()
 
@@ -182,8 +189,8 @@ class RowWriter:
         # A strongly consistent read mostly waits, so the rows and the notes are read in parallel;
         # the rows are read again if there were notes. A job rewrites only rows that it has just
         # read, so the notes of all others can be forgotten.
-        own = set(keys)
-        self._applied = {note for note in self._applied if note.key in own}
+        keys_to_rewrite = set(keys)
+        self._applied = {note for note in self._applied if note.key in keys_to_rewrite}
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(rows)
@@ -228,7 +235,7 @@ class RowWriter:
 
     def close(self) -> None:
         """Remove the record of the last batch, which is repaired."""
-        self._drop_parts(0)
+        self._drop_records(from_number=0)
 
     def _record(self, rows: Rows, partition: str | None) -> None:
         if self._intent_log is None:
@@ -238,51 +245,55 @@ class RowWriter:
             {name for digests in rows.values() for digest in digests for name, _ in digest}
         )
         records = []
-        for part, texts in enumerate(_in_parts(rows, fields)):
+        for number, digests in enumerate(_in_records(rows, fields)):
             record = BatchRecord(
                 token=self._lease.token,
                 partition=partition,
                 content=self._content,
                 fields=fields,
-                rows=texts,
+                rows=digests,
             )
             records.append(
-                Record(self._key(part), _group(self._info.name), record.model_dump_json())
+                Record(self._key(number), _group(self._info.name), record.model_dump_json())
             )
 
+        # The records of a batch have the keys of the last batch's records, and replace them. The
+        # last batch is repaired by now, so what is left of its records may go.
         self._lease.store.put_records(LEDGER, records)
-        self._parts = max(self._parts, len(records))
-        self._drop_parts(len(records))
+        self._record_count = max(self._record_count, len(records))
+        self._drop_records(from_number=len(records))
 
-    def _drop_parts(self, start: int) -> None:
-        if self._parts > start:
-            keys = [self._key(part) for part in range(start, self._parts)]
+    def _drop_records(self, *, from_number: int) -> None:
+        if self._record_count > from_number:
+            keys = [self._key(number) for number in range(from_number, self._record_count)]
             self._lease.store.drop_records(LEDGER, _group(self._info.name), keys)
-            self._parts = start
+            self._record_count = from_number
 
-    def _key(self, part: int) -> str:
-        return f"{_group(self._info.name)}/{self._lease.token:012}/{part:04}"
+    def _key(self, number: int) -> str:
+        return f"{_group(self._info.name)}/{self._lease.token:012}/{number:04}"
 
 
-def _in_parts(rows: Rows, fields: Sequence[str]) -> Iterator[list[tuple[Key, list[str]]]]:
-    """Split the rows into parts that fit into one batch record."""
-    part: list[tuple[Key, list[str]]] = []
+def _in_records(rows: Rows, fields: Sequence[str]) -> Iterator[list[tuple[Key, list[str]]]]:
+    """Split the rows, with their digests as texts, so that each part fits into a batch record."""
+    fitting: list[tuple[Key, list[str]]] = []
+    # As if the record were full: the first row begins one.
     size = LONGEST_RECORD
     for key, digests in rows.items():
         hashes = map(dict, digests)
         texts = sorted(",".join(by_field.get(name, "") for name in fields) for by_field in hashes)
+        # Quotes, commas and brackets of JSON count as well.
         length = len(json.dumps(key)) + sum(map(len, texts)) + 4 * len(texts) + 4
         if size + length > LONGEST_RECORD:
-            if part:
-                yield part
-            part = []
+            if fitting:
+                yield fitting
+            fitting = []
             size = sum(map(len, fields)) + 4 * len(fields)
 
-        part.append((key, texts))
+        fitting.append((key, texts))
         size += length
 
-    if part:
-        yield part
+    if fitting:
+        yield fitting
 
 
 def _group(collection: str) -> str:
@@ -314,10 +325,11 @@ class _Repair:
 
         Return whether there were new notes.
         """
-        before = len(self.applied)
+        applied_count = len(self.applied)
         until = time.monotonic() + seconds
         while notes := self._notes(keys, partition, self.applied):
             current, noted = self._contents(notes, partition)
+            # The write of a note may have failed, so that the row never shows it.
             is_over = time.monotonic() > until
             applied = [
                 note
@@ -331,15 +343,16 @@ class _Repair:
             self.applied.update(applied)
             if len(applied) == len(notes):
                 break
+
             time.sleep(VISIBLE_PAUSE)
 
-        return len(self.applied) > before
+        return len(self.applied) > applied_count
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
         """Repair the rows, and return the number of repaired rows.
 
-        record: stores `rows`, with the digests of the rows to replay, before the replay. Raises
-        NotCaughtUp.
+        record: stores `rows`, with the digests of the rows
+        to replay, before the replay. Raises NotCaughtUp.
         """
         keys = list(rows)
         seen = set(self.applied)
@@ -419,8 +432,8 @@ def _without(digest: Digest, names: Iterable[str]) -> Digest:
 
 
 def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], note: Note) -> bool:
-    """Return whether a row still has the job's content, or an earlier noted one, apart from later
-    partial updates.
+    """Return whether a row still has the job's content, or
+    an earlier noted one, apart from later partial updates.
     """
     if current in by_job or (current and current in earlier):
         return True
@@ -430,8 +443,8 @@ def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], n
 
 
 def _shows(current: Digest, noted: Digest) -> bool:
-    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced
-    row.
+    """Return whether a row has all noted fields; Milvus
+    Lite keeps further fields of the replaced row.
     """
     return _without(noted, [HAS_BIAS]) <= current if noted else not current
 
@@ -445,8 +458,8 @@ def rewriting(
     client_ttl: float,
     stop: threading.Event | None = None,
 ) -> Iterator[RowWriter]:
-    """Have all clients note their writes to `info` within the block, and yield the writer of its
-    rows.
+    """Have all clients note their writes to `info`
+    within the block, and yield the writer of its rows.
 
     state: of the field whose biases are written; new biases must be announced before this call.
     client_ttl: the longest state_ttl of a client that writes, in seconds; this waits that long.
@@ -462,34 +475,12 @@ def rewriting(
         yield RowWriter(lease, info, state, None)
         return
 
-    lease.check()
-    announced = store.info(info.name, counted=False)
-    if announced.intent_log is not None and store.exists(announced.intent_log.collection):
-        # The job may have been killed before all clients had read the new collection state.
-        _wait(client_ttl, stop)
-        _repair_left(store, announced)
-
-    # Clients note writes of all fields that are corrected now or will be while they note: that of
-    # `state`, too.
-    lease.check()
-    corrected = {**announced.states, state.field: state}
-    intent_log = store.create_intent_log(replace(announced, states=corrected))
-    lease.check()
-    store.write_property(info.name, WRITE_INTENTS_PROPERTY, intent_log)
-    try:
-        for left in store.intent_logs(info.collection_id):
-            if left.collection != intent_log.collection:
-                store.drop_intent_log(left, lease.check_now)
-
-        _wait(client_ttl, stop)
-    except BaseException:
-        store.end_intent_log(info.name, intent_log)
-        raise
-
+    intent_log = _begin_notes(lease, info, state, client_ttl, stop)
     writer = RowWriter(lease, info, state, intent_log)
     try:
         yield writer
     except (LeaseLost, GeneratorExit):
+        # The next holder of the lease repairs; this process may write nothing more.
         raise
     except BaseException:
         # An interrupted write may still arrive; with new fences it cannot arrive after the repair.
@@ -498,9 +489,52 @@ def rewriting(
         store.end_intent_log(info.name, intent_log)
         raise
 
+    # The record goes before the notes: nothing could be repaired without them.
     lease.check()
     writer.close()
     store.end_intent_log(info.name, intent_log)
+
+
+def _begin_notes(
+    lease: Lease,
+    info: CollectionInfo,
+    state: CollectionState,
+    client_ttl: float,
+    stop: threading.Event | None,
+) -> WriteIntentLog:
+    """Have all clients note their writes from now on, and return the log. Arguments of `rewriting`.
+
+    First, the rows that a killed job left are repaired from the log that it used.
+    """
+    store = lease.store
+    lease.check()
+    announced = store.info(info.name, counted=False)
+    if announced.intent_log is not None and store.exists(announced.intent_log.collection):
+        # The job may have been killed before all clients had read the new collection state.
+        _wait(client_ttl, stop)
+        _repair_left(store, announced)
+
+    # Clients note writes of all fields that are corrected
+    # now or will be while they note: that of `state`, too.
+    lease.check()
+    corrected = {**announced.states, state.field: state}
+    intent_log = store.create_intent_log(replace(announced, states=corrected))
+
+    # The log exists before the property names it, so that no client meets a log that is not there.
+    lease.check()
+    store.write_property(info.name, WRITE_INTENTS_PROPERTY, intent_log)
+    try:
+        for former in store.intent_logs(info.collection_id):
+            if former.collection != intent_log.collection:
+                store.drop_intent_log(former, lease.check_now)
+
+        # A client with an older cached state writes without a note until its cache expires.
+        _wait(client_ttl, stop)
+    except BaseException:
+        store.end_intent_log(info.name, intent_log)
+        raise
+
+    return intent_log
 
 
 def _repair_left(

@@ -27,8 +27,13 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.common.progress import EVENT_NAMES, Event, Events, Throttle, polling
 
 POLL_SECONDS = 0.1
+"""Seconds between two looks whether a command is cancelled."""
+
 TAIL_BYTES = 65_536
+"""How much of the end of an output is searched for its last line."""
+
 LINE_LENGTH = 500
+"""Most characters of that line in a message."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ def run_command(
         for name, value in {**os.environ, **(variables or {})}.items()
         if name not in SECRET_VARIABLES and not any(secret in value for secret in secrets)
     }
+    # Files, not pipes: nobody reads while the command runs, and a process that it leaves in the
+    # background would hold a pipe open.
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
         process = subprocess.Popen(
             command,
@@ -80,6 +87,7 @@ def run_command(
             exit_code = _wait(process, timeout, cancelled)
         finally:
             if process.returncode is None:
+                # The command has a session of its own, so its children end with it.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
@@ -140,6 +148,7 @@ class Hooks:
 
             failed = f"{event.name} hook {redacted(command)!r} failed, {outcome.complaint}"
             if event.name.startswith("before-"):
+                # The step has not happened yet, and must not happen.
                 raise HookFailed(failed)
 
             log.warning(failed)
@@ -175,6 +184,8 @@ def _text(fact: Any) -> str:
 
 
 MAX_LOAD = "max-load"
+"""The reason of a pause for the load; other reasons are names of operators."""
+
 TIMEOUT_SECONDS = 30.0
 
 
@@ -223,6 +234,8 @@ def watching_load(
             try:
                 yield
             finally:
+                # A command that still runs is cancelled, so that the end of the polling is not
+                # delayed by it; its outcome no longer counts.
                 over.set()
     finally:
         throttle.resume(MAX_LOAD)

@@ -49,8 +49,13 @@ from milvus_hubness.jobs.store.protocols import (
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 MOST_PASSES = 20
+"""How often all rows are read and filled, while clients write rows without a bias."""
+
 SAMPLED_ROWS = 128
+"""About how many rows are searched for by their own vectors."""
+
 KEYS_NAMED = 5
+"""Most keys that a message names."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,8 @@ class Enabled:
 def enable(
     store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
 ) -> Enabled:
-    """Write the biases outside the user's vectors, write the collection state, and check the
-    biases.
+    """Write the biases outside the user's vectors,
+    write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for fields that a
     server added. With a second vector field, everything stays: clients write both fields and search
@@ -100,7 +105,8 @@ def enable(
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    with Lease(store, name, *filter(None, [plan.side_collection])) as lease:
+    side = [plan.side_collection] if plan.side_collection else []
+    with Lease(store, name, *side) as lease:
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.
@@ -144,7 +150,8 @@ def _enable_reranking(
             sides = capability(store, SideCollections)
             if not sides.can_hold_side(plan.source, plan.side_collection):
                 raise CollectionExists(
-                    f"collection {plan.side_collection!r} was created since this plan was made: plan again"
+                    f"collection {plan.side_collection!r} was created since this plan was made: "
+                    "plan again"
                 )
 
             if store.exists(plan.side_collection):
@@ -165,6 +172,7 @@ def _enable_reranking(
                 store.flush(plan.side_collection)
             backend.wait_visible()
 
+            # Registered before the write, which may reach the database although it fails.
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
 
@@ -182,8 +190,8 @@ def _enable_reranking(
 def _fill_second_vector(
     lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
 ) -> dict[str, Any]:
-    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search
-    it.
+    """Add the second field, fill it after `client_ttl`
+    seconds, check it, and let clients search it.
     """
     store = lease.store
     name = plan.source.name
@@ -267,9 +275,9 @@ def _fill(
 ) -> tuple[int, list[Key]]:
     """Return the number of rows, and keys of some rows whose scores were not correct.
 
-    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows
-    that clients inserted since they read the state have biases of new rows, which differ from the
-    formula.
+    Rows may lack locality hints: a client whose memory cannot hold the
+    bank writes such rows. Rows that clients inserted since they read
+    the state have biases of new rows, which differ from the formula.
     """
     store = backend.store
     info = backend.info
@@ -277,13 +285,13 @@ def _fill(
     corrections = dict.fromkeys(range(state.layout.slots), correction)
     rows = 0
     wrong = list[Key]()
-    for partition, part in key_chunks(store, info, doing, progress):
-        biased_rows = backend.read(part, partition)
+    for partition, chunk in key_chunks(store, info, doing, progress):
+        biased_rows = backend.read(chunk, partition)
         biases = correction.centred(biased_rows.vectors)
         allowed = correction.allowed_differences(biased_rows.vectors, biases)
         differences = np.abs(biased_rows.biases - biases[:, None])
-        is_near = (differences <= allowed[:, None]).all(axis=1)
-        is_wrong = biased_rows.unbiased | ~(is_near | biased_rows.new)
+        is_correct = (differences <= allowed[:, None]).all(axis=1)
+        is_wrong = biased_rows.unbiased | ~(is_correct | biased_rows.new)
 
         wrong += biased_rows.only(is_wrong).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
@@ -296,22 +304,23 @@ def _fill(
 def _find_themselves(
     store: Store, info: CollectionInfo, state: CollectionState
 ) -> tuple[int, int, int]:
-    """Return the number of rows searched for, and of those that each field returns; changed rows do
-    not count.
+    """Return the number of rows searched for, and of those
+    that each field returns; changed rows do not count.
     """
     counts = np.zeros(3, np.int64)
     every = max(1, -(-info.rows // SAMPLED_ROWS))
     seen = 0
     for partition in info.partitions:
-        picked: list[Key] = []
+        sampled: list[Key] = []
         for page in key_pages(store, info.name, partition, rows=info.rows):
-            picked += page[-seen % every :: every]
+            # Every so many rows, counted over pages and partitions.
+            sampled += page[-seen % every :: every]
             seen += len(page)
 
-        before = store.get(info.name, picked, state.field, partition=partition)
-        valid = ~state.layout.invalid(before.vectors)
-        keys = [key for key, usable in zip(before.keys, valid, strict=True) if usable]
-        vectors = before.vectors[valid]
+        rows = store.get(info.name, sampled, state.field, partition=partition)
+        valid = ~state.layout.invalid(rows.vectors)
+        keys = [key for key, usable in zip(rows.keys, valid, strict=True) if usable]
+        vectors = rows.vectors[valid]
         if not keys:
             continue
 
@@ -321,10 +330,13 @@ def _find_themselves(
             for field, query_vectors in ((state.field, vectors), (state.searched_field, encoded))
         ]
         steady, by_field, by_second = find_themselves(keys, *searches)
-        after = store.get(info.name, keys, state.field, partition=partition)
-        same = same_rows(before, after)
+
+        # A row that a client has written meanwhile was searched for by a vector that it had.
+        rows_now = store.get(info.name, keys, state.field, partition=partition)
+        same = same_rows(rows, rows_now)
         counted = steady & np.array([same.get(key, False) for key in keys])
         counts += [counted.sum(), (counted & by_field).sum(), (counted & by_second).sum()]
+
     searched, in_field, in_second = counts.tolist()
     return searched, in_field, in_second
 
@@ -348,6 +360,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
                 f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
             )
 
+        # The state goes first, so that no client or job looks for what is dropped after it.
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:

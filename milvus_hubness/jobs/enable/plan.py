@@ -55,6 +55,7 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_ranks
 
 MEASURED_QUERIES = 1_000
+"""Most queries on which the number of candidates is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,9 +229,9 @@ def plan_enable(
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
     gate_targets: as in plan_migration.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator or gate,
-    AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
-    CollectionNotFound, BankTooSmall.
+    Raises ResumeRefused if an interrupted run used another bank, estimator
+    or gate, AlreadyCorrected, CannotMigrate, CorrectionNotRecommended,
+    InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -391,6 +392,8 @@ def _fitted(
     gallery = read_gallery(store, info, field, progress=progress)
     request.bank.expect_dim(gallery.layout.dim, "the field")
     dtype = info.vector_fields[field].dtype
+    # Also where biases leave the vectors as they are: scores that are equal in float32 cannot be
+    # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
     remarks = verdict_remarks(info, field, request.bank, is_followed=request.estimator is None)
@@ -469,8 +472,8 @@ def _remarks_on_expiry(info: CollectionInfo, where: LocationWithoutCopy) -> list
 
 
 def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
-    """Return a name for the side collection: that of an unfinished `enable`, or one that no
-    collection has.
+    """Return a name for the side collection: that of an
+    unfinished `enable`, or one that no collection has.
 
     The first name may be taken: a collection that was renamed keeps its side collection.
     """
@@ -497,12 +500,16 @@ def measure(
     with each number's miss rate.
     """
     queries.expect_dim(gallery.layout.dim, "the field")
-    query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
+    every = -(-len(queries) // MEASURED_QUERIES)
+    query_vectors = queries.vectors[::every]
+    # A corrected answer is missed if its rank in the raw ranking is behind the last candidate.
     ranks = raw_ranks(
         gallery.layout.reduce_queries(query_vectors),
         gallery.layout.reduce_items(gallery.vectors),
         np.float32(strength) * correction.centred(gallery.vectors),
     )
+
+    # The server refuses searches for more rows than `most`.
     allowed = [*(step for step in LADDER if step < most), min(most, LADDER[-1])]
     missed = {candidates: missed_share(ranks, candidates) for candidates in allowed}
     candidates = enough_candidates(ranks, max_miss_rate, allowed)

@@ -1,5 +1,5 @@
-"""The comparison passes over a migration's two collections: they carry rows over, and verify the
-copy.
+"""The comparison passes over a migration's two
+collections: they carry rows over, and verify the copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import SPACING
 from milvus_hubness.correction.codec.base import Flags
-from milvus_hubness.correction.fitted import BIAS_TOLERANCE
+from milvus_hubness.correction.fitted import BIAS_TOLERANCE, Correction
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.common.progress import Throttle, key_pages
@@ -32,7 +32,10 @@ RECHECK_DELAYS = (0.0, 0.2, 1.0)
 """
 
 REPAIR_ROUNDS = 20
+"""How often rows that change meanwhile are carried over again."""
+
 WARMING_SEARCHES = 100
+"""Number of queries of the bank that are searched before the cutover."""
 
 
 def pair_of(
@@ -43,15 +46,23 @@ def pair_of(
     back: the copy is the origin. Raises as `load_corrections` does.
     """
     state = migration.corrected()
-    before = migration.rebuilds
-    former = load_corrections(store, before, unchecked=before.profiles) if before else {}
-    source = Endpoint(migration.source_now, before, former)
+
+    # The source of a rebuild is corrected itself. Its bank may have been edited by hand since.
+    former_state = migration.rebuilds
+    former: dict[int, Correction] = {}
+    if former_state is not None:
+        former = load_corrections(store, former_state, unchecked=former_state.profiles)
+
+    source = Endpoint(migration.source_now, former_state, former)
     copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
     return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
 
 SAMPLED_ROWS = 256
+"""Number of rows whose biases and searches a verification checks."""
+
 DEFECTS_NAMED = 3
+"""Most rows that a message names."""
 
 
 class Sample:
@@ -118,7 +129,9 @@ def run_pass(
     # A row that a client is writing may differ for a moment; without writers, none is.
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
 
-    rows = fields = differing = 0
+    rows = 0
+    fields = 0
+    differing = 0
     sample = Sample()
     defects: list[str] = []
     example = ""
@@ -126,19 +139,13 @@ def run_pass(
     for partition in partitions:
         for page, copied in pair.pages(partition, page_rows):
             throttle.admit(0, 0)
-            broken = pair.differences(page, copied)
-            if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
+            suspects = list(pair.differences(page, copied))
+            if broken := _still_differing(pair, suspects, partition, delays):
                 named = sorted(broken.items(), key=str)
                 rows_named = [f"{key!r} ({defect})" for key, defect in named]
                 example = example or pair.example(named[0][0], partition)
                 if not number:
-                    raise VerificationFailed(
-                        f"{pair.copy.collection!r} does not hold the rows of "
-                        f"{pair.origin.collection!r}: rows "
-                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration "
-                        "again, which carries them over; after the cutover, the application may "
-                        "have changed them rightly"
-                    )
+                    raise _not_equal(pair, rows_named, example)
 
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
@@ -159,16 +166,28 @@ def run_pass(
     return Pass(rows, fields, differing, sample, tuple(defects), example)
 
 
+def _not_equal(pair: Pair, rows_named: Sequence[str], example: str) -> VerificationFailed:
+    """Return the error of a copy in which these rows differ."""
+    return VerificationFailed(
+        f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
+        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration again, which "
+        "carries them over; after the cutover, the application may have changed them rightly"
+    )
+
+
 def _still_differing(
-    pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]
+    pair: Pair, suspects: list[Key], partition: str | None, delays: Sequence[float]
 ) -> dict[Key, str]:
+    """Return those of these rows that differ each time they are read again, and their defects."""
     broken: dict[Key, str] = {}
     for seconds in delays:
-        time.sleep(seconds)
-        broken = pair.differences(*pair.current(keys, partition))
-        keys = list(broken)
-        if not keys:
+        if not suspects:
             break
+
+        time.sleep(seconds)
+        broken = pair.differences(*pair.current(suspects, partition))
+        suspects = list(broken)
+
     return broken
 
 
@@ -210,14 +229,21 @@ def warm(store: Store, migration: Migration) -> None:
 
 
 COUNTS = 3
+"""How often the rows are counted before they count as doubled."""
+
 TOP = 10
+"""A row finds itself if it is among so many best."""
+
 SEARCHED = 100
-"""Number of requested results: a graph index then searches widely; the plan measures narrow
-searches.
+"""Number of requested results: a graph index then
+searches widely; the plan measures narrow searches.
 """
 
 FEWER_ALLOWED = 0.1
+"""The share of rows by which the copy may find fewer than the source."""
+
 FEWEST_MISSES = 3
+"""As many rows may be missed in any case, as the sample may be small."""
 
 
 @dataclass(frozen=True)
@@ -243,9 +269,9 @@ class Verification:
 def verified(
     pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
 ) -> Verification:
-    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those
-    that the bank gives now, and that searches find rows in the copy as in the source. Raises
-    VerificationFailed, StateError.
+    """Check, after the comparison `equal`, that no row is doubled, that
+    sampled biases are those that the bank gives now, and that searches find
+    rows in the copy as in the source. Raises VerificationFailed, StateError.
     """
     if not chunks:
         raise StateError(
@@ -254,22 +280,32 @@ def verified(
         )
 
     _check_counts(pair, partitions, equal.rows)
-    biases = searched = in_source = in_copy = 0
+
+    biases = 0
+    searched = 0
+    in_source = 0
+    in_copy = 0
     for copied in _samples(pair, equal.sample):
         _check_biases(pair, copied)
         biases += len(copied)
+
         vectors = pair.copy.decode_rows(copied).vectors
         valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
-        if len(valid):
-            keys, queries = [copied.keys[i] for i in valid], vectors[valid]
-            in_origin, in_its_copy = (
-                partial(side.nearest, pair.store, pair.state.field, queries)
-                for side in (pair.origin, pair.copy)
-            )
-            steady, by_origin, by_copy = find_themselves(keys, in_origin, in_its_copy)
-            searched += int(steady.sum())
-            in_source += int((steady & by_origin).sum())
-            in_copy += int((steady & by_copy).sum())
+        if not len(valid):
+            continue
+
+        queries = vectors[valid]
+        in_origin, in_its_copy = (
+            partial(side.nearest, pair.store, pair.state.field, queries)
+            for side in (pair.origin, pair.copy)
+        )
+        keys = [copied.keys[i] for i in valid]
+        steady, by_origin, by_copy = find_themselves(keys, in_origin, in_its_copy)
+        searched += int(steady.sum())
+        in_source += int((steady & by_origin).sum())
+        in_copy += int((steady & by_copy).sum())
+
+    # An index is approximate, so the copy may miss a few rows that the source finds.
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
             f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by "
@@ -304,8 +340,8 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
 
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may
-    balance inserts.
+    """Check that no row is doubled, by several counts:
+    clients write meanwhile, and deletes may balance inserts.
     """
     store = pair.store
     copy = pair.copy.collection
@@ -314,6 +350,7 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         if counted == rows:
             return
 
+        # Clients have written since the comparison: the keys are counted as they are now.
         keys = sum(
             len(page)
             for partition in partitions
@@ -352,6 +389,8 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     slot = state.profile.slot
     columns = codec.columns(copied.vectors, copied.rows)
     stored = codec.read_biases(columns)[:, slot]
+
+    # Encoded and read back, computed biases are rounded as the stored ones are.
     decoded = pair.copy.decode_rows(copied)
     fresh = pair.copy.encode_rows(decoded)
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
@@ -362,11 +401,11 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     allowed = correction.allowed_differences(
         decoded.vectors, computed, max(BIAS_TOLERANCE, rounding)
     )
-    off = np.abs(stored - computed) > np.maximum(allowed, state.profile.tolerance)
+    differ = np.abs(stored - computed) > np.maximum(allowed, state.profile.tolerance)
     if correction.fitted.estimator.potentials:
-        off &= ~codec.are_new(columns)
-    if off.any():
-        broken = [copied.keys[i] for i in np.flatnonzero(off)]
+        differ &= ~codec.are_new(columns)
+    if differ.any():
+        broken = [copied.keys[i] for i in np.flatnonzero(differ)]
         raise VerificationFailed(
             f"biases in {pair.copy.collection!r} differ from those of its bank: rows "
             f"{name_some(broken)}: another client wrote them, or the bank was changed; before the "
@@ -395,10 +434,10 @@ def find_themselves(
             [key in best[:TOP] for key, best in zip(keys, search(SEARCHED), strict=True)], np.bool_
         )
 
-    before = among_best(first)
+    by_first = among_best(first)
     by_second = among_best(second)
-    after = among_best(first)
-    return before == after, before, by_second
+    by_first_again = among_best(first)
+    return by_first == by_first_again, by_first, by_second
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:

@@ -103,6 +103,7 @@ def without_source(ledger: Ledger, migration: Migration) -> Migration:
         state=migration.corrected().model_copy(update={"source": former.source_now}),
         phase=former.phase,
     )
+    # The new record is written above, so a process that is killed here has lost nothing.
     ledger.forget(former)
     ledger.write_state(joined)
     return joined
@@ -124,6 +125,8 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         _refuse_aliases(store, target)
 
     if store.exists(migration.source_now):
+        # Dual writes end before the copy goes; with a
+        # required copy, clients could not write at all.
         dual_write = store.info(migration.source_now, counted=False).dual_write
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
@@ -143,6 +146,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
 
+    # Last, so that a `clean` that is killed before this can be repeated.
     ledger.forget(migration)
     if is_others:
         raise CollectionExists(
@@ -158,6 +162,7 @@ def _forget_identity(store: Store, ledger: Ledger, migration: Migration) -> Migr
     """
     source = migration.source_now
     identity = identity_in(store.properties_of(source), source)
+    # Migrations of one source to several copies share its identity.
     others = [other for other in ledger.migrations() if other.id != migration.id]
     is_unused = identity not in {other.source_identity for other in others}
     # A clean that was interrupted here has removed it from the ledger already.

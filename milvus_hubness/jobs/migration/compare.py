@@ -25,6 +25,8 @@ from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Rows, Store
 
 BYTES_PER_NUMBER = 4
+"""The throttle counts bytes of vectors in float32, whatever the type of the field."""
+
 LONGEST_VALUE = 60
 """Characters of a value in a message."""
 
@@ -82,6 +84,7 @@ class Endpoint:
         rows = origin.decode_rows(stored)
         if origin.codec is None or self.codec is None or self.state is None:
             return self.encode_rows(rows)
+        # A rebuild may give the copy other columns, as its quantiser needs them.
         if not self.codec.layout.stores_like(origin.codec.layout):
             return self.encode_rows(rows)
 
@@ -123,8 +126,8 @@ class Pair:
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
         """Return the current rows of these keys in the origin and in the copy.
 
-        This reads the copy first: clients write to the origin first, so every row of the copy is in
-        the origin.
+        This reads the copy first: clients write to the origin
+        first, so every row of the copy is in the origin.
         """
         field = self.state.field
         copied = self.store.get(self.copy.collection, keys, field, partition=partition)
@@ -143,11 +146,12 @@ class Pair:
         start = 0
         while start < len(rows):
             stop = start + throttle.rows_per_request(len(rows), len(rows))
-            part = rows.take(range(len(rows))[start:stop])
-            throttle.admit(len(part), per_row * len(part))
+            request = rows.take(range(len(rows))[start:stop])
+            throttle.admit(len(request), per_row * len(request))
+
             began = time.perf_counter()
-            write(self.copy.collection, part, self.state.field, partition=partition)
-            throttle.took(len(part), time.perf_counter() - began)
+            write(self.copy.collection, request, self.state.field, partition=partition)
+            throttle.took(len(request), time.perf_counter() - began)
             start = stop
 
         return per_row * len(rows)
@@ -162,6 +166,7 @@ class Pair:
         for name in names:
             self.store.count(name)
 
+        # Set near the end: rows with greater keys are left to the next pass.
         last: Key | None = None
         with ThreadPoolExecutor(2, "reading") as pool:
 
@@ -201,21 +206,25 @@ class Pair:
                 yield page, copied
 
     def differences(self, page: Batch, copied: Batch) -> dict[Key, str]:
-        """Return a word on the defect of each row of the copy that does not equal the row of the
-        origin.
+        """Return a word on the defect of each row of the
+        copy that does not equal the row of the origin.
         """
-        copies = {key: i for i, key in enumerate(copied.keys)}
-        places = {key: i for i, key in enumerate(page.keys)}
-        defects: dict[Key, str] = {key: "missing" for key in page.keys if key not in copies}
-        defects |= {
-            key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in places
+        position_of = {key: i for i, key in enumerate(page.keys)}
+        copy_position_of = {key: i for i, key in enumerate(copied.keys)}
+        defects: dict[Key, str] = {
+            key: "missing" for key in page.keys if key not in copy_position_of
         }
-        common = [key for key in page.keys if key in copies]
+        defects |= {
+            key: f"not in {self.origin.collection!r}"
+            for key in copied.keys
+            if key not in position_of
+        }
+        common = [key for key in page.keys if key in copy_position_of]
         if not common:
             return defects
 
-        page = page.take([places[key] for key in common])
-        copied = copied.take([copies[key] for key in common])
+        page = page.take([position_of[key] for key in common])
+        copied = copied.take([copy_position_of[key] for key in common])
         original_rows = self.origin.decode_rows(page)
         copied_rows = self.copy.decode_rows(copied)
         same_vectors = self._recovered(original_rows.vectors, copied_rows.vectors)
@@ -310,9 +319,9 @@ def _shown(a: Any, b: Any) -> tuple[str, str]:
     if not is_vector:
         return _shortened(repr(a)), _shortened(repr(b))
 
-    place = np.unravel_index(np.nanargmax(np.abs(first - second)), first.shape)
-    number = ", ".join(str(int(i) + 1) for i in place)
-    return f"{first[place]} at number {number}", f"{second[place]} there"
+    largest = np.unravel_index(np.nanargmax(np.abs(first - second)), first.shape)
+    number = ", ".join(str(int(i) + 1) for i in largest)
+    return f"{first[largest]} at number {number}", f"{second[largest]} there"
 
 
 def _shortened(text: str) -> str:
@@ -321,7 +330,8 @@ def _shortened(text: str) -> str:
 
 def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
     """Return for every key of `a` or `b` whether both have the same row under it."""
-    in_a, in_b = ({key: i for i, key in enumerate(batch.keys)} for batch in (a, b))
+    in_a = {key: i for i, key in enumerate(a.keys)}
+    in_b = {key: i for i, key in enumerate(b.keys)}
     return {
         key: key in in_a
         and key in in_b

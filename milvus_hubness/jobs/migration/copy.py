@@ -49,8 +49,8 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
 
 
 def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
-    once more.
+    """Fit the estimator, save the bank, and record the
+    state and the chunks; after an interruption, once more.
     """
     correction = fit_measured(
         store,
@@ -87,6 +87,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         gate_targets=plan.gate_targets,
     ).model_copy(update={"migration": migration.id})
 
+    # The phase comes last: a run that is killed before this prepares all of it again.
     ledger.forget_chunks(migration)
     ledger.write_chunks(migration, plan.survey.chunks)
     return ledger.write(
@@ -123,6 +124,8 @@ def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
 
 
 KEYS_NAMED = 5
+"""Most keys of rows without a usable vector that the record of a chunk names."""
+
 T = TypeVar("T")
 
 

@@ -1,5 +1,5 @@
-"""The ledger: checkpoints of migrations in the database, with which any machine can resume a
-migration.
+"""The ledger: checkpoints of migrations in the
+database, with which any machine can resume a migration.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from milvus_hubness.jobs.store.protocols import Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 MIGRATIONS = "migrations"
+"""The group of the ledger's records of migrations; a record has the name of the copy as its key."""
+
 Phase = Literal[
     "preparing",
     "copying",
@@ -174,8 +176,8 @@ class Migration(FrozenModel):
             raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
 
     def changes(self, arguments: dict[str, Any]) -> str:
-        """Return a sentence that names the arguments that differ from the original ones; empty if
-        none does.
+        """Return a sentence that names the arguments that
+        differ from the original ones; empty if none does.
         """
         names = sorted(self.arguments.keys() | arguments.keys())
         pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]
@@ -222,9 +224,9 @@ def _names_in(record: Record) -> frozenset[str]:
     with suppress(StateError):
         value = read_value(record.body, described_record(record), "")
         switch = value.get("switch") if isinstance(value, dict) else None
-        for part in (value, switch):
-            if isinstance(part, dict):
-                values = (part.get(key) for key in ("source", "target", "name", "source_renamed"))
+        for entry in (value, switch):
+            if isinstance(entry, dict):
+                values = (entry.get(key) for key in ("source", "target", "name", "source_renamed"))
                 names |= {text for text in values if isinstance(text, str)}
     return frozenset(names)
 
@@ -250,6 +252,7 @@ def _names_of(migration: Migration) -> set[str]:
 
 
 MOST_SIMILAR = 3
+"""Most names that a message suggests for a mistyped one."""
 
 
 def _similar(name: str, migrations: Iterable[Migration]) -> str:
@@ -282,6 +285,7 @@ class Ledger:
         """
         migrations, unreadable = self._entries()
         for entry in unreadable:
+            # One entry that cannot be read must not stop the work on all other collections.
             if about and about in entry.names:
                 raise entry.problem
             log.warning("a migration to %r is left as it is: %s", entry.target, entry.problem)
@@ -323,6 +327,7 @@ class Ledger:
         """
         migrations = self.migrations(name)
         names = {name, self._store.alias_target(name) or name}
+        # Each round adds the neighbours of what is there; a refresh makes a copy of a copy.
         related: list[Migration] = []
         while more := [
             m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))
@@ -419,6 +424,7 @@ class Ledger:
         self._store.drop_records(LEDGER, migration.id)
 
     def forget(self, migration: Migration) -> None:
+        # The migration goes last: a killed job finds it, and with it the chunks that are left.
         self.forget_chunks(migration)
         self._store.drop_records(LEDGER, MIGRATIONS, [migration.target])
 

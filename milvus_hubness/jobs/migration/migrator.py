@@ -1,5 +1,5 @@
-"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it
-back.
+"""The migrator: it carries a migration from its plan
+to the cutover, continues it, and takes it back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from milvus_hubness.jobs.migration.catch_up import (
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, chosen_switch
 from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
 from milvus_hubness.jobs.migration.presence import (
     identified,
@@ -47,6 +47,8 @@ from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, exp
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
 MOST_PASSES = 5
+"""How often all rows are compared before the copy counts as one that does not catch up."""
+
 UNFINISHED = {"copying", "catching up", "verified", "rolled back"}
 """Phases from which a run copies, catches up and verifies. A verification holds only for the moment
 of its end.
@@ -67,10 +69,10 @@ def migrate(
 
     After a failure or an interruption, call it again to continue, or use `clean` to undo it.
 
-    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if
-    the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
-    NotCaughtUp, VerificationFailed, CannotMigrate, InvalidParameter, and the exceptions of the
-    store.
+    changes: fields of `MigrationOptions`, in place of those of `options`.
+    Raises ResumeRefused if the plan or the source's schema differs from that
+    of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
+    CannotMigrate, InvalidParameter, and the exceptions of the store.
     """
     expect_store(store)
     if progress is not None:
@@ -117,8 +119,8 @@ def cutover(
     rename: bool = False,
     options: MigrationOptions | None = None,
 ) -> Migration:
-    """Let the application read the copy: catch up once more, then move the name that the
-    application uses.
+    """Let the application read the copy: catch up once
+    more, then move the name that the application uses.
 
     name: the source, the copy or the alias. alias: is moved or created, in one step of the
     database. rename: the source gets a new name, and its own becomes an alias of the copy; in
@@ -232,8 +234,8 @@ class Migrator:
         if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
-                # The rows that a killed job has changed in the source must be repaired before the
-                # copy.
+                # The rows that a killed job has changed in
+                # the source must be repaired before the copy.
                 repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
 
             if self.migration.phase == "copying":
@@ -482,9 +484,11 @@ class Migrator:
                 "and start again"
             )
 
-        if switch.source_renamed:
-            self._lease.include(switch.source_renamed)
         renamed = switch.source_renamed
+        if renamed:
+            self._lease.include(renamed)
+
+        # A run that continues may find the source renamed already.
         is_to_rename = renamed is not None and not store.exists(renamed)
         if renamed is not None and is_to_rename:
             prepare_rename(store, switch.name, renamed)
@@ -533,26 +537,12 @@ class Migrator:
         carried = 0
         if migration.phase == "switched":
             self._report("before-rollback", alias=switch.name)
-            pair = pair_of(store, migration, back=True)
-            partitions = store.info(migration.source_now).partitions
-            self._announce(target, migration.source_now)
-            self._wait_for_clients()
-            _, carried = self._until_equal(pair, partitions)
-            carried += self._required_until_equal(pair, partitions)
+            carried = self._carry_back()
             self._write(phase="rolling back")
 
+        # A run that was killed in this phase begins here again: each step looks whether it is done.
         self._lease.check()
-        if switch.source_renamed is None:
-            store.point_alias(switch.name, source)
-            self._confirm(switch.name, source)
-        else:
-            if store.alias_target(switch.name) == target:
-                store.drop_alias(switch.name)
-            if store.exists(switch.source_renamed):
-                prepare_rename(store, switch.source_renamed, switch.name)
-                capability(store, Renaming).rename(switch.source_renamed, switch.name)
-
-            complete_rename(store, switch.source_renamed, switch.name)
+        self._move_name_back(switch)
 
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
@@ -561,6 +551,39 @@ class Migrator:
         self._write(phase="rolled back", switch=None, state=state)
         self._report("after-rollback", alias=switch.name, carried=carried)
         return Rollback(switch.name, source, target, carried)
+
+    def _carry_back(self) -> int:
+        """Have clients write to the source too, and carry over what it lacks.
+
+        Return the number of carried rows.
+        """
+        migration = self.migration
+        pair = pair_of(self._store, migration, back=True)
+        partitions = self._store.info(migration.source_now).partitions
+        self._announce(migration.target, migration.source_now)
+        self._wait_for_clients()
+
+        # Most rows are carried while writes need not reach
+        # both collections, the last ones while they must.
+        _, carried = self._until_equal(pair, partitions)
+        return carried + self._required_until_equal(pair, partitions)
+
+    def _move_name_back(self, switch: Switch) -> None:
+        """Point the alias at the source, or give the source its own name back."""
+        store = self._store
+        migration = self.migration
+        if switch.source_renamed is None:
+            store.point_alias(switch.name, migration.source)
+            self._confirm(switch.name, migration.source)
+            return
+
+        # The alias has the source's own name, which must be free for the renaming.
+        if store.alias_target(switch.name) == migration.target:
+            store.drop_alias(switch.name)
+        if store.exists(switch.source_renamed):
+            prepare_rename(store, switch.source_renamed, switch.name)
+            capability(store, Renaming).rename(switch.source_renamed, switch.name)
+        complete_rename(store, switch.source_renamed, switch.name)
 
     def _confirm(self, alias: str, collection: str) -> None:
         behind = self._store.alias_target(alias)

@@ -236,9 +236,9 @@ def plan_migration(
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
     MigrationOptions; 0 if no client writes.
 
-    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection,
-    CannotMigrate, which names every obstacle, CollectionExists, DimensionMismatch, BankTooSmall,
-    InvalidParameter, InvalidInput.
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected,
+    EmptyCollection, CannotMigrate, which names every obstacle, CollectionExists,
+    DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     expect_store(store)
     expect_estimator(estimator)

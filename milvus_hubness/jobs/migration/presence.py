@@ -48,16 +48,16 @@ def is_source(info: CollectionInfo, migration: Migration) -> bool:
 
 
 def require_collections(store: Store, migration: Migration) -> None:
-    """Raise CollectionNotFound or CollectionExists unless the source and the copy are those of the
-    migration.
+    """Raise CollectionNotFound or CollectionExists unless
+    the source and the copy are those of the migration.
     """
     require_source(store, migration)
     require_copy(store, migration)
 
 
 def require_copy(store: Store, migration: Migration) -> None:
-    """Raise CollectionNotFound if the copy is gone, CollectionExists if another collection has its
-    name.
+    """Raise CollectionNotFound if the copy is gone,
+    CollectionExists if another collection has its name.
     """
     name = migration.target
     if store.exists(name) and is_copy(store.info(name, counted=False, checked=False), migration):
@@ -69,8 +69,8 @@ def require_copy(store: Store, migration: Migration) -> None:
 
 
 def require_source(store: Store, migration: Migration) -> None:
-    """Raise CollectionNotFound if the source is gone, CollectionExists if another collection has
-    its name.
+    """Raise CollectionNotFound if the source is gone,
+    CollectionExists if another collection has its name.
     """
     # While a cutover or a rollback renames the source, it has one of two names.
     names = dict.fromkeys([migration.source_now, migration.source])
@@ -140,8 +140,8 @@ def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str)
 
 
 def _name_of(store: Store, is_meant: Callable[[CollectionInfo], bool]) -> str | None:
-    """Return the name of the collection that is meant, among all of the database; None if there is
-    none.
+    """Return the name of the collection that is meant,
+    among all of the database; None if there is none.
     """
     for name in store.collection_names():
         # Another process may have dropped it meanwhile, and broken states belong to nobody.

@@ -34,7 +34,11 @@ from milvus_hubness.jobs.store.protocols import Rows, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 
-SAMPLE_ROWS = MOST_CHUNKS = 4_096
+SAMPLE_ROWS = 4_096
+"""About how many keys a survey remembers, spread evenly over all."""
+
+MOST_CHUNKS = 4_096
+"""About how many chunks a collection has at most: each has a record in the ledger."""
 
 
 def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int) -> Batch:
@@ -52,8 +56,8 @@ def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: in
 def chunk_pages(
     store: Rows, collection: str, field: str, chunk: Chunk, size: int
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the
-    last.
+    """Yield the rows of a chunk in pages of `size`,
+    at least one page, and whether a page is the last.
     """
     is_last = False
     while not is_last:
@@ -152,8 +156,7 @@ class _ChunkCutter:
 
 
 def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:
-    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total`
-    rows.
+    """Return which of the `count` rows from `start` on are in a sample of `sampled` of `total` rows.
 
     They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows
     are in it where there are no more than `sampled`.
@@ -166,11 +169,13 @@ def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]
 
 
 ESTIMATED_ROWS = 512
+"""Rows whose read and correction are timed for the estimates."""
+
 GRAPH_INDEXES = {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
 """Index types that hold a graph; no type, too, leaves the choice to the server."""
 DEFAULT_LINKS = 30
-"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four
-bytes.
+"""Default M of Milvus's HNSW, for an index that names
+none: each row has up to 2·M links of four bytes.
 """
 
 
@@ -272,12 +277,18 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
 
 MEASURED_ROWS = 1_000
 MEASURED_QUERIES = 200
+
 NEAREST = 10
+"""Number of nearest rows whose order is compared."""
+
 ALIKE = 1e-6
 """Relative difference below which a raw search in float32 treats two scores as equal."""
+
 LEAST_IN_ORDER = 0.5
+"""Least share of queries that must keep their order under L2; a plan with fewer is refused."""
+
 REMARKED = 0.99
-"""Minimum shares of queries that keep their order: under L2, and for a plan without a remark."""
+"""Share of queries that keep their order below which a plan has a remark."""
 
 
 @dataclass(frozen=True)
@@ -320,8 +331,8 @@ class Resolution:
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d)
-    suffice.
+    """Measure the resolution in float32, as a server
+    computes, if vectors (n, d) and queries (m, d) suffice.
     """
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
@@ -368,9 +379,8 @@ def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.floa
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
 
     if layout.metric == "COSINE":
-        wide, query_vectors = (
-            part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors)
-        )
+        wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+        query_vectors /= np.linalg.norm(query_vectors, axis=1, keepdims=True)
     return np.asarray(query_vectors @ wide.T)
 
 

@@ -44,9 +44,14 @@ from milvus_hubness.quality.measures import (
 from milvus_hubness.quality.trials import activated_by
 
 HELD_OUT = 0.2
+"""The share of the bank's queries that an evaluation keeps back from the fit."""
+
 FEWEST_HELD_OUT = 50
 MOST_HELD_OUT = 2_000
+
 FEWEST_ITEMS = 200
+"""Fewer rows do not show how often each is among the ten best."""
+
 COMPARED = ("raw", "old", "new")
 """The biases that an evaluation compares: none, those in use, and those of the plan."""
 
@@ -67,8 +72,8 @@ class RefreshEvaluation:
     queries: int
     """Number of held-out queries."""
     skewness: dict[str, float]
-    """The skewness of N_10 under `raw`, `old` and `new` biases, which are fitted without the
-    held-out queries.
+    """The skewness of N_10 under `raw`, `old` and `new`
+    biases, which are fitted without the held-out queries.
     """
     overlap: float
     """Mean share of the old ten best that are among the new ten best."""
@@ -116,32 +121,42 @@ def judge(
         for name, answers in zip(COMPARED, outcome.retrieved, strict=True)
     }
     _, old_answers, new_answers = outcome.retrieved
-    shares = [
-        len(np.intersect1d(old_ten, new_ten)) / len(old_ten)
-        for old_ten, new_ten in zip(old_answers, new_answers, strict=True)
-    ]
 
     r1: dict[str, float] = {}
     gains: dict[str, Interval] = {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
-        hits = outcome.gated(gates).hits
-        raw_hits, old_hits, new_hits = hits
-        r1 = dict(zip(COMPARED, hits.mean(axis=1).round(4).tolist(), strict=True))
-        gains = {
-            "raw": paired_difference(raw_hits, new_hits),
-            "old": paired_difference(old_hits, new_hits),
-        }
+        r1, gains = _gains_of(outcome.gated(gates).hits)
 
     return RefreshEvaluation(
         items=len(sample),
         queries=len(held_out),
         skewness=skews,
-        overlap=round(float(np.mean(shares)), 4),
+        overlap=round(_mean_overlap(old_answers, new_answers), 4),
         r1=r1,
         gains=gains,
         objection=_objection(skews, r1),
     )
+
+
+def _mean_overlap(old_answers: npt.NDArray[np.int32], new_answers: npt.NDArray[np.int32]) -> float:
+    """Return the mean share of each query's old answers that are among its new ones."""
+    shares = [
+        len(np.intersect1d(old_ten, new_ten)) / len(old_ten)
+        for old_ten, new_ten in zip(old_answers, new_answers, strict=True)
+    ]
+    return float(np.mean(shares))
+
+
+def _gains_of(hits: npt.NDArray[np.float64]) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return R@1, and the gains of `new` over the others, from the hits (3, m) of COMPARED."""
+    raw_hits, old_hits, new_hits = hits
+    r1 = dict(zip(COMPARED, hits.mean(axis=1).round(4).tolist(), strict=True))
+    gains = {
+        "raw": paired_difference(raw_hits, new_hits),
+        "old": paired_difference(old_hits, new_hits),
+    }
+    return r1, gains
 
 
 def _fit_without(
@@ -188,6 +203,7 @@ def _objection(skews: dict[str, float], r1: dict[str, float]) -> str:
 
 
 MOST_ROWS = 20_000
+"""Number of rows of a sample, apart from those that labels name."""
 
 
 class Sample(NamedTuple):
@@ -200,12 +216,12 @@ class Sample(NamedTuple):
     """(n, slots), as stored."""
 
     def labelled(self, labels: Labels) -> Labelled | None:
-        """Return the labelled queries that have an answer in the sample; None if they are fewer
-        than two.
+        """Return the labelled queries that have an answer
+        in the sample; None if they are fewer than two.
         """
-        places = {key: i for i, key in enumerate(self.keys)}
+        position_of = {key: i for i, key in enumerate(self.keys)}
         answers = [
-            np.array([places[key] for key in keys if key in places], np.int64)
+            np.array([position_of[key] for key in keys if key in position_of], np.int64)
             for keys in labels.keys
         ]
         rows = [i for i, positions in enumerate(answers) if len(positions)]
@@ -235,10 +251,10 @@ def sampled(
             draws = zip(page, rng.random(len(page)), strict=True)
             yield [key for key, draw in draws if draw < share or key in named]
 
-    for partition, part in key_chunks(
+    for partition, chunk in key_chunks(
         store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)
     ):
-        rows = backend.read(part, partition)
+        rows = backend.read(chunk, partition)
         valid = ~state.layout.invalid(rows.vectors)
         keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
         vectors.append(rows.vectors[valid])
@@ -281,8 +297,8 @@ def fit(
     backend = BiasBackend(store, info, state)
     gallery = None
     if plan.estimator.needs_gallery:
-        parts = key_chunks(store, info, "reading the gallery", options.progress)
-        vectors = (backend.read(part, partition).vectors for partition, part in parts)
+        chunks = key_chunks(store, info, "reading the gallery", options.progress)
+        vectors = (backend.read(chunk, partition).vectors for partition, chunk in chunks)
         gallery = stacked(vectors, state.layout.dim)
 
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
@@ -309,8 +325,13 @@ def steady_mean(old: float, biases: Floats) -> float:
 
 
 REFRESHES = "refreshes"
+"""The group of the ledger's records of how far refreshes are."""
+
 CHUNKS_PER_RECORD = 8
+"""A record is written after so many chunks; a killed refresh repeats that many at most."""
+
 BYTES_PER_NUMBER = 4
+"""The throttle counts bytes of vectors in float32, whatever the type of the field."""
 
 
 class _Reached(FrozenModel):
@@ -339,20 +360,20 @@ class Renewal:
     """Banks that are read already."""
 
     def fill_pending(self, waiting: int) -> int:
-        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without
-        a bias; return the number of rows. waiting: their expected number. Raises Cancelled,
-        LeaseLost.
+        """Write the biases of all profiles, and those of an unfinished
+        refresh, to the rows without a bias; return the number of rows.
+        waiting: their expected number. Raises Cancelled, LeaseLost.
         """
         backend = self.backend
         doing = "computing missing biases"
         count = 0
-        parts = key_chunks(
+        chunks = key_chunks(
             backend.store, backend.info, doing, self.options.progress, backend.pending, waiting
         )
-        for partition, part in parts:
-            self._admit(len(part))
+        for partition, chunk in chunks:
+            self._admit(len(chunk))
             count += backend.write(
-                part, partition, self._for_new_rows, epoch_of_new_rows(backend.state)
+                chunk, partition, self._for_new_rows, epoch_of_new_rows(backend.state)
             )
 
         return count
@@ -373,13 +394,14 @@ class Renewal:
             return key_pages(store, info.name, partition, after=after, rows=info.rows)
 
         rows_left = max(0, info.rows - scanned)
-        parts = key_chunks(
+        chunks = key_chunks(
             store, info, "writing biases", self.options.progress, remaining, rows_left
         )
-        for number, (partition, part) in enumerate(parts, 1):
-            written += self._renew(part, partition, incoming)
-            scanned += len(part)
-            last_keys[partition] = part[-1]
+        for number, (partition, chunk) in enumerate(chunks, 1):
+            written += self._renew(chunk, partition, incoming)
+            scanned += len(chunk)
+            last_keys[partition] = chunk[-1]
+
             # A killed refresh begins again at its last record; a record of each chunk costs more.
             if number % CHUNKS_PER_RECORD == 0:
                 progress = {
@@ -403,6 +425,7 @@ class Renewal:
         biases = corrections[incoming.slot].centred(rows.vectors)
         moves = np.abs(biases - rows.biases[:, incoming.slot])
         differ = (moves > self.options.tolerance) & ~rows.incomplete
+
         count = 0
         if differ.any():
             changed = rows.only(differ)
@@ -412,6 +435,8 @@ class Renewal:
             count += backend.put(changed, partition, new_biases)
             backend.repair(changed, partition, corrections, epoch)
 
+        # Clients write rows without a bias while the job runs, also behind
+        # the key that it has reached; the next refresh fills those.
         pending = rows.only(rows.incomplete).batch.keys
         if pending:
             self._admit(len(pending))
@@ -421,8 +446,8 @@ class Renewal:
 
     @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:
-        """The corrections for rows that are newer than the fits; that of the new biases covers all
-        rows.
+        """The corrections for rows that are newer than
+        the fits; that of the new biases covers all rows.
         """
         incoming = self.backend.state.incoming
         fitted_slot = incoming.profile.slot if incoming else None
@@ -438,8 +463,8 @@ class Renewal:
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
-        # A refresh replaces the biases of the active profile, whose bank may have been edited by
-        # hand.
+        # A refresh replaces the biases of the active
+        # profile, whose bank may have been edited by hand.
         store = self.backend.store
         state = self.backend.state
         return load_corrections(
@@ -469,6 +494,7 @@ class Renewal:
         try:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
+            # The refresh then begins at the first row again, which costs time and nothing else.
             reached = None
 
         if reached and (reached.bank.generation, reached.slot) == (

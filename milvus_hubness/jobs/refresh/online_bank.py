@@ -37,6 +37,7 @@ DEFAULT_SETTINGS = {
     "half_life_seconds": 7 * 86_400.0,
     "duplicate_cosine": 0.99,
 }
+"""The settings of a new online bank, see `OnlineBank` and `Terms`."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def start_online_bank(
     profile: str | None = None,
     **settings: float,
 ) -> OnlineBankStatus:
-    """Have clients sample the profile's queries for its bank, or change the settings of an online
-    bank.
+    """Have clients sample the profile's queries for
+    its bank, or change the settings of an online bank.
 
     settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and
     the bank's own size. Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists
@@ -116,6 +117,8 @@ def start_online_bank(
         capability(store, QuerySampling).create_query_samples(
             online_bank.samples_collection, info.collection_id, state.dim
         )
+
+        # The collection exists before the property names it: clients sample once they read that.
         banks = OnlineBanks(banks=(*_others(info, online_bank), online_bank))
         store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
         return _status(store, state, online_bank)
@@ -196,8 +199,8 @@ def absorbed(
 
 
 def origins_of(bank: StoredBank) -> Origins:
-    """Return the origins of the bank's queries; if the bank stores none, all queries count as
-    original.
+    """Return the origins of the bank's queries; if the
+    bank stores none, all queries count as original.
     """
     return bank.queries.origins or Origins.seeds(len(bank.queries), 0)
 
@@ -222,8 +225,8 @@ def _profile_of(
 
 
 def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
-    own = (online_bank.field, online_bank.profile)
-    return [bank for bank in info.online_banks if (bank.field, bank.profile) != own]
+    this = (online_bank.field, online_bank.profile)
+    return [bank for bank in info.online_banks if (bank.field, bank.profile) != this]
 
 
 def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
@@ -239,13 +242,14 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
 
 
 MOST_COMPARED = 2 * AT_MOST
+"""Number of samples that a measurement of drift reads; near copies among them count once."""
 
 
 def drift(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> Drift:
-    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
-    `drift_between`.
+    """Compare the waiting samples with the profile's bank,
+    as the field's metric sees them; see `drift_between`.
 
     Equal samples count once, as in the bank. Only those queries of the bank count whose places
     samples may take: a bank that has taken in all it can does not show the same drift again. Call
@@ -260,6 +264,7 @@ def drift(
         return Drift(reason, reference.count, 0)
 
     vectors = _samples(store, online_bank).vectors
+    # A random part stands for all: samples come in the order of their slots.
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
         return Drift("no recent queries were sampled", reference.count, 0)

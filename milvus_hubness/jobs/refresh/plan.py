@@ -1,5 +1,5 @@
-"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank
-generations.
+"""The options and the plan of a refresh: its bank,
+its estimator, a rebuild; and spare bank generations.
 
 A job notes the bank generations that may become spare; if it is killed, the next refresh of the
 collection drops them, unless a collection state names them. If another job names one at that
@@ -91,8 +91,8 @@ class RefreshOptions:
     target_bank: BankLike | None = None
     """The target items; by default the stored ones, if there are any."""
     estimator: Estimator | None = None
-    """By default the choice of tuning since the last refresh, else the current one (Blend() for a
-    new profile).
+    """By default the choice of tuning since the last refresh,
+    else the current one (Blend() for a new profile).
     """
     profile: str | None = None
     """The bias profile to refresh, by default the active one; a new name adds a profile, from the
@@ -119,8 +119,8 @@ class RefreshOptions:
     plan: bool = False
     """Only return the plan."""
     restart_ttl: bool = False
-    """Write all rows although the collection has a time to live, which starts again for each of
-    them.
+    """Write all rows although the collection has a
+    time to live, which starts again for each of them.
     """
     tolerance: float = DEFAULT_TOLERANCE
     """A bias is written again if it moves a score by more than this."""
@@ -157,6 +157,8 @@ class RefreshOptions:
 
 
 SPARE_BANKS = "spare banks"
+"""The group of the ledger's notes of spare bank generations, one for each collection."""
+
 _NOTED = TypeAdapter(list[BankReference])
 
 
@@ -188,6 +190,7 @@ class SpareBanks:
         """
         reference = reference_to(current.collection, bank)
         is_current = reference.generation == current.generation
+        # Noted before it is saved: a killed job must not leave a generation that no note names.
         if not is_current:
             self.note([reference])
         self._store.save_bank(current.collection, bank, metric)
@@ -294,9 +297,10 @@ def plan_refresh(
         reasons.append("the gate changed")
     if needs_other_columns(store, info, state):
         reasons.append("the quantization of the vectors changed")
+
     if options.force and not reasons:
-        # The only way to repair biases that something else has damaged: nobody can see that they
-        # are wrong.
+        # The only way to repair biases that something else
+        # has damaged: nobody can see that they are wrong.
         reasons.append("it was forced")
 
     return RefreshPlan(
@@ -373,9 +377,9 @@ def with_profile(
 ) -> tuple[CollectionState, bool]:
     """Return the state with this profile as the active one, and whether the profile is new.
 
-    A new profile gets two spare columns of the stored vectors, without biases yet: those of
-    locality hints first, and last that of the graph hint. Raises InvalidParameter, InvalidInput,
-    NoSpareColumns.
+    A new profile gets two spare columns of the stored vectors, without
+    biases yet: those of locality hints first, and last that of the
+    graph hint. Raises InvalidParameter, InvalidInput, NoSpareColumns.
     """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
@@ -394,6 +398,7 @@ def with_profile(
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
 
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
+    # The width of a vector field is fixed: only columns that pad the vectors can be taken.
     fits = (
         wider.layout.width == state.layout.width
         and wider.codec.form.width == state.codec.form.width
@@ -446,11 +451,11 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
 def _newly_tuned(
     info: CollectionInfo, state: CollectionState, bank: StoredBank
 ) -> TuningRecord | None:
-    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there
-    is none.
+    """Return the choice of tuning for this bank, which
+    the biases do not follow yet; None if there is none.
 
-    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it
-    was made.
+    A verdict on the bank in use counts from the last
+    refresh on; one on another bank, whenever it was made.
     """
     verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
     profile = state.profile
@@ -479,9 +484,9 @@ def choose_rebuild(
 ) -> tuple[bool, str]:
     """Return whether to rebuild, and why.
 
-    requested: the caller's name or alias. share: of rows that need a write. If most rows do, a copy
-    that takes over the alias costs no more, and spares the live collection upserts, which starve
-    its compaction.
+    requested: the caller's name or alias. share: of rows that need a
+    write. If most rows do, a copy that takes over the alias costs no more,
+    and spares the live collection upserts, which starve its compaction.
     """
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
@@ -514,8 +519,11 @@ def begin(
     """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
     surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger = Ledger(store)
+
+    # products, products_r2, products_r3: the copy of a copy does not pile up endings.
     base = re.sub(r"_r\d+$", "", info.name)
     names = (f"{base}_r{number}" for number in count(state.profile.epoch))
+    # What depends on the index and on the vectors is decided for the copy again.
     layout = _copy_layout(store, info, state, surveyed.chunks[:1])
     copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
     migration = Migration(
@@ -530,6 +538,9 @@ def begin(
         rows=surveyed.rows,
         chunks=len(surveyed.chunks),
     )
+
+    # The record comes last: without it, nobody looks for the chunks, and the next refresh begins
+    # a rebuild of its own.
     ledger.write_chunks(migration, surveyed.chunks)
     return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
 
@@ -590,23 +601,26 @@ def rebuildings(store: Store, collection: str) -> list[Migration]:
 def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration | None:
     """Return the unfinished rebuild of this collection, if any."""
     over = {"switched", "rolled back", "finished"}
-    own = (
+    of_this_collection = (
         rebuild
         for rebuild in reversed(rebuilds)
         if rebuild.source == info.name and is_source(info, rebuild)
     )
-    return next((rebuild for rebuild in own if rebuild.phase not in over), None)
+    return next((rebuild for rebuild in of_this_collection if rebuild.phase not in over), None)
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is
-    unfinished.
+    """Return the rebuild that made this copy, if only its
+    cutover, after the move of the alias, is unfinished.
     """
-    made = (
-        rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild)
+    switching = (
+        rebuild
+        for rebuild in rebuilds
+        if rebuild.phase == "switching" and rebuild.target == copy.name and is_copy(copy, rebuild)
     )
-    own = (rebuild for rebuild in made if rebuild.phase == "switching")
-    return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
+    return next(
+        (rebuild for rebuild in switching if rebuild.arguments["alias"] in copy.aliases), None
+    )
 
 
 def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:

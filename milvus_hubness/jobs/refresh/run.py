@@ -115,8 +115,8 @@ class RefreshResult:
 
     @property
     def skewness(self) -> dict[str, float]:
-        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without
-        an evaluation.
+        """The skewness of N_10 over held-out bank queries, by
+        "raw", "old" and "new"; empty without an evaluation.
         """
         return self.judged.skewness if self.judged else {}
 
@@ -133,8 +133,8 @@ class RefreshResult:
 def refresh(
     store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
 ) -> RefreshResult:
-    """Compute missing or outdated biases under one lease, and write only the rows whose bias
-    changes.
+    """Compute missing or outdated biases under one
+    lease, and write only the rows whose bias changes.
 
     A full refresh evaluates the new biases against the old ones and against none, on held-out
     queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless
@@ -153,6 +153,7 @@ def refresh(
     began = time.perf_counter()
     with ExitStack() as stack:
         if options.plan:
+            # A plan writes nothing, so its lease is never taken.
             info = store.info(collection, counted=False)
             ready_state(info, field)
             lease = lease_on(store, info)
@@ -167,6 +168,8 @@ def refresh(
         if samples and samples.bank:
             options = replace(options, bank=samples.bank)
         result = _refreshed(lease, store, info, collection, options)
+
+        # Samples go last: a job that is killed before this takes them in once more.
         if samples and result.action != "refused" and not options.plan:
             drop_processed(lease.store, samples)
 
@@ -262,8 +265,8 @@ def _refreshed(
 
 
 def _chosen_profile(state: CollectionState, options: RefreshOptions) -> str:
-    """Return the profile to refresh: the named one, one whose refresh is unfinished, or the active
-    one.
+    """Return the profile to refresh: the named one,
+    one whose refresh is unfinished, or the active one.
     """
     if options.profile is not None:
         return options.profile
@@ -348,8 +351,8 @@ class Refreshing:
 
     @property
     def restarts_ttl(self) -> bool:
-        """Whether new biases would restart the time to live of unchanged rows, and this is not
-        allowed.
+        """Whether new biases would restart the time to
+        live of unchanged rows, and this is not allowed.
         """
         expires = self.info.time_to_live and self.state.codec.writes_rows
         return bool(expires) and not self.options.restart_ttl
@@ -369,8 +372,8 @@ class Refreshing:
     def with_former_biases(
         self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str
     ) -> RefreshResult:
-        """Refuse the new biases for this reason, but fill rows that have none yet with the present
-        ones.
+        """Refuse the new biases for this reason, but fill
+        rows that have none yet with the present ones.
         """
         # A new profile has no biases yet that a row could get.
         count = 0 if self.is_new else self.waiting
@@ -567,8 +570,8 @@ class Refreshing:
         )
 
     def _announced(self, fresh: Profile) -> Refreshing:
-        """Have clients write old and new biases with every row from now on; return the job with the
-        new state.
+        """Have clients write old and new biases with every
+        row from now on; return the job with the new state.
         """
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
@@ -601,6 +604,8 @@ class Refreshing:
             state = self._with_miss_rate(state, plan)
             state = keep_nearest(self.store, self.info.name, state)
 
+            # The switch is one write of one property, so that each search reads either
+            # only old biases or only new ones. The note of the replaced bank precedes it.
             self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
             self._write_state(state)
 
@@ -612,8 +617,8 @@ class Refreshing:
         )
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
-        """Wait until all clients have read the new state, then write and return a state without the
-        former biases.
+        """Wait until all clients have read the new state, then
+        write and return a state without the former biases.
         """
         if state.outgoing is None:
             return state
@@ -669,8 +674,8 @@ class Refreshing:
         self.store.write_property(self.info.name, state.property_name, self._searchable(state))
 
     def _searchable(self, state: CollectionState) -> CollectionState:
-        """Return the state to write: it lists no profile that has no biases yet, so searches cannot
-        use one.
+        """Return the state to write: it lists no profile
+        that has no biases yet, so searches cannot use one.
         """
         profiles = dict(state.profiles)
         if self.is_new and state.incoming is not None:

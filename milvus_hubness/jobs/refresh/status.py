@@ -20,8 +20,8 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 class Status:
     """The status of a collection, and of the active one of a field's bias profiles.
 
-    If nothing is corrected, only `collection`, `rows`, `aliases`, `corrected` and, from `fields`
-    on, what concerns the whole collection are set.
+    If nothing is corrected, only `collection`, `rows`, `aliases`, `corrected` and, from
+    `corrected_fields` on, what concerns the whole collection are set.
     """
 
     collection: str
@@ -77,8 +77,8 @@ class Status:
     """Seconds since then."""
     profiles: tuple[str, ...] = ()
     """The names of the field's bias profiles."""
-    fields: tuple[str, ...] = ()
-    """All corrected fields."""
+    corrected_fields: tuple[str, ...] = ()
+    """The names of all corrected vector fields."""
     write_intents: int = 0
     """Number of rows in the write-intent log."""
     open_batches: int = 0
@@ -96,32 +96,35 @@ class Status:
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
     """Return the status of `field`, or of the first corrected field.
 
-    Raises CollectionNotFound, InvalidInput for an unknown field, and StateError if the state cannot
-    be read.
+    Raises CollectionNotFound, InvalidInput for an unknown
+    field, and StateError if the state cannot be read.
     """
     expect_store(store)
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
-    left: dict[str, Any] = {}
-    if info.intent_log is not None:
-        count = store.count_notes(info.intent_log)
-        batches = open_batches(store, info.name)
-        left = {"write_intents": count, "open_batches": len(batches)}
 
-    left["verdicts"] = _verdicts(info)
+    # What a collection has whether its field is corrected or not.
+    whole: dict[str, Any] = {
+        "collection": info.name,
+        "rows": info.rows,
+        "aliases": info.aliases,
+        "corrected_fields": tuple(info.states),
+        "verdicts": _verdicts(info),
+    }
+    # A log without batches is that of a job that runs, or one that the next job uses again.
+    if info.intent_log is not None:
+        whole["write_intents"] = store.count_notes(info.intent_log)
+        whole["open_batches"] = len(open_batches(store, info.name))
+
     if state is None:
-        return Status(
-            info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left
-        )
+        return Status(**whole, corrected=False)
 
     profile = state.profile
     codec = state.codec
     backend = BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
-        collection=info.name,
-        rows=info.rows,
-        aliases=info.aliases,
+        **whole,
         corrected=True,
         phase=state.phase,
         source=state.source,
@@ -145,8 +148,6 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),
         profiles=tuple(state.profiles),
-        fields=tuple(info.states),
-        **left,
     )
 
 

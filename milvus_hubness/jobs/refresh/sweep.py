@@ -244,8 +244,8 @@ class _Search:
         return {bank for bank in banks if self._store.properties_of(bank).get(BANK_PROPERTY)}
 
     def unused(self, banks: set[str], ending: Collection[str]) -> set[str]:
-        """Return those of these banks that nothing uses once the migrations to the copies `ending`
-        are over.
+        """Return those of these banks that nothing uses
+        once the migrations to the copies `ending` are over.
         """
         store = self._store
         unused = set(banks)

@@ -1,9 +1,9 @@
 """Bank collections: generations of stored banks, named by the digests of their content.
 
-A generation never changes: another bank, or the same bank with other potentials, has another name
-and other row ids. Two writers of one generation write the same rows under the same ids, so writes
-may come twice, overlap or arrive late. The rows are written first and named in a collection state
-afterwards.
+A generation never changes: another bank, or the same bank with other potentials,
+has another name and other row ids. Two writers of one generation write the same
+rows under the same ids, so writes may come twice, overlap or arrive late. The
+rows are written first and named in a collection state afterwards.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ class Batch:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def take(self, places: Sequence[int]) -> Batch:
+    def take(self, positions: Sequence[int]) -> Batch:
         """Return the rows at these positions."""
         # All rows in their order are taken often, and need no copy.
-        if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
+        if len(positions) == len(self) and all(map(int.__eq__, positions, range(len(self)))):
             return self
+
         return Batch(
-            keys=[self.keys[i] for i in places],
-            vectors=self.vectors[places],
-            rows=[self.rows[i] for i in places],
+            keys=[self.keys[i] for i in positions],
+            vectors=self.vectors[positions],
+            rows=[self.rows[i] for i in positions],
         )
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
@@ -69,16 +70,25 @@ class Batch:
 
 
 BANK_PROPERTY = "hubness_bank"
+"""Marks a collection as a bank collection."""
+
 QUERIES = "queries"
 TARGETS = "targets"
+"""The parts of a generation; a third one may hold lists of nearest items."""
+
 LONGEST_SOURCE = 512
+"""Most bytes of the name of a bank's source: the field for it is no longer."""
+
 ROWS_PER_WRITE = 2_000
+"""Rows of a bank in one request."""
+
 MOST_WRITES = 3
+"""How often `save_bank` writes a generation of which it then reads back only a part."""
 
 
 def generation_of(bank: StoredBank) -> str:
-    """Return a digest of queries, potentials and targets, and of origins if an online bank took in
-    some queries.
+    """Return a digest of queries, potentials and targets,
+    and of origins if an online bank took in some queries.
     """
     arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
@@ -160,11 +170,12 @@ def _bank_of_rows(
     reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
 ) -> StoredBank:
     ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
-    of_part = {
+    positions_of = {
         part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)
     }
-    queries = [rows[i] for i in of_part[QUERIES]]
-    targets = of_part[TARGETS]
+    queries = [rows[i] for i in positions_of[QUERIES]]
+    targets = positions_of[TARGETS]
+    nearest = positions_of.get(reference.nearest, [])
     if not queries:
         raise EmptyBank(
             f"bank {reference.collection!r} has no queries of generation "
@@ -173,20 +184,21 @@ def _bank_of_rows(
 
     # Unless every query has potentials, the estimator starts without them.
     potentials = [row.get("potentials", []) for row in queries]
-    if len({len(own) for own in potentials}) != 1:
+    lengths = {len(numbers) for numbers in potentials}
+    if len(lengths) != 1:
         potentials = [[]] * len(queries)
 
-    # Rows of users have no `sample`.
+    # Rows that users have inserted themselves have no `sample`; seeds have negative numbers.
     numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]
     times = [row["added_at"] for row in queries]
     origins = Origins(np.array(numbers, np.int64), np.array(times, np.int64))
 
     source = f"{database}:{reference.collection}"
     return StoredBank(
-        QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
+        QueryBank(vectors[positions_of[QUERIES]], source=source, origins=origins),
         _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
-        [_keys_in(rows[i].get("nearest", [])) for i in of_part.get(reference.nearest, [])],
+        [_keys_in(rows[i].get("nearest", [])) for i in nearest],
     )
 
 
@@ -202,6 +214,21 @@ def _finite_matrix(potentials: Sequence[Any]) -> Floats:
     return matrix
 
 
+def _bank_rows(bank: QueryBank, potentials: Sequence[Sequence[float]]) -> list[Row]:
+    """Return the fields of a row for each vector of `bank`, without those that place the row."""
+    source = bank.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
+    origins = bank.origins or Origins.seeds(len(bank), int(time.time()))
+    facts = zip(origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True)
+    rows: list[Row] = []
+    for sample, added_at, numbers in facts:
+        row: Row = {"source": source, "added_at": added_at, "sample": sample}
+        # Most estimators have none; the rows of their banks lack the field.
+        if numbers:
+            row["potentials"] = numbers
+        rows.append(row)
+    return rows
+
+
 def _keys_in(value: Any) -> list[Key]:
     if not isinstance(value, list) or not all(isinstance(key, int | str) for key in value):
         raise ValueError("nearest items are not a list of keys")
@@ -209,7 +236,7 @@ def _keys_in(value: Any) -> list[Key]:
 
 
 class BankGenerations(ABC):
-    """The methods of `stores.protocols.Banks`, except what differs between databases.
+    """The methods of `protocols.Banks`, except what differs between databases.
 
     A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name
     of a list of nearest items), `number` within the part, `source` and `added_at`. Queries also
@@ -225,7 +252,7 @@ class BankGenerations(ABC):
     _warned: set[str]
     """Problems of collections that are in the log already: a long job asks many times."""
 
-    # Methods of `stores.protocols.Collections` and `Rows`.
+    # Methods of `protocols.Collections` and `protocols.Rows`.
     exists: Callable[[str], bool]
     count: Callable[[str], int]
     drop: Callable[[str], None]
@@ -316,14 +343,14 @@ class BankGenerations(ABC):
 
         existing = [bank for bank in references if bank.collection in collections]
         spare, undecided = self._unused(existing)
-        before = [self._read_bank_rows(bank) for bank in spare]
+        rows_of_spare = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
             self._delete_bank_rows(bank)
 
         # A job may have named a generation in a collection state between the check and the
         # deletion. A job that does so later finds that the rows are gone.
         unused, undecided_now = self._unused(spare)
-        for bank, rows in zip(spare, before, strict=True):
+        for bank, rows in zip(spare, rows_of_spare, strict=True):
             if bank not in unused:
                 self._write_rows(bank.collection, rows)
 
@@ -381,6 +408,8 @@ class BankGenerations(ABC):
 
         used: set[tuple[str, str]] = set()
         is_certain = True
+        # Only a state that can be read says which banks it uses: one broken state
+        # anywhere in the database makes every generation a candidate that stays.
         for name, properties in self._all_properties():
             try:
                 used.update(
@@ -404,29 +433,16 @@ class BankGenerations(ABC):
         self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]
     ) -> None:
         """Write the queries and targets, and delete the other `stored` rows."""
-        now = int(time.time())
-        keys: set[Key] = set()
-        for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
-            if own is None:
-                continue
+        queries = bank.queries
+        rows = _bank_rows(queries, bank.potentials.tolist())
+        current = set(self._write_part(reference, QUERIES, queries.vectors, rows))
 
-            source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
-            origins = own.origins or Origins.seeds(len(own), now)
-            potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
-            rows = [
-                {
-                    "source": source,
-                    "added_at": at,
-                    "sample": sample,
-                    **({"potentials": p} if p else {}),
-                }
-                for sample, at, p in zip(
-                    origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True
-                )
-            ]
-            keys.update(self._write_part(reference, part, own.vectors, rows))
+        targets = bank.targets
+        if targets is not None:
+            rows = _bank_rows(targets, [[]] * len(targets))
+            current.update(self._write_part(reference, TARGETS, targets.vectors, rows))
 
-        if excess := [key for key in stored if key not in keys]:
+        if excess := [key for key in stored if key not in current]:
             self.delete(reference.collection, excess)
 
     def _write_part(
@@ -449,5 +465,5 @@ class BankGenerations(ABC):
 
     def _write_rows(self, collection: str, batch: Batch) -> None:
         for start in range(0, len(batch), ROWS_PER_WRITE):
-            part = batch.take(range(start, min(start + ROWS_PER_WRITE, len(batch))))
-            self.upsert(collection, part, self.bank_field)
+            page = batch.take(range(start, min(start + ROWS_PER_WRITE, len(batch))))
+            self.upsert(collection, page, self.bank_field)

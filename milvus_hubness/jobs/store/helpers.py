@@ -1,6 +1,4 @@
-"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the
-rules.
-"""
+"""The checks and the lists of helper collections, on any store. For the rules, see `ownership`."""
 
 from __future__ import annotations
 
@@ -49,6 +47,8 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
         if not store.exists(helper.collection):
             continue
 
+        # The ledger is read only for a helper that kept its name
+        # over a rename: most helpers cost no further request.
         listed: Collection[str] = ()
         if not helper.is_derived_from(owner.name):
             listed = store.listed_helpers(owner)
@@ -59,15 +59,15 @@ def own_online_banks(
     store: HelperReads, online_banks: Iterable[OnlineBank], owner: CollectionId
 ) -> tuple[OnlineBank, ...]:
     """Return the online banks whose samples belong to `owner`, and log each other one."""
-    own: list[OnlineBank] = []
+    confirmed: list[OnlineBank] = []
     for online_bank in online_banks:
         try:
             expect_helpers(store, [online_bank.helper], owner)
         except StateError as error:
             log.warning("no queries are sampled: %s", error)
         else:
-            own.append(online_bank)
-    return tuple(own)
+            confirmed.append(online_bank)
+    return tuple(confirmed)
 
 
 def list_helpers(
@@ -77,8 +77,8 @@ def list_helpers(
     former: CollectionId,
     owner: CollectionId,
 ) -> None:
-    """List these helpers, and the banks of these states, for a collection that gets or got another
-    name.
+    """List these helpers, and the banks of these states,
+    for a collection that gets or got another name.
 
     former: the collection under the name from which the names of its helpers are derived. owner:
     under the new name.
@@ -96,8 +96,8 @@ def prepare_rename(store: Store, collection: str, name: str) -> None:
 
 
 def complete_rename(store: Store, former: str, name: str) -> None:
-    """Have the helpers of a renamed collection point back to its new name; the second time, nothing
-    changes.
+    """Have the helpers of a renamed collection point back
+    to its new name; the second time, nothing changes.
     """
     if not store.exists(name):
         # Somebody has dropped it meanwhile.
@@ -109,9 +109,12 @@ def complete_rename(store: Store, former: str, name: str) -> None:
 
     listed = store.listed_helpers(info.collection_id)
     for helper in info.helpers:
+        # Only what `prepare_rename` or `adopt` has listed: any other
+        # name may have been written into the properties by a stranger.
         if helper.collection in listed and store.exists(helper.collection):
             store.write_property(helper.collection, helper.marker, info.collection_id)
 
+    # Last: a run that is killed before this finds the list again, and repeats the steps above.
     store.forget_helpers(former)
 
 

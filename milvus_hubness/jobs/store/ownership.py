@@ -1,10 +1,10 @@
 """Which collections a collection may name in its properties, and the checks before such a name is
 obeyed. No I/O.
 
-A user who may change the properties of a collection can write any name into them, and every client
-and job that reads them would then write to, delete from or drop the named collection with its own
-rights. So a name is obeyed only if two things hold, which the writer of the property cannot bring
-about alone:
+A user who may change the properties of a collection can write any name into
+them, and every client and job that reads them would then write to, delete from
+or drop the named collection with its own rights. So a name is obeyed only if
+two things hold, which the writer of the property cannot bring about alone:
 
 - The name is derived from the collection's own name, as this package derives it. A helper
   collection that kept its name when its owner was renamed, and a bank with a name of the user's
@@ -33,8 +33,8 @@ SIDE_PROPERTY = "hubness_side"
 """
 
 QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
-"""Marks a collection of query samples; its value is the CollectionId of the collection that was
-searched.
+"""Marks a collection of query samples; its value is
+the CollectionId of the collection that was searched.
 """
 
 WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
@@ -43,13 +43,13 @@ that is written.
 """
 
 LEDGER = "hubness_ledger"
-"""The collection in which jobs keep their records. A user who may write to it steers jobs and
-clients.
+"""The collection in which jobs keep their records.
+A user who may write to it steers jobs and clients.
 """
 
 HELPERS = "helpers"
-"""Group of the ledger's records of helper collections whose names are not derived from that of
-their owner.
+"""Group of the ledger's records of helper collections
+whose names are not derived from that of their owner.
 """
 
 LONGEST_STEM = 200
@@ -67,8 +67,8 @@ class Commands:
     """Drops one side of a migration of the collection that follows."""
 
     adopt: str = "milvus-hubness adopt"
-    """Says to jobs that the collection that follows was renamed; empty where no collection can be
-    renamed.
+    """Says to jobs that the collection that follows was
+    renamed; empty where no collection can be renamed.
     """
 
     def after_rename(self, collection: str) -> str:
@@ -82,6 +82,7 @@ class Commands:
 
 
 ON_MILVUS = Commands()
+"""The commands for Milvus."""
 
 
 class CollectionId(FrozenModel):
@@ -91,8 +92,8 @@ class CollectionId(FrozenModel):
     """The real name, never an alias."""
 
     identity: str = ""
-    """The database's own number of the collection; empty where it has none, as in Milvus Lite and
-    Qdrant.
+    """The database's own number of the collection; empty
+    where it has none, as in Milvus Lite and Qdrant.
     """
 
     def is_same(self, other: CollectionId) -> bool:
@@ -120,6 +121,7 @@ class Helper:
 
     def is_derived_from(self, name: str) -> bool:
         """Whether this package would give the helper of a collection of that name this name."""
+        # The name of a log has only the beginning of a long name.
         stems = {name, name[:LONGEST_STEM]}
         return any(re.fullmatch(re.escape(stem) + self.suffix, self.collection) for stem in stems)
 
@@ -164,8 +166,8 @@ def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Help
 
 
 def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:
-    """Return the collection whose helper this is, from the helper's own properties; None if none is
-    named.
+    """Return the collection whose helper this is, from
+    the helper's own properties; None if none is named.
     """
     try:
         return CollectionId.model_validate_json(properties.get(marker) or "")
@@ -202,8 +204,8 @@ def expect_helper(
 
 
 class HelperRecord(FrozenModel):
-    """A record of the ledger: `helper` belongs to `owner`, though its name is not derived from the
-    owner's.
+    """A record of the ledger: `helper` belongs to `owner`,
+    though its name is not derived from the owner's.
     """
 
     owner: CollectionId
@@ -224,6 +226,8 @@ def listed_in(bodies: Iterable[str], owner: CollectionId) -> frozenset[str]:
         except ValidationError:
             continue
 
+        # Both must agree: a collection of the same name may be a later one,
+        # and one that was renamed since has a list under its new name.
         if record.owner.is_same(owner) and record.owner.name == owner.name:
             helpers.add(record.helper)
     return frozenset(helpers)
@@ -236,8 +240,8 @@ _WITHOUT_COPY = {"preparing", "finished"}
 
 
 def expect_copy(origin: CollectionId, copy: str, property_name: str, bodies: Iterable[str]) -> None:
-    """Raise StateError unless a migration of the ledger lets writes to `origin` go to `copy` as
-    well.
+    """Raise StateError unless a migration of the ledger
+    lets writes to `origin` go to `copy` as well.
 
     bodies: the ledger's records of the migrations to `origin` and to `copy`, as JSON. Forward,
     `copy` is the target; on the way back, `origin` is, and `copy` the source.
@@ -265,6 +269,8 @@ def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
 
     if phase in _WITHOUT_COPY:
         return False
+
+    # Where the database or the ledger has no identity, the names alone decide.
     if copy == target and origin.name in sources:
         return not (source_identity and origin.identity) or source_identity == origin.identity
 

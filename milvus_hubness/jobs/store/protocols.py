@@ -1,5 +1,5 @@
-"""The protocols that a database implements for the jobs: `Store`, its parts, and optional
-capabilities.
+"""The protocols that a database implements for the
+jobs: `Store`, its parts, and optional capabilities.
 
 All reads except `scan` are strongly consistent. Every method may raise StoreError and its
 subclasses. A store has a capability if it has its methods; `capability` returns the store as one
@@ -46,9 +46,9 @@ class Collections(Protocol):
     ) -> CollectionInfo:
         """Describe a collection.
 
-        counted: if false, `rows` is 0, which costs less. checked: raise StateError if its
-        properties name collections that are not its helpers; see `stores.ownership`. Raises
-        CollectionNotFound.
+        counted: if false, `rows` is 0, which costs less. checked: raise
+        StateError if its properties name collections that are not its
+        helpers; see `ownership`. Raises CollectionNotFound.
         """
 
     def exists(self, collection: str) -> bool:
@@ -77,9 +77,9 @@ class Collections(Protocol):
     def drop_alias(self, alias: str) -> None: ...
 
     def fenced(self, fences: Fences) -> Store:
-        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost
-        if one is gone. A failed write that may still arrive is sent again only through another
-        alias.
+        """Return this store with its writes through the aliases of
+        `fences`; they raise LeaseLost if one is gone. A failed write
+        that may still arrive is sent again only through another alias.
         """
 
     def fence(self, collection: str, alias: str) -> None:
@@ -89,8 +89,8 @@ class Collections(Protocol):
         """
 
     def unfence(self, alias: str) -> None:
-        """Drop a fencing alias, so that the database accepts no more writes through it, if it
-        exists.
+        """Drop a fencing alias, so that the database
+        accepts no more writes through it, if it exists.
         """
 
 
@@ -220,8 +220,8 @@ class Rows(Protocol):
         *,
         partition: str | None,
     ) -> int:
-        """Replace the fields named `changed` of existing rows, or the whole rows; return how many
-        were acknowledged.
+        """Replace the fields named `changed` of existing rows,
+        or the whole rows; return how many were acknowledged.
         """
 
     def rewrite(
@@ -271,8 +271,8 @@ class WriteIntents(Protocol):
         """
 
     def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
-        """Return all write-intent logs of this collection, complete or not; use them only to drop
-        them.
+        """Return all write-intent logs of this collection,
+        complete or not; use them only to drop them.
         """
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -301,8 +301,8 @@ class Ledger(Protocol):
     """Records of jobs in the database."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
-        """Insert or replace these records, acknowledged on return; creates the ledger if it is
-        missing.
+        """Insert or replace these records, acknowledged
+        on return; creates the ledger if it is missing.
         """
 
     def record(self, ledger: str, key: str) -> Record | None:
@@ -318,8 +318,8 @@ class Ledger(Protocol):
         """
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
-        """Return the helpers that the ledger lists for a collection from whose name theirs are not
-        derived.
+        """Return the helpers that the ledger lists for a
+        collection from whose name theirs are not derived.
         """
 
     def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
@@ -330,15 +330,15 @@ class Ledger(Protocol):
 
 
 class Banks(Protocol):
-    """Query banks; `banks.generations.BankGenerations` implements this for any database."""
+    """Query banks; `generations.BankGenerations` implements this for any database."""
 
     def save_bank(
         self, collection: str, bank: StoredBank, metric: Metric
     ) -> tuple[BankReference, Made]:
         """Save `bank` as a generation, read it back, and return its reference and what was created.
 
-        Raises CollectionExists, DimensionMismatch, and StateError if another process keeps changing
-        the rows.
+        Raises CollectionExists, DimensionMismatch, and
+        StateError if another process keeps changing the rows.
         """
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
@@ -389,6 +389,7 @@ def expect_store(store: object) -> None:
                 f"a store is needed, not the client {type(store).__name__}: pass {remedy}"
             )
 
+    # A store inherits from nothing: one method of the protocol stands for all.
     if not hasattr(store, "info"):
         raise InvalidInput(
             f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))"
@@ -407,8 +408,8 @@ class WholeRows(Protocol):
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
-        """Return the names and the rows, as `get` does, of the last and earlier notes of these
-        keys.
+        """Return the names and the rows, as `get` does,
+        of the last and earlier notes of these keys.
         """
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
@@ -474,8 +475,8 @@ class LeavesKeys(Protocol):
     """Biases under keys of rows that have no schema; the keys stay when the correction ends."""
 
     def left_keys(self, collection: str) -> dict[str, int]:
-        """Return the number of rows with each key that jobs have written, without keys that no row
-        has.
+        """Return the number of rows with each key that
+        jobs have written, without keys that no row has.
         """
 
     def delete_keys(self, collection: str) -> None:

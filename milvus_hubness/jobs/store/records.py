@@ -1,5 +1,5 @@
-"""The values that stores take and return: collections and the properties that jobs leave on them,
-samples, records.
+"""The values that stores take and return: collections and
+the properties that jobs leave on them, samples, records.
 """
 
 from __future__ import annotations
@@ -60,14 +60,20 @@ def intent_log_name(collection: str) -> str:
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs, complete or not, from the names of all
-    collections.
+    """Return the names of a collection's write-intent logs,
+    complete or not, from the names of all collections.
     """
+    # A log has two collections. A killed job may have left only one of them.
     logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:LONGEST_STEM]
-    return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
+    return sorted(
+        name
+        for name in logs
+        if (ending := _INTENT_LOG.search(name)) and name[: ending.start()] == stem
+    )
 
 
+# Properties of a collection, each the JSON of one of the records below.
 TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
 WRITE_INTENTS_PROPERTY = "hubness_write_intents"
@@ -109,12 +115,19 @@ class Verdicts(PropertyModel):
 
     def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
         """Return the verdict on this bank for this field; None if there is none."""
-        own = (record for record in self.records if record.field == field)
-        return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
+        subject = (field, bank_fingerprint)
+        return next(
+            (
+                record
+                for record in self.records
+                if (record.field, record.bank_fingerprint) == subject
+            ),
+            None,
+        )
 
     def with_record(self, record: TuningRecord) -> Verdicts:
-        """Return the verdicts with a new one in place of a former one on the same bank, or of the
-        oldest.
+        """Return the verdicts with a new one in place of
+        a former one on the same bank, or of the oldest.
         """
         replaced = (record.field, record.bank_fingerprint)
         others = [
@@ -144,16 +157,16 @@ def identity_in(properties: Mapping[str, str], collection: str) -> str:
 
 
 class DualWrite(PropertyModel):
-    """Dual writes of a migration: clients send each write to this collection first, then to the
-    copy.
+    """Dual writes of a migration: clients send each
+    write to this collection first, then to the copy.
     """
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: CollectionName
     """The copy."""
     required: bool = False
-    """Whether a write fails if the copy does not take it; before that, the next catch-up pass
-    repairs it.
+    """Whether a write fails if the copy does not take
+    it; before that, the next catch-up pass repairs it.
     """
 
 
@@ -184,7 +197,10 @@ class WriteIntentLog(PropertyModel):
 
 
 SMALLEST_RATE = 1e-9
+"""Least share of sampled queries; who wants none stops the online bank."""
+
 MOST_ONLINE_BANKS = 1_000
+"""Number of online banks that a collection may have: clients read them all with its state."""
 
 
 class OnlineBank(Terms):
@@ -200,8 +216,8 @@ class OnlineBank(Terms):
 
     @property
     def capacity(self) -> int:
-        """Number of slots for samples of this profile in `samples_collection`; a sample takes a
-        random slot.
+        """Number of slots for samples of this profile in
+        `samples_collection`; a sample takes a random slot.
         """
         return max(2 * self.size, 2_000)
 
@@ -300,6 +316,8 @@ class CollectionInfo:
 
     def __post_init__(self) -> None:
         for state in self.states.values():
+            # A user who may change properties or drop fields can make a state wrong:
+            # jobs and clients that index by these names rely on this check.
             for missing in {state.field, state.searched_field} - self.vector_fields.keys():
                 what = described_property(state.property_name, self.name)
                 raise StateError(
@@ -320,8 +338,8 @@ class CollectionInfo:
 
     @property
     def helpers(self) -> list[Helper]:
-        """The helper collections that the properties name, apart from banks, which collections may
-        share.
+        """The helper collections that the properties name,
+        apart from banks, which collections may share.
         """
         return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
 
@@ -335,8 +353,8 @@ class CollectionInfo:
     def users_fields(self) -> dict[str, VectorField]:
         """The vector fields without second vector fields, which hold augmented vectors."""
         return {
-            name: own
-            for name, own in self.vector_fields.items()
+            name: vector
+            for name, vector in self.vector_fields.items()
             if not name.startswith(SECOND_VECTOR_FIELD)
         }
 
@@ -361,8 +379,8 @@ class CollectionInfo:
             )
 
     def require_correctable(self, field: str) -> None:
-        """Raise CannotMigrate if the database computes the vectors of this field, and as
-        `require_field` does.
+        """Raise CannotMigrate if the database computes the
+        vectors of this field, and as `require_field` does.
         """
         self.require_field(field)
         if obstacles := self.vector_fields[field].obstacles:
@@ -439,8 +457,8 @@ class Note:
     row: str | None
     """The name of the noted row; None for a deletion."""
     changed: tuple[str, ...] = ()
-    """The fields that this partial update, and those noted just before it, change; empty for a
-    whole row.
+    """The fields that this partial update, and those
+    noted just before it, change; empty for a whole row.
     """
     id: str = ""
     """Unique to this note."""

@@ -35,7 +35,11 @@ P = ParamSpec("P")
 
 
 def _coroutine(method: Callable[P, Any]) -> Callable[P, Coroutine[Any, Any, Any]]:
-    """Return a method of `Methods` as a coroutine function, as AsyncMilvusClient's methods are."""
+    """Return a method of `Methods` as a coroutine function, as AsyncMilvusClient's methods are.
+
+    The method itself returns an awaitable, which is not enough for libraries that look whether a
+    function is a coroutine function.
+    """
 
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -141,6 +145,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
 
     @functools.cached_property
     def _loading(self) -> dict[BankReference, asyncio.Task[StoredBank]]:
+        """The readings of banks that are running. Made late, as `__init__` is that of `Methods`."""
         return {}
 
     async def _perform(self, step: Effect) -> Any:
@@ -152,6 +157,8 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, LearnSchema):
             return self._learn_schema(await connection_of(self), step.collection)
+
+        # Compute: NumPy releases Python's lock meanwhile, so other tasks go on.
         return await asyncio.to_thread(step.work)
 
     def _work_in_store(self, step: InStore) -> Any:
@@ -163,8 +170,10 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         if loading is None:
             read = asyncio.to_thread(lambda: self._plain.store().load_bank(reference))
             loading = asyncio.create_task(read)
+            # Also after a failure: the next task reads again. Banks that were read are in a cache.
             loading.add_done_callback(lambda _: self._loading.pop(reference))
             self._loading[reference] = loading
+
         # A task that is cancelled ends its own wait, not the reading.
         return await asyncio.shield(loading)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,54 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.fitted import Correction
 
 
+class _Target(NamedTuple):
+    """A profile in which new rows get a bias, and how."""
+
+    profile: Profile
+
+    slots: tuple[int, ...]
+    """The bias slots that get it."""
+
+    are_new: bool
+    """Whether rows of one write make room for each other, as rows do that come after the fit."""
+
+
+def _targets(state: CollectionState, *, are_last: bool) -> list[_Target]:
+    """Return the profiles whose biases a write must compute.
+
+    are_last: whether no job will compute the biases of these rows again.
+    """
+    # Both slots get it: a refresh writes only rows whose standby bias differs from the new one.
+    targets = [
+        _Target(profile, (profile.slot, profile.standby), are_last)
+        for profile in state.profiles.values()
+    ]
+
+    # During a refresh some clients already read the new slot and some still the old one.
+    targets += [
+        _Target(update.profile, (update.profile.slot,), False)
+        for update in (state.outgoing, state.incoming)
+        if update is not None
+    ]
+    return targets
+
+
+def _epoch_of(state: CollectionState, *, are_last: bool) -> int:
+    """Return the epoch of rows that are written now."""
+    if not are_last:
+        return state.profile.epoch
+
+    # Imported late: a client that only searches needs no estimator.
+    from milvus_hubness.correction.fitted import epoch_of_new_rows
+
+    return epoch_of_new_rows(state)
+
+
 class Biases:
     """Banks, and the biases of vectors in every profile of their field.
 
-    bank_budget: bytes of banks in memory; writes are refused where the banks of one field are
-    larger.
+    bank_budget: bytes of banks in memory; writes are
+    refused where the banks of one field are larger.
     """
 
     def __init__(self, states: StateCache, bank_budget: int) -> None:
@@ -45,9 +88,14 @@ class Biases:
         profile: Profile,
         in_use: Collection[Name] = (),
     ) -> Operation[CachedBank]:
+        """Return a bank with its fit. in_use: banks that must not be evicted for it."""
         name = (collection, state.field, profile.slot)
         cached = self._banks.get(name, profile)
-        return cached or self._banks.keep(name, profile, (yield LoadBank(profile.bank)), in_use)
+        if cached is not None:
+            return cached
+
+        bank = yield LoadBank(profile.bank)
+        return self._banks.keep(name, profile, bank, in_use)
 
     def of_rows(
         self,
@@ -60,64 +108,64 @@ class Biases:
     ) -> Operation[RowBiases]:
         """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
-        are_new: whether these rows are inserted together. While a job computes all biases, new rows
-        get the biases that the job would give them: for incoming profiles, and for a copy or a
-        second field that is being filled. Raises BankTooLarge if the budget has no room for the
-        banks.
+        are_new: whether these rows are inserted together. While a job computes
+        all biases, new rows get the biases that the job would give them: for
+        incoming profiles, and for a copy or a second field that is being
+        filled. Raises BankTooLarge if the budget has no room for the banks.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
+
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
             return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
-        self._expect_room(collection, state)
 
+        self._expect_room(collection, state)
         are_last = are_new and state.phase == "ready"
-        work: list[tuple[Profile, tuple[int, ...], bool]] = [
-            (profile, (profile.slot, profile.standby), are_last)
-            for profile in state.profiles.values()
-        ]
-        work += [
-            (update.profile, (update.profile.slot,), False)
-            for update in (state.outgoing, state.incoming)
-            if update is not None
-        ]
-        # Every write needs all of them: those that were evicted would be read again at the next one.
-        in_use = {(collection, state.field, profile.slot) for profile, _, _ in work}
+        targets = _targets(state, are_last=are_last)
+
+        # Every write needs all of these banks. They must not evict each other: each would be read
+        # from the database again at the next write.
+        in_use = {(collection, state.field, target.profile.slot) for target in targets}
 
         biases: dict[int, Floats] = {}
-        for profile, slots, new in work:
-            cached = yield from self._cached(collection, state, profile, in_use)
+        for target in targets:
+            cached = yield from self._cached(collection, state, target.profile, in_use)
+            # A fit is restored and evaluated in a thread: both may take long.
             correction: Correction = yield Compute(partial(cached.correction, state.layout))
-            column, hints = yield Compute(partial(correction.of_rows, vectors, are_new=new))
-            locality_hints = hints if profile is state.profile else locality_hints
-            biases |= dict.fromkeys(slots, column)
+            column, hints = yield Compute(
+                partial(correction.of_rows, vectors, are_new=target.are_new)
+            )
+            biases |= dict.fromkeys(target.slots, column)
+
+            # The index is shaped by the queries of the active profile alone.
+            if target.profile is state.profile:
+                locality_hints = hints
+
+        # The banks of all profiles may be larger than the budget by the one that a refresh
+        # replaces. As soon as no state names that, it goes.
         self._banks.evict(in_use)
-
-        epoch = state.profile.epoch
-        if are_last:
-            from milvus_hubness.correction.fitted import epoch_of_new_rows
-
-            epoch = epoch_of_new_rows(state)
-        return RowBiases(biases, epoch, locality_hints)
+        return RowBiases(biases, _epoch_of(state, are_last=are_last), locality_hints)
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:
-        """Raise BankTooLarge unless the budget has room for the banks of all profiles, and of those
-        to come.
+        """Raise BankTooLarge unless the budget has room for
+        the banks of all profiles, and of those to come.
 
         The bank that a refresh replaces stays in memory with the new one, whatever the budget: no
         write fails because of a refresh to a bank that has room.
         """
-        coming = state.profiles
+        coming_profiles = state.profiles
         if state.incoming is not None:
-            coming = {**coming, state.incoming.name: state.incoming.profile}
-        for profiles in (state.profiles, coming):
+            coming_profiles = {**coming_profiles, state.incoming.name: state.incoming.profile}
+
+        for profiles in (state.profiles, coming_profiles):
             count = sum(profile.bank.count for profile in profiles.values())
+            # Vectors of float32.
             size = 4 * state.dim * count
             if size > self._banks.budget:
                 raise BankTooLarge(
-                    f"the bank of {collection!r} has {count:,} queries, {size:,} bytes, and bank_budget is "
-                    f"{self._banks.budget:,}: refresh with a sample of the bank, give a larger budget, "
-                    'or write with bias="pending" and refresh'
+                    f"the bank of {collection!r} has {count:,} queries, {size:,} bytes, and "
+                    f"bank_budget is {self._banks.budget:,}: refresh with a sample of the bank, "
+                    'give a larger budget, or write with bias="pending" and refresh'
                 )

@@ -81,8 +81,10 @@ class CandidateRewrite(Rewrite):
                 weight = strength if is_corrected else 0.0
                 of_hits = _biases(hits, biases, slot, slot_field)
                 self._rank(hits, query, of_hits, weight, bounds, question)
+
             return self.reading.hits_out(results, fields)
 
+        # The client needs the biases of the candidates, which the user did not ask for.
         requested = fields.requested
         if slot_field and slot_field not in (requested or []) and "*" not in (requested or []):
             requested = [*(requested or []), slot_field]
@@ -170,6 +172,7 @@ def _biases(
     """Return the bias of each hit, from its slot field or else by key; 0 is the mean bias."""
     if slot_field is not None:
         return [hit["entity"].get(slot_field) or 0.0 for hit in hits]
+
     by_key = biases or {}
     return [by_key[hit.id][slot] if hit.id in by_key else 0.0 for hit in hits]
 
@@ -197,5 +200,6 @@ def _within(score: float, bounds: Mapping[str, float], metric: str) -> bool:
     radius = bounds.get("radius")
     if radius is not None and sign * score <= sign * radius:
         return False
+
     range_filter = bounds.get("range_filter")
     return range_filter is None or not sign * score > sign * range_filter

@@ -116,6 +116,7 @@ class Reads:
                     "list_indexes", (collection, state.searched_field), dict(options)
                 )
                 names = [name for name in names if name not in hidden]
+
         return names
 
 
@@ -163,6 +164,7 @@ class Belongings:
                 "well, which would miss this call: end the migration with "
                 "`milvus-hubness migrate clean` first"
             )
+
         if self.intent_log and not but_notes:
             raise UnsupportedOperation(
                 f"writes to {self.owner.name!r} are noted for a refresh, which was stopped and "
@@ -185,6 +187,7 @@ class Catalog:
         names: list[str] = yield Ask("list_collections", args, dict(options))
         if include_internal:
             return names
+
         shown: list[str] = yield InStore(partial(_without_helpers, names))
         return shown
 
@@ -192,6 +195,7 @@ class Catalog:
         answer = yield call
         if include_internal or not isinstance(answer, dict):
             return answer
+
         aliases = [alias for alias in answer["aliases"] if not is_fence(alias)]
         return {**answer, "aliases": aliases}
 
@@ -204,6 +208,7 @@ class Catalog:
         if belongings.fences:
             yield InStore(lambda store: list(map(store.unfence, belongings.fences)))
         outcome = yield call
+        # After the collection: if its drop fails, it still has all that belongs to it.
         if belongings.states or belongings.intent_log:
             yield InStore(partial(_drop_helpers, belongings))
         self._states.forget()
@@ -251,8 +256,10 @@ class Catalog:
                 f"{database!r}, which lacks its bank: copy the rows to a collection of that "
                 "database and correct it"
             )
+
         if not belongings.states:
             return (yield from self._states.forgetting(call))
+
         renamed = CollectionId(name=new_name, identity=belongings.owner.identity)
         # The list comes first: a client that reads the new name finds its helpers at once.
         yield InStore(partial(_list_helpers, belongings, renamed))
@@ -275,11 +282,13 @@ class Catalog:
                 f"collection {source!r} is corrected and its snapshot cannot be restored in "
                 f"database {database!r}, which lacks its bank: restore it in its own database"
             )
+
         if belongings.sides:
             raise UnsupportedOperation(
                 f"a snapshot of {source!r} cannot be restored, as the copy would share the biases "
                 f"in {belongings.sides[0]!r} with it: disable the correction first"
             )
+
         outcome = yield call
         if belongings.states:
             # Its number is not known before the server has restored it.
@@ -316,6 +325,7 @@ class Catalog:
         except MilvusException as error:
             if error.code != COLLECTION_NOT_FOUND:
                 raise
+
             return Belongings(CollectionId(name=collection))
 
         owner = id_in(description, collection)
@@ -346,6 +356,7 @@ def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
     """Whether a migration lets writes go to an existing copy as well; a property alone does not."""
     if not store.exists(copy):
         return False
+
     try:
         expect_copy(origin, copy, DUAL_WRITE_PROPERTY, migrations_to((origin.name, copy), store))
     except StateError as error:
@@ -425,6 +436,7 @@ def _drop_helpers(belongings: Belongings, store: MilvusStore) -> None:
 def _list_helpers(belongings: Belongings, renamed: CollectionId, store: MilvusStore) -> None:
     if store.exists(renamed.name):
         return  # The server refuses the name.
+
     for intent_log in store.intent_logs(belongings.owner):
         # An idle log costs less to create again than to carry over.
         store.drop_intent_log(intent_log, partial(_expect_free, belongings.owner.name, store))

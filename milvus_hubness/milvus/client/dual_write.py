@@ -92,8 +92,9 @@ class DualWrites:
 
         description = yield Ask("describe_collection", (dual_write.collection, write.timeout))
         rows = yield from self._states.insertable(updated, description)
-        for part in in_parts(rows, ROWS_PER_REQUEST):
-            yield from self._upsert(dual_write, replace(write, data=part, options={}))
+        for some_rows in in_parts(rows, ROWS_PER_REQUEST):
+            # Without the options of a partial update: these rows are whole.
+            yield from self._upsert(dual_write, replace(write, data=some_rows, options={}))
 
     def delete(self, deletion: Deletion) -> Operation[dict[str, int]]:
         """Delete rows.
@@ -153,8 +154,8 @@ class DualWrites:
             return
 
         lost = [key for key in keys if key not in remaining]
-        for part in in_parts(lost, KEYS_PER_REQUEST):
-            by_key = replace(deletion, ids=part, filter=None, options={})
+        for some_keys in in_parts(lost, KEYS_PER_REQUEST):
+            by_key = replace(deletion, ids=some_keys, filter=None, options={})
             yield from self._delete_on_copy(by_key, dual_write)
 
     def _still_has(
@@ -226,13 +227,14 @@ class DualWrites:
         partitions = [request.partition_name] if request.partition_name else None
         per_request = ROWS_PER_REQUEST if "*" in output_fields else KEYS_PER_REQUEST
         rows: list[Row] = []
-        for part in in_parts(list(keys), per_request):
+        for some_keys in in_parts(list(keys), per_request):
             options = {
                 "output_fields": list(output_fields),
                 "timeout": request.timeout,
                 "partition_names": partitions,
                 **STRONG,
             }
-            where = is_one_of(key_field, part)
+            where = is_one_of(key_field, some_keys)
             rows += yield from self._reads.read(Ask("query", (request.collection, where), options))
+
         return rows

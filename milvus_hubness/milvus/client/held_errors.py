@@ -24,6 +24,7 @@ class _Hold(logging.Filter):
         held = _records.get()
         if held is None or record.levelno < logging.ERROR:
             return True
+
         held.append(record)
         return False
 

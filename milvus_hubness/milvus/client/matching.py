@@ -37,7 +37,7 @@ from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation
 
 if TYPE_CHECKING:
     from milvus_hubness.basics.progress import Progress
-    from milvus_hubness.jobs.store.records import VectorField
+    from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
 
 Array = npt.NDArray[Any]
 
@@ -114,6 +114,7 @@ class Candidates:
         self._inputs = dict(inputs)
         if folder is None or not (folder / INPUTS).exists():
             return
+
         try:
             of_parts = json.loads(read_text(folder / INPUTS))
             for path in sorted(folder.glob("[0-9]*.npz")) if of_parts == inputs else ():
@@ -123,6 +124,7 @@ class Candidates:
             raise UnreadableFile(
                 f"cannot use the parts in {folder} ({error}): remove the folder"
             ) from None
+
         if of_parts != inputs:
             raise InvalidInput(
                 f"{folder} has parts of another match: repeat its options, or remove the folder"
@@ -131,37 +133,41 @@ class Candidates:
     def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
         """Add pairs: numbers of queries and scores (p,), and keys, each for as many pairs.
 
-        further: `searched`, the number of queries that were searched, or for rows `scanned`, `last`
-        and `moments`.
+        further: `searched`, the number of queries that were
+        searched, or for rows `scanned`, `last` and `moments`.
         """
-        part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
+        arrays = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
         if self._folder is not None:
-            try:
-                if not self._parts:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    (self._folder / INPUTS).write_text(json.dumps(self._inputs))
-                path = self._folder / f"{len(self._parts):08}.npz"
-                with path.with_suffix(".unfinished").open("wb") as file:
-                    np.savez(file, **part)
-                os.replace(path.with_suffix(".unfinished"), path)
-            except OSError as error:
-                raise UnreadableFile(
-                    f"cannot write parts to {self._folder}: {error.strerror}"
-                ) from None
-        self._take(part)
+            self._save(self._folder, arrays)
+        self._take(arrays)
 
-    def _take(self, part: Mapping[str, Any]) -> None:
-        keys = part["keys"].tolist()
-        queries = part["queries"].astype(np.int32)
+    def _save(self, folder: Path, arrays: Mapping[str, Any]) -> None:
+        """Write the next file. Raises UnreadableFile."""
+        try:
+            if not self._parts:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / INPUTS).write_text(json.dumps(self._inputs))
+
+            # Under another name until it is whole: a killed match leaves no half file to read.
+            path = folder / f"{len(self._parts):08}.npz"
+            with path.with_suffix(".unfinished").open("wb") as file:
+                np.savez(file, **arrays)
+            os.replace(path.with_suffix(".unfinished"), path)
+        except OSError as error:
+            raise UnreadableFile(f"cannot write parts to {folder}: {error.strerror}") from None
+
+    def _take(self, arrays: Mapping[str, Any]) -> None:
+        keys = arrays["keys"].tolist()
+        queries = arrays["queries"].astype(np.int32)
         numbers = [self._numbers.setdefault(key, len(self._numbers)) for key in keys]
         items = np.repeat(np.array(numbers, np.int32), len(queries) // max(1, len(keys)))
-        self._parts.append(Pairs(queries, items, part["scores"].astype(np.float32)))
-        if "searched" in part:
-            self.searched += int(part["searched"])
+        self._parts.append(Pairs(queries, items, arrays["scores"].astype(np.float32)))
+        if "searched" in arrays:
+            self.searched += int(arrays["searched"])
         else:
-            self.scanned += int(part["scanned"])
-            self.last = np.asarray(part["last"]).item()
-            self._moments = self._moments + part["moments"]
+            self.scanned += int(arrays["scanned"])
+            self.last = np.asarray(arrays["last"]).item()
+            self._moments = self._moments + arrays["moments"]
 
     def matches(self, queries: int, limit: int, metric: str, *, assign: bool) -> Matches:
         """Return the matches of the first `queries` queries; others only count in the balance."""
@@ -220,10 +226,9 @@ def match(
         raise InvalidParameter(
             f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates"
         )
-    report = progress or silent
+
     search = dict(search)
     params = search.pop("search_params")
-    partitions = search["partition_names"]
     bank = QueryBank.of(queries)
     count = len(bank)
 
@@ -239,58 +244,100 @@ def match(
             raise InvalidInput(
                 f"{info.name!r} is not corrected and has no bank: leave out --with-bank"
             )
+
         stored = yield from operations.biases.bank(info.name, state, state.profile)
         joined = np.concatenate([bank.vectors, stored.queries.vectors])
         bank = replace(bank, vectors=joined, origins=None)
 
+    # Files of an interrupted call count only if all of this is the same.
     inputs = {
         "collection": info.name,
         "field": field,
         "filter": filter,
-        "partitions": partitions,
+        "partitions": search["partition_names"],
         "search": str(params),
+        "candidates": candidates,
+        "queries": bank.fingerprint,
     }
-    pool = Candidates({**inputs, "candidates": candidates, "queries": bank.fingerprint}, folder)
-
-    # Without a sampler: a batch does not stand for the queries of users.
-    searches = Searches(operations.states, operations.biases, operations.reads, 0.0, None)
-    while pool.searched < len(bank):
-        report("searching the queries", pool.searched, len(bank))
-        part = bank.vectors[pool.searched :][: max(1, HITS_PER_REQUEST // candidates)]
-        question = Question(
-            encode(part, vector.dtype),
-            candidates,
-            search_params=params,
-            output_fields=[info.key_field],
-            strength=0.0,
-        )
-        answers = yield from searches.search(info.name, question, filter, search)
-
-        hit_counts = [len(hits) for hits in answers]
-        numbers = pool.searched + np.repeat(np.arange(len(part)), hit_counts)
-        keys = [key for hits in answers for key in hits.ids]
-        # Balancing needs inner products: under L2 the greatest has the smallest distance.
-        sign = -0.5 if layout.metric == "L2" else 1.0
-        scores = np.concatenate([hits.distances for hits in answers]) * sign
-        pool.add(numbers, keys, scores, searched=len(part))
-
-    reduced = layout.reduce_queries(bank.vectors)
-    pages = operations.pages
-    options = {"filter": filter, "partition_names": partitions, "timeout": search["timeout"]}
-    rows, key_field = yield from pages.begin(Ask("query", (info.name,), options))
-    while page := (
-        yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, [key_field, field])
-    ):
-        report("searching the rows", pool.scanned, info.rows)
-        keys = [row[key_field] for row in page]
-        vectors = [row[field] for row in page]
-        yield Compute(partial(_scan, pool, keys, vectors, vector, layout, reduced))
+    pool = Candidates(inputs, folder)
+    report = progress or silent
+    matching = _Matching(operations, info, vector, layout, bank, filter, search, pool, report)
+    yield from matching.search_queries(candidates, params)
+    yield from matching.scan_rows()
 
     report("balancing", 0, 1)
     matches: Matches = yield Compute(
         lambda: pool.matches(count, limit, layout.metric, assign=one_to_one)
     )
     return matches
+
+
+@dataclass(frozen=True)
+class _Matching:
+    """Looks for the candidates of one match, and puts them into `pool`.
+
+    An interrupted match continues: the pool says how far it has come.
+    """
+
+    operations: Operations
+    info: CollectionInfo
+    vector: VectorField
+    """The searched field."""
+    layout: Layout
+    bank: QueryBank
+    """The queries to match, and those of the stored bank if they join them."""
+    filter: str
+    search: Mapping[str, Any]
+    """Further arguments of a search, by name."""
+    pool: Candidates
+    report: Progress
+
+    def search_queries(self, candidates: int, params: Any) -> Operation[None]:
+        """Add the rows that the index finds for each query."""
+        # Without a sampler: a batch does not stand for the queries of users.
+        operations = self.operations
+        searches = Searches(operations.states, operations.biases, operations.reads, 0.0, None)
+        pool = self.pool
+        at_once = max(1, HITS_PER_REQUEST // candidates)
+        while pool.searched < len(self.bank):
+            self.report("searching the queries", pool.searched, len(self.bank))
+            queries = self.bank.vectors[pool.searched :][:at_once]
+            question = Question(
+                encode(queries, self.vector.dtype),
+                candidates,
+                search_params=params,
+                output_fields=[self.info.key_field],
+                strength=0.0,
+            )
+            answers = yield from searches.search(self.info.name, question, self.filter, self.search)
+
+            hit_counts = [len(hits) for hits in answers]
+            numbers = pool.searched + np.repeat(np.arange(len(queries)), hit_counts)
+            keys = [key for hits in answers for key in hits.ids]
+            # Balancing needs inner products: under L2 the greatest has the smallest distance.
+            sign = -0.5 if self.layout.metric == "L2" else 1.0
+            scores = np.concatenate([hits.distances for hits in answers]) * sign
+            pool.add(numbers, keys, scores, searched=len(queries))
+
+    def scan_rows(self) -> Operation[None]:
+        """Add the nearest queries of each row, which the index may have missed."""
+        pool = self.pool
+        reduced_queries = self.layout.reduce_queries(self.bank.vectors)
+        pages = self.operations.pages
+        options = {
+            "filter": self.filter,
+            "partition_names": self.search["partition_names"],
+            "timeout": self.search["timeout"],
+        }
+        rows, key_field = yield from pages.begin(Ask("query", (self.info.name,), options))
+        fields = [key_field, self.vector.name]
+        while page := (yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, fields)):
+            self.report("searching the rows", pool.scanned, self.info.rows)
+            keys = [row[key_field] for row in page]
+            vectors = [row[self.vector.name] for row in page]
+            yield Compute(
+                partial(_scan, pool, keys, vectors, self.vector, self.layout, reduced_queries)
+            )
 
 
 def _scan(

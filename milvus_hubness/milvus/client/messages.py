@@ -80,10 +80,12 @@ def expect_question(
 
     if "offset" in options and "offset" in params:
         raise ParamError(message="Provide offset both in kwargs and param, expect just one")
+
     offset = options.get("offset") or params.get("offset")
     if offset is not None and not isinstance(offset, int):
         raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
 
+    # pymilvus takes bounds in either of the two.
     for mapping in (params, inner):
         for name in RANGE_BOUNDS:
             try:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from milvus_hubness.milvus.store.banks import Sample, SamplesOf
 
 DEFAULT_BANK_BUDGET = 1 << 30
+"""Bytes of query banks that a client holds in memory."""
 
 
 def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
@@ -100,8 +101,8 @@ class Methods(CollectionMethods):
         sample_queries: bool = True,
         **kwargs: Any,
     ) -> None:
-        # Here, as they need more modules than pymilvus's client: programs that only name the class
-        # start sooner.
+        # Here, as they need more modules than pymilvus's client:
+        # programs that only name the class start sooner.
         from milvus_hubness.milvus.client.operations import Operations
         from milvus_hubness.milvus.client.query_samples import Sampler
         from milvus_hubness.milvus.store.server import expect_lite
@@ -114,10 +115,12 @@ class Methods(CollectionMethods):
                     f"sample_queries must be true or false, not {sample_queries!r}: "
                     "the bank has a rate"
                 )
+
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(
                 strength, state_ttl, bank_budget, self._sampler, self.policy
             )
+
         kwargs = with_keepalive(uri, kwargs)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(
@@ -186,8 +189,8 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Upsert rows as pymilvus does, and compute the bias of rows that have a vector.
 
-        A partial update without a vector leaves the vector and the bias as they are. Raises as
-        `insert` does.
+        A partial update without a vector leaves the vector
+        and the bias as they are. Raises as `insert` does.
         """
         write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
         self._expect_arguments(kwargs, ["bias"])

@@ -62,8 +62,8 @@ def schema_and_indexes(
 ) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
     """Return the schema, the indexes and the further arguments of MilvusClient.create_collection.
 
-    For the quick form, the schema and the index are those that pymilvus would create. Raises
-    InvalidParameter.
+    For the quick form, the schema and the index are those
+    that pymilvus would create. Raises InvalidParameter.
     """
     further = dict(arguments)
     quick = {name: further.pop(name) for name in QUICK_FORM}
@@ -72,10 +72,10 @@ def schema_and_indexes(
     if schema is not None:
         return schema, index or IndexParams(), further
 
-    kinds = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
-    kind = quick["id_type"]
-    kind = kinds.get(kind) if isinstance(kind, str) else kind
-    if kind not in (DataType.INT64, DataType.VARCHAR):
+    key_types = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
+    key_type = quick["id_type"]
+    key_type = key_types.get(key_type) if isinstance(key_type, str) else key_type
+    if key_type not in (DataType.INT64, DataType.VARCHAR):
         raise InvalidParameter(f'id_type is "int" or "string", got {quick["id_type"]!r}')
     if quick["dimension"] is None:
         raise InvalidParameter("a new collection needs a dimension or a schema: pass one of them")
@@ -84,8 +84,8 @@ def schema_and_indexes(
         auto_id=quick["auto_id"], enable_dynamic_field=further.pop("enable_dynamic_field", True)
     )
     length = further.pop("max_length", None)
-    limits = {"max_length": length} if length and kind == DataType.VARCHAR else {}
-    schema.add_field(quick["primary_field_name"], kind, is_primary=True, **limits)
+    limits = {"max_length": length} if length and key_type == DataType.VARCHAR else {}
+    schema.add_field(quick["primary_field_name"], key_type, is_primary=True, **limits)
     schema.add_field(quick["vector_field_name"], DataType.FLOAT_VECTOR, dim=quick["dimension"])
     schema.verify()
 
@@ -119,6 +119,7 @@ def new_fields(
     """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
+
     vector_fields = {
         field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES
     }
@@ -132,20 +133,25 @@ def new_fields(
             raise InvalidInput(
                 f"collection {collection!r} needs an anns_field: its vector fields are {names}"
             )
+
         if obstacles := described[name].obstacles:
             raise InvalidInput(
                 f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}"
             )
+
         if any(field.name == name for field in fields):
             raise InvalidInput(
                 f"field {name!r} is named twice: pass one CorrectionConfig for each field"
             )
+
         if not indexes.get(name, {}).get("metric_type"):
             raise InvalidInput(
                 f"the metric of field {name!r} is unknown: give its index in index_params"
             )
+
         suffix = f"_{name}" if fields else ""
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
+
     return fields
 
 
@@ -171,6 +177,7 @@ def _new_field(
 
     dim = int(field.params["dim"])
     dtype = milvus_schema.DTYPES[field.dtype]
+
     # Product quantisation divides a vector into m parts of one length.
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
@@ -197,6 +204,7 @@ def _new_field(
         taken_off=config.target_bank is not None,
         length_pull=milvus_schema.takes_length_pull(vector),
     )
+
     from milvus_hubness.correction.fitted import Correction, initial_state
 
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
@@ -205,6 +213,7 @@ def _new_field(
         rows = (targets or bank).vectors
         rows = rows[~layout.invalid(rows)]
         layout = with_bias_scale(layout, rows, correction.centred(rows), config.strength)
+
     state = partial(
         initial_state,
         layout,
@@ -229,7 +238,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
     served = IndexParams()
     for params in index:
         configs = dict(params.get_index_configs())
-        kind = configs.pop("index_type", params.index_type)
+        index_type = configs.pop("index_type", params.index_type)
         state = states.get(params.field_name)
         if state is not None and not state.codec.leaves_vectors:
             metric = str(configs.get("metric_type") or state.metric).upper()
@@ -238,8 +247,12 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
                     f"field {params.field_name!r} was corrected for {state.metric}: its index "
                     f"cannot take {metric}"
                 )
+
+            # Augmented vectors are compared by their inner product, whatever the user's metric.
             configs["metric_type"] = "IP"
+
         served.add_index(
-            params.field_name, index_type=kind, index_name=params.index_name, **configs
+            params.field_name, index_type=index_type, index_name=params.index_name, **configs
         )
+
     return served

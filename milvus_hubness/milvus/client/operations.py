@@ -120,8 +120,8 @@ class Pages:
     ) -> Operation[Any]:
         """Open a search_iterator, by the corrected score if the field is corrected.
 
-        options: its further arguments, by name. Raises UnsupportedOperation if candidates would be
-        re-ranked.
+        options: its further arguments, by name. Raises
+        UnsupportedOperation if candidates would be re-ranked.
         """
         data = question.data
         output_fields = question.output_fields
@@ -177,6 +177,7 @@ class Pages:
                 "are outside the vectors, so candidates are re-ranked within one answer: call "
                 "search() with a larger limit, iterate with strength=0, or migrate the collection"
             )
+
         if not rewrite.is_gated(question):
             return rewrite.ask(question)
 
@@ -205,15 +206,17 @@ class Pages:
             page = yield from self.page(rows, key_field, last, size, [key_field])
             if not page:
                 break
+
             remaining -= len(page)
             last = page[-1][key_field]
+
         return last
 
     def begin(self, rows: Ask) -> Operation[tuple[Ask, str]]:
         """Wait until the pages of the query `rows` show every row that was inserted before.
 
-        Returns the query, fixed to one moment if the server reports it, and the name of the key
-        field.
+        Returns the query, fixed to one moment if the
+        server reports it, and the name of the key field.
         """
         description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])
@@ -262,6 +265,7 @@ class Pages:
         by_key = {row[key_field]: row for row in answer}
         if list(by_key) != sorted(by_key):
             raise StoreError(f"the server did not page {rows.args[0]!r} in key order")
+
         return list(by_key.values())[:size]
 
 
@@ -321,6 +325,7 @@ class AsyncQueryIterator:
         if not 0 < batch_size <= query_iterator.MAX_BATCH_SIZE:
             most = query_iterator.MAX_BATCH_SIZE
             raise ParamError(message=f"batch size must be between 1 and {most}, got {batch_size}")
+
         if arguments.get(ITERATOR_SESSION_CP_FILE) is not None:
             raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
         if filter and "element_filter" in filter.lower():
@@ -355,10 +360,12 @@ class AsyncQueryIterator:
                 skipped = await self._page(self._to_skip, [self._key_field])
                 if not skipped:
                     break
+
                 self._to_skip -= len(skipped)
 
             if self._left is None:
                 return await self._page(self._batch_size, self._output_fields)
+
             page = await self._page(self._left, self._output_fields)
             self._left -= len(page)
             return page
@@ -379,6 +386,7 @@ class AsyncQueryIterator:
     async def _page(self, size: int, output_fields: list[str] | None) -> list[Row]:
         if size <= 0:
             return []
+
         size = min(size, self._batch_size)
         operation = self._pages.page(self._rows, self._key_field, self._behind, size, output_fields)
         page: list[Row] = await self._run(operation)

@@ -52,14 +52,19 @@ def write_in_parts(
             try:
                 answers.append((yield from put(part)))
             except REFUSALS as error:
+                # The server refuses such a request before it reads it, so nothing is written twice.
                 if len(part) > 1 and exceeds_limit(error):
                     held.recovered.append(error)
                     waiting += reversed(in_two(part))
                     continue
+
                 if not answers:
                     raise
+
                 raise _stopped_at(write, row_count, len(rows), answers, error) from error
+
             row_count += len(part)
+
     return joined_answers(answers)
 
 
@@ -88,6 +93,7 @@ def joined_answers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name, value in answer.items():
             so_far = joined.get(name)
             joined[name] = value if so_far is None else _added(so_far, value)
+
     return joined
 
 

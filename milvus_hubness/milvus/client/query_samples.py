@@ -115,6 +115,7 @@ class Sampler:
             self._closing = True
             self._changed.notify_all()
             thread = self._thread
+
         if thread is not None:
             thread.join(seconds)
 
@@ -124,6 +125,7 @@ class Sampler:
         vector = decode([query], state.dtype)[0]
         if vector.shape != (state.dim,) or not np.isfinite(vector).all() or not vector.any():
             return
+
         sample = Sample(
             online_bank.profile,
             random.randrange(online_bank.capacity),
@@ -131,11 +133,13 @@ class Sampler:
             int(time.time()),
             vector,
         )
+        # No search may wait for a sample: what cannot be taken at once is dropped.
         with self._changed:
             rests = time.monotonic() < self._resting.get(target, 0.0)
             if self._closing or rests or len(self._waiting) >= BUFFERED:
                 self._dropped += 1
                 return
+
             self._waiting.append((target, sample))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(

@@ -80,6 +80,7 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
     """
     if profile is None or not states or any(profile in state.profiles for state in states):
         return
+
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
     names = ", ".join(dict.fromkeys(name for state in states for name in state.profiles))
     raise InvalidInput(f"no profile {profile!r} for field {fields}: choose one of {names}")
@@ -106,6 +107,7 @@ def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) ->
             "corrected fields of metric COSINE or L2, or with biases outside them: use RRFRanker "
             "or WeightedRanker"
         )
+
     return True
 
 
@@ -157,6 +159,7 @@ def merge(
         best = [key for _, key in in_order[page]]
         keep(first, [by_key[key] for key in best])
         rescore(first, [scores[key] for key in best], round_decimal)
+
     return answers[0]
 
 
@@ -252,6 +255,7 @@ def _rank(
     for i, hits in enumerate(candidates):
         if not hits:
             continue
+
         raw: Any = np.asarray(hits.distances, np.float64)
         scores = raw
         if isinstance(how, Adaptive):

@@ -62,8 +62,8 @@ class Reading:
     """The states of all its corrected fields."""
 
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
-        """Return the fields to request so that vectors can be decoded, and the fields to hide
-        again.
+        """Return the fields to request so that vectors
+        can be decoded, and the fields to hide again.
 
         default_all: no output_fields means every field, as for query and get. An argument that is
         not a list passes unchanged, so that pymilvus refuses it.
@@ -81,8 +81,10 @@ class Reading:
                 for name in codec.decoding_fields
             ]
             named += [name for name in needed if name in hidden]
+
         if named:
             return FieldRequest(named, hidden)
+
         return FieldRequest(["*"] if default_all else output_fields, hidden)
 
     def rows_out(
@@ -93,6 +95,8 @@ class Reading:
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored
         vectors have another width than the collection state names.
         """
+        # pymilvus may keep the columns of the answer, and make rows of them when they are read. All
+        # vectors of a column are decoded at once, which costs less than one by one.
         unread = unread_columns(rows)
         raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
         rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
@@ -101,6 +105,7 @@ class Reading:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
                 continue
+
             vectors = returned(codec.vectors_of(with_vector), codec.dtype)
             for row, vector in zip(with_vector, vectors, strict=True):
                 in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
@@ -124,6 +129,7 @@ class Reading:
             # All hits of one query have the same fields.
             if hits and not self.changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
+
         return results
 
     def _columns_out(
@@ -153,6 +159,7 @@ class Reading:
             stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
             put_floats(column.float_vector, codec.decode_rows(codec.columns(stored, rows)))
             column.dim = codec.layout.dim
+
         return True
 
     @cached_property
@@ -200,6 +207,7 @@ class Rewrite:
         """Whether the client fetches more hits than requested and ranks them."""
         if self.codec.needs_candidates and self.strength(question) != 0:
             return True
+
         how = question.rerank
         return how is not None and not (isinstance(how, Adaptive) and how.direct)
 
@@ -223,6 +231,7 @@ class Rewrite:
                     f"{name} {field}, whose searches are gated by the order of scores: search "
                     "with strength=0, or with a profile that has no gate"
                 )
+
             if (
                 question.offset
                 and first_set(options, GROUPED)
@@ -232,11 +241,13 @@ class Rewrite:
                     f"group_size with an offset {field}, whose searches are gated: ask for the "
                     "first page"
                 )
+
         if question.with_raw_score and first_set(options, ("search_aggregation",)):
             raise UnsupportedOperation(
                 "search_aggregation has no room for raw scores: leave with_raw_score out"
             )
 
+        # From here on: the server has scores of another metric than the user's.
         if self.codec.served_metric == self.state.metric:
             return
         if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):
@@ -245,6 +256,7 @@ class Rewrite:
                 "place of L2 distances: rank the answer in the application, or correct with the "
                 "biases in fields"
             )
+
         if self.state.metric == "COSINE" and normalises_scores(options.get("ranker")):
             raise UnsupportedOperation(
                 f"a ranker with norm_score {field}: the server would normalise inner products in "
@@ -278,6 +290,7 @@ class Rewrite:
         if self.is_gated(question) and len(data) > at_once:
             starts = range(0, len(data), at_once)
             return [replace(question, data=data[start : start + at_once]) for start in starts]
+
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:
@@ -297,6 +310,7 @@ class Rewrite:
         strength = self.strength(question)
         if self.is_gated(question):
             return None
+
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
@@ -316,7 +330,7 @@ class Rewrite:
         return ask
 
     def scores_are_products(self, question: Question) -> bool:
-        """Whether the server's scores are those of the answer, unless the client ranks candidates."""
+        """Whether the server's scores are the answer's, unless the client ranks candidates."""
         return (
             self.codec.layout.metric != "L2"
             and question.round_decimal < 0
@@ -338,10 +352,12 @@ class Rewrite:
                 f"metric type not match: expected {self.state.metric}, not {metric} of "
                 "search_params"
             )
+
         for mapping in parameters_in(params):
             for name in RANGE_BOUNDS:
                 if mapping.get(name) is not None:
                     mapping[name] = float(self.codec.layout.products(mapping[name], queries[0]))
+
         return params
 
     def _gated(self, question: Question) -> SearchRequest:
@@ -378,6 +394,7 @@ class Rewrite:
         named = list(question.output_fields or [])
         if not with_vector or self.state.field in named or "*" in named:
             return self.reading.fields(question.output_fields)
+
         fields = self.reading.fields([*named, self.state.field])
         return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
 
@@ -385,6 +402,7 @@ class Rewrite:
         """Convert the scores to the user's metric, in place."""
         if self.scores_are_products(question):
             return
+
         for hits, query in zip(results, queries, strict=True):
             products = [[hit["distance"] for hit in list.__iter__(hits)]]
             scores = self.codec.decode_scores(products, query[None, :], strength)[0]
@@ -436,7 +454,7 @@ def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
 
 
 def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
-    """Set the uncorrected score of each hit, rounded to `round_decimal` decimals unless that is −1."""
+    """Set the uncorrected score of each hit, rounded as `rescore` does."""
     for hit, score in zip(hits, _rounded(scores, round_decimal), strict=True):
         hit[RAW_SCORE] = float(score)
 

@@ -92,9 +92,11 @@ class Searches:
             except REFUSALS as error:
                 if ids is not None or not can_be_halved(data) or not exceeds_limit(error):
                     raise
+
                 cached = yield from self._states.cached_state(collection, timeout)
                 if cached.searched(options.get("anns_field")) is None:
                     raise
+
                 held.recovered.append(error)
 
             results: Any = None
@@ -103,6 +105,7 @@ class Searches:
                     collection, replace(question, data=part), filter, options
                 )
                 results = answer if results is None else _joined(results, answer)
+
             return results
 
     def _search_at_once(
@@ -155,16 +158,7 @@ class Searches:
         )
         rewrite = yield from self._states.rewrite(cached, state)
 
-        # The offset, the rounding and w become parts of the question.
-        further = dict(options)
-        params = dict(question.search_params or {})
-        question = replace(
-            question,
-            offset=further.pop("offset", None) or params.pop("offset", None) or 0,
-            search_params=params,
-            round_decimal=further.pop("round_decimal", -1),
-            strength=self.strength if question.strength is None else question.strength,
-        )
+        question, further = self._with_options(question, options)
         if question.ids is not None:
             vectors = yield from self.vectors(collection, cached, state, question.ids, options)
             question = replace(question, data=vectors)
@@ -191,15 +185,27 @@ class Searches:
             answer = yield from self._answered(cached, search_request, request)
             results = answer if results is None else _joined(results, answer)
 
-        if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
-            # A copy, as the caller may change its lists and dictionaries.
-            copied = copy.deepcopy(replace(question, data=()))
-            if ask := rewrite.asking(copied):
-                cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
+        if kind is not None and len(parts) == 1:
+            _prepare(cached, kind, rewrite, question)
+        # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            # Otherwise the queries are items of the gallery, not queries of users.
             self.sample(cached, state, question.profile, question.data)
         return results
+
+    def _with_options(
+        self, question: Question, options: Mapping[str, Any]
+    ) -> tuple[Question, dict[str, Any]]:
+        """Return the question with its offset, its rounding and w, and the other options."""
+        further = dict(options)
+        params = dict(question.search_params or {})
+        whole = replace(
+            question,
+            offset=further.pop("offset", None) or params.pop("offset", None) or 0,
+            search_params=params,
+            round_decimal=further.pop("round_decimal", -1),
+            strength=self.strength if question.strength is None else question.strength,
+        )
+        return whole, further
 
     def sample(
         self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
@@ -242,6 +248,7 @@ class Searches:
                 "query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options)
             )
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
+
         return biases
 
     def vectors(
@@ -264,6 +271,7 @@ class Searches:
         by_key = {row[cached.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
+
         return [by_key[key] for key in keys]
 
     def hybrid_search(
@@ -290,9 +298,11 @@ class Searches:
                 can_be_divided = all(can_be_halved(request.data) for request in requests)
                 if not can_be_divided or not exceeds_limit(error):
                     raise
+
                 cached = yield from self._states.cached_state(collection, options.get("timeout"))
                 if all(cached.searched(request.anns_field) is None for request in requests):
                     raise
+
                 held.recovered.append(error)
 
             results: Any = None
@@ -411,7 +421,20 @@ class Searches:
                     collection, request.anns_field, options.get("timeout")
                 )
             metrics.append(str(metric).upper())
+
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+
+
+def _prepare(cached: CachedState, kind: Kind, rewrite: Rewrite, question: Question) -> None:
+    """Prepare searches of this kind, which one request answers, for as long as the state holds."""
+    if len(cached.prepared) >= MAX_PREPARED:
+        return
+
+    # A copy, as the caller may change its lists and dictionaries.
+    copied = copy.deepcopy(replace(question, data=()))
+    if ask := rewrite.asking(copied):
+        state = rewrite.state
+        cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
 
 
 def can_be_halved(data: Any) -> bool:
@@ -447,6 +470,7 @@ def field_arguments(state: CollectionState) -> dict[str, Any]:
     """Return the arguments of pymilvus's search that name the field and its type."""
     if state.dtype != "float32":
         return {"anns_field": state.searched_field}
+
     # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
     description = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
     return {"anns_field": state.searched_field, "schema": {"fields": [description]}}
@@ -516,6 +540,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     )
     if not is_usual:
         return None
+
     for name in (*USE_SCORES, *IN_BACKGROUND):
         if options.get(name) is not None:
             return None
@@ -537,8 +562,10 @@ def _are_dense(data: Any) -> bool:
         return bool(data.ndim > 1)
     if not isinstance(data, list):
         return False
+
     for vector in data:
         kind = type(vector)
         if kind is not list and kind is not np.ndarray:
             return False
+
     return True

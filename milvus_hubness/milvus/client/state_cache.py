@@ -283,15 +283,16 @@ class StateCache:
         remembered = self._states.get(collection)
         if remembered is None:
             return None
+
         end_of_ttl, cached = remembered
         return cached if time.monotonic() < end_of_ttl else None
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the collection state, read at most once in `state_ttl` seconds.
 
-        A missing collection has an empty state: the call that follows reports it in Milvus's own
-        words. If it had a copy, the operation waits, because a cutover may be moving its name to
-        the copy.
+        A missing collection has an empty state: the call that follows
+        reports it in Milvus's own words. If it had a copy, the operation
+        waits, because a cutover may be moving its name to the copy.
         """
         if remembered := self.remembered(collection):
             return remembered
@@ -306,10 +307,12 @@ class StateCache:
             except MilvusException as error:
                 if error.code != COLLECTION_NOT_FOUND:
                     raise
+
             last = self._last.get(collection, NOTHING)
             if last.dual_write is None or time.monotonic() > until:
                 self._last.pop(collection, None)
                 return NOTHING
+
             yield Pause(CUT_OVER_PAUSE)
 
         cached = _described(description, collection)
@@ -337,9 +340,9 @@ class StateCache:
     ) -> Operation[T]:
         """Run `call` on the cached state, and again if it fails and the collection has changed.
 
-        So the operation `call` may run several times, each time from its start and on another
-        state, and any of its requests may have been answered before: it must be one that can be
-        repeated.
+        So the operation `call` may run several times, each time from
+        its start and on another state, and any of its requests may
+        have been answered before: it must be one that can be repeated.
         """
         with HeldErrors(collection) as held:
             state = self.remembered(collection)
@@ -353,6 +356,7 @@ class StateCache:
                 changed = yield from self._state_for_retry(collection, state, error, timeout)
                 if changed is None:
                     raise
+
                 held.recovered.append(error)
 
             # A switch of names has several steps: the next one may have come after the state was
@@ -371,7 +375,9 @@ class StateCache:
                             raise
                     if time.monotonic() > until:
                         raise
+
                     held.recovered.append(error)
+
                 yield Pause(CUT_OVER_PAUSE)
 
     def _state_for_retry(
@@ -388,6 +394,7 @@ class StateCache:
         was_away = had_copy and _code(error) == COLLECTION_NOT_FOUND
         if now != used or was_away or self._met_another(collection, used, error):
             return now
+
         return None
 
     def read_again(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
@@ -427,12 +434,15 @@ class StateCache:
         for helper in helpers:
             if helper in cached.checked:
                 continue
+
             try:
                 described = yield Ask("describe_collection", (helper.collection, timeout))
             except MilvusException as error:
                 if error.code != COLLECTION_NOT_FOUND:
                     raise
+
                 continue  # The request that follows reports it.
+
             owner = cached.collection_id
             listed: frozenset[str] = frozenset()
             if not helper.is_derived_from(owner.name):
@@ -444,6 +454,7 @@ class StateCache:
         """Raise StateError unless a migration lets the writes go to this copy, too."""
         if dual_write in cached.checked:
             return
+
         origin = cached.collection_id
         copy = dual_write.collection
         bodies = yield InStore(partial(migrations_to, (origin.name, copy)))
@@ -473,6 +484,7 @@ class StateCache:
         """Load a side collection or a bank, which the user may not have loaded."""
         if collection in self._loaded:
             return
+
         answer = yield Ask("get_load_state", (collection,))
         if answer["state"].name != "Loaded":
             yield Ask("load_collection", (collection, timeout))

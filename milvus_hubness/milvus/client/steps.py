@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 CONNECT_SECONDS = 10.0
+"""Time limit of a connection, unless the user gives one."""
 
 
 @dataclass(frozen=True)

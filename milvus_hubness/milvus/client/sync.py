@@ -40,7 +40,8 @@ class HubnessClient(Methods, MilvusClient):
     unless changed).
     state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two
     refreshes.
-    bank_budget: bytes of query banks in memory; with a larger bank, only bias="pending" writes rows.
+    bank_budget: bytes of query banks in memory; with a larger bank, only bias="pending" writes
+    rows.
     sample_queries: whether queries are sampled for online banks. A sample has the query's vector,
     its profile and the time; no search waits for it.
     """

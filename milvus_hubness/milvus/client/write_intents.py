@@ -47,8 +47,13 @@ Key = int | str
 Row = dict[str, Any]
 
 KEYS_PER_PAGE = 16_384
+"""Keys that one request of a search for matching rows returns: the most that Milvus allows."""
+
 KEYS_PER_REQUEST = 8_000
+"""Keys in the filter of one request."""
+
 ROWS_PER_REQUEST = 1_000
+
 STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 NOTING_SECONDS = 30.0
@@ -94,6 +99,7 @@ class WriteIntents:
         last run used or, if that has no copy, the newest.
         """
         while True:
+            # No log, or the one in which this write is noted: no job can have undone it.
             now = yield from self._cached_after(collection, cached, timeout)
             if now.intent_log in (None, cached.intent_log):
                 return result, cached if cached.dual_write else now
@@ -142,8 +148,8 @@ class WriteIntents:
             while not noted_in_time:
                 began = time.monotonic()
                 yield from self._note_rows_once(cached, intent_log, write)
-                # A job drops noted rows that no note names after a while; these may have been
-                # among them.
+                # A job drops noted rows that no note names
+                # after a while; these may have been among them.
                 noted_in_time = time.monotonic() - began < NOTING_SECONDS
 
     def _note_rows_once(
@@ -160,6 +166,8 @@ class WriteIntents:
         else:
             yield from self._insert_rows(intent_log, named, write.timeout)
 
+        # Only now: a note names rows that are stored. A client that is killed before this leaves
+        # rows without a note, which the job drops.
         keys = [row[cached.key_field] for row in rows]
         name_of_key = dict(zip(keys, names, strict=True))
         yield from self._point(
@@ -183,38 +191,9 @@ class WriteIntents:
     ) -> Operation[dict[Key, set[str]]]:
         """Do as `_note_updates` does, for as many rows as one request may have."""
         key_field = cached.key_field
-        partition = write.partition_name
         timeout = write.timeout
         keys = [row[key_field] for row in updates]
-
-        # The collection is read before the notes: the client that wrote a row read here has noted
-        # it before, so the notes below show it.
-        within = partition_of(intent_log, partition) or partition
-        stored_rows = yield from self._whole_rows(
-            write.collection, key_field, keys, within, timeout
-        )
-        notes = yield Ask(
-            "query",
-            (intent_log.collection, notes_filter(intent_log, keys, partition)),
-            {"output_fields": [NOTE_KEY_FIELD, "name", "changed"], "timeout": timeout, **STRONG},
-        )
-        last_names = row_names_in(intent_log, notes, keys, partition)
-        noted_rows = yield from self._whole_rows(
-            intent_log.rows,
-            NAME_FIELD,
-            [name for name in last_names.values() if name],
-            None,
-            timeout,
-        )
-
-        # An update starts from the last noted row. Without a note no job has read the stored row
-        # before a client wrote it, so that one is the base. A deleted row has none.
-        bases: dict[Key, Row | None] = {}
-        for key in keys:
-            if key in last_names:
-                bases[key] = noted_rows.get(last_names[key])
-            else:
-                bases[key] = stored_rows.get(key)
+        bases, changed_before = yield from self._bases(cached, intent_log, write, keys)
 
         with_base = [row for row in updates if bases[row[key_field]]]
         without_base = [row for row in updates if not bases[row[key_field]]]
@@ -227,12 +206,48 @@ class WriteIntents:
             yield Ask("upsert", (intent_log.rows, with_base, timeout), dict(write.options))
         yield from self._insert_rows(intent_log, without_base, timeout)
 
-        changed_before = {note["name"]: changed_in(note) for note in notes if note["name"]}
         changes: dict[Key, set[str]] = {}
         for row in updates:
-            earlier = changed_before.get(last_names.get(row[key_field], ""), ())
+            earlier = changed_before.get(row[key_field], ())
             changes[row[key_field]] = {*row, *earlier} - {NAME_FIELD, key_field}
         return changes
+
+    def _bases(
+        self, cached: CachedState, intent_log: WriteIntentLog, write: Write, keys: Sequence[Key]
+    ) -> Operation[tuple[dict[Key, Row | None], dict[Key, tuple[str, ...]]]]:
+        """Return the rows that partial updates of these keys start from, and the fields that the
+        updates noted just before change.
+        """
+        partition = write.partition_name
+        timeout = write.timeout
+
+        # The collection is read before the notes: the client that wrote a row read here has noted
+        # it before, so the notes below show it.
+        within = partition_of(intent_log, partition) or partition
+        stored_rows = yield from self._whole_rows(
+            write.collection, cached.key_field, keys, within, timeout
+        )
+        notes = yield Ask(
+            "query",
+            (intent_log.collection, notes_filter(intent_log, keys, partition)),
+            {"output_fields": [NOTE_KEY_FIELD, "name", "changed"], "timeout": timeout, **STRONG},
+        )
+        last_names = row_names_in(intent_log, notes, keys, partition)
+        names = [name for name in last_names.values() if name]
+        noted_rows = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
+
+        # An update starts from the last noted row. Without a note no job has read the stored row
+        # before a client wrote it, so that one is the base. A deleted row has none.
+        bases: dict[Key, Row | None] = {}
+        for key in keys:
+            if key in last_names:
+                bases[key] = noted_rows.get(last_names[key])
+            else:
+                bases[key] = stored_rows.get(key)
+
+        changed_in_note = {note["name"]: changed_in(note) for note in notes if note["name"]}
+        changed_before = {key: changed_in_note.get(name, ()) for key, name in last_names.items()}
+        return bases, changed_before
 
     def _whole_rows(
         self,
@@ -245,6 +260,7 @@ class WriteIntents:
         """Return rows as they are stored, by a field with unique values."""
         if not values:
             return {}
+
         description = yield Ask("describe_collection", (collection, timeout))
         partitions = [partition_name] if partition_name else None
         args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
@@ -264,10 +280,11 @@ class WriteIntents:
         yield from self._states.expect_log(cached, deletion.timeout)
         partitions = yield from self._partitions(intent_log, deletion)
         for partition in partitions:
-            for part in in_parts(keys, KEYS_PER_REQUEST):
-                keys_here = part
+            for some_keys in in_parts(keys, KEYS_PER_REQUEST):
+                keys_here = some_keys
+                # A note says in which partition its row is, and a deletion by keys does not.
                 if len(partitions) > 1:
-                    where = is_one_of(cached.key_field, part)
+                    where = is_one_of(cached.key_field, some_keys)
                     within = Deletion(deletion.collection, None, deletion.timeout, where, partition)
                     keys_here = yield from self.matching(cached.key_field, within)
                 yield from self._note_keys(intent_log, deletion, partition, keys_here)
@@ -286,11 +303,13 @@ class WriteIntents:
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
             keys = yield from self.matching(cached.key_field, within)
-            for part in in_parts(keys, KEYS_PER_REQUEST):
-                yield from self._note_keys(intent_log, deletion, partition, part)
-                where = is_one_of(cached.key_field, part)
+            # By the keys that were noted: a row that matches the filter only now has no note.
+            for some_keys in in_parts(keys, KEYS_PER_REQUEST):
+                yield from self._note_keys(intent_log, deletion, partition, some_keys)
+                where = is_one_of(cached.key_field, some_keys)
                 by_key = replace(within, ids=None, filter=where, options=options)
                 answers.append((yield by_key.ask()))
+
         return _together(answers)
 
     def _note_keys(
@@ -330,6 +349,7 @@ class WriteIntents:
                 return keys
             if keys and page_keys[0] <= keys[-1]:
                 raise StoreError(f"the server did not page {collection!r} in key order")
+
             keys += page_keys
 
     def _partitions(
@@ -342,8 +362,8 @@ class WriteIntents:
     def _insert_rows(
         self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
     ) -> Operation[None]:
-        for part in in_parts(named, ROWS_PER_REQUEST):
-            yield Ask("insert", (intent_log.rows, part, timeout))
+        for some_rows in in_parts(named, ROWS_PER_REQUEST):
+            yield Ask("insert", (intent_log.rows, some_rows, timeout))
 
     def _point(
         self,
@@ -361,8 +381,8 @@ class WriteIntents:
             stored_note(intent_log, key, partition_name, name, changed.get(key, ()))
             for key, name in names.items()
         ]
-        for part in in_parts(notes, ROWS_PER_REQUEST):
-            yield Ask("upsert", (intent_log.collection, part, timeout))
+        for some_notes in in_parts(notes, ROWS_PER_REQUEST):
+            yield Ask("upsert", (intent_log.collection, some_notes, timeout))
 
 
 def _with_state(
@@ -382,6 +402,7 @@ def _refusing_write(collection: str, intent_log: WriteIntentLog) -> Iterator[Non
         is_of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
         if is_of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
             raise
+
         raise WriteIntentFailed(
             f"nothing was written to {collection!r}: a refresh rewrites its rows, a write must be "
             f"noted first in {intent_log.collection!r}, which failed: {error}. "

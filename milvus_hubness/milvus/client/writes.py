@@ -118,6 +118,7 @@ class Writes:
             answer = yield from write_in_parts(write, stored, send)
         else:
             answer = yield from _send(cached, write, stored)
+
         return SentWrite(answer, cached, _side_rows(cached, write, answer, side_columns))
 
     def _put_again(
@@ -130,6 +131,7 @@ class Writes:
                 "meanwhile, may have undone it: read the rows again, and write the update again "
                 "where it is missing"
             )
+
         # Another insert would create duplicates.
         upsert = replace(write, method="upsert")
         return (yield from self._put(upsert, are_new, valid, cached))
@@ -167,6 +169,7 @@ class Writes:
             elif write.bias == "compute":
                 yield from self._states.expect_sides(cached, write.timeout)
                 side_columns.append((codec.side_collection, columns))
+
         return stored, side_columns
 
     def write_import_files(
@@ -193,6 +196,7 @@ class Writes:
             stored, _ = yield from self._encoded(cached, write, are_new=True, valid=True)
             yield Compute(partial(writer.add, stored))
             row_count += len(batch)
+
         paths: list[str] = yield Compute(writer.commit)
         return paths
 
@@ -286,12 +290,14 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
         raise InvalidInput(
             f"collection {collection!r} is not corrected: use pymilvus's bulk writer"
         )
+
     for state in cached.states.values():
         if side := state.codec.side_collection:
             raise UnsupportedOperation(
                 f"an import into {collection!r} would miss the biases in {side!r}: import "
                 "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
             )
+
     if cached.dual_write or cached.intent_log:
         raise UnsupportedOperation(
             f"the job that works on {collection!r} would miss imported rows: wait until it ends"
@@ -330,7 +336,9 @@ def _expect_shapes(state: CollectionState, vectors: Sequence[Any]) -> None:
         else:
             if shape == (state.dim,):
                 continue
+
             got = f"shape {shape}"
+
         raise DimensionMismatch(
             f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
         ) from None
@@ -357,6 +365,7 @@ def _send(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str,
     request = Ask(write.method, args, dict(write.options))
     if write.in_part and cached.intent_log is not None:
         return (yield from _update_noted(request))
+
     answer: dict[str, Any] = yield request
     return answer
 
@@ -375,6 +384,7 @@ def _update_noted(request: Ask) -> Operation[dict[str, Any]]:
             yield Pause(PUT_BACK_PAUSE)
         else:
             return answer
+
     answer = yield request
     return answer
 
@@ -400,6 +410,7 @@ def _bring_vectors(rows: Any, field: str) -> bool:
     """
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False
+
     bring = [field in row for row in rows]
     if any(bring) and not all(bring):
         raise DataNotMatchException(message=ExceptionsMessage.InsertMissedField % field)

@@ -1,5 +1,5 @@
-"""Whether Milvus knows the caller: learned before a message is received, and remembered for
-seconds.
+"""Whether Milvus knows the caller: learned before
+a message is received, and remembered for seconds.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ VALID_SECONDS = 10.0
 """
 
 REFUSED_SECONDS = 1.0
+"""A refusal holds for less long: the token may have been made valid meanwhile."""
+
 ASK_SECONDS = 10.0
+"""Longest wait for Milvus's answer."""
+
 MOST_REMEMBERED = 1_024
+"""Callers whose answers are remembered."""
+
 MOST_QUESTIONS = 64
 """Questions to Milvus at the same time, one for each caller; further ones wait."""
 
@@ -85,11 +91,12 @@ class Admission:
 
         Raises CallEnded with its refusal.
 
-        caller: the entries of `metadata` by which Milvus may know the caller, of which gRPC takes
-        16 KiB.
+        caller: the entries of `metadata` by which Milvus
+        may know the caller, of which gRPC takes 16 KiB.
         """
         if self._valid.get(caller):
             return
+
         remembered = self._refused.get(caller)
         refusal = remembered[1] if remembered else await self._answer(caller, metadata)
         if refusal is not None:
@@ -129,6 +136,7 @@ class Admission:
                 f"Milvus at {self._upstream} did not say within {self._ask_seconds:.0f} s whether "
                 "the token is valid: call again later"
             )
+
         refusal = Refusal(code, details)
         if code in _REFUSALS:
             self._refused.put(caller, refusal)

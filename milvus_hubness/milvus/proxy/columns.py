@@ -44,8 +44,8 @@ _SCALARS = ("bool_data", "int_data", "long_data", "float_data", "double_data", "
 
 
 MOST_JSON = 1 << 20
-"""Characters of a JSON text, 16 times as many as Milvus stores: Python runs nothing else while it
-parses one.
+"""Characters of a JSON text, 16 times as many as Milvus
+stores: Python runs nothing else while it parses one.
 """
 
 
@@ -53,6 +53,7 @@ def json_in(text: str | bytes, name: str) -> Any:
     """Parse a JSON text of a request. Raises InvalidInput."""
     if len(text) > MOST_JSON:
         raise InvalidInput(f"{name} may have {MOST_JSON:,} characters of JSON, not {len(text):,}")
+
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -83,6 +84,7 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
             f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of "
             f"{width}"
         )
+
     return numbers.reshape(-1, width)
 
 
@@ -108,6 +110,7 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
         _take_vectors(column.vectors, _positions_without_null(rows, valid))
     elif kind := column.scalars.WhichOneof("data"):
         _take(getattr(column.scalars, kind).data, rows)
+
     if valid:
         column.valid_data[:] = [valid[row] for row in rows]
 
@@ -119,6 +122,7 @@ def _positions_without_null(rows: Sequence[int], valid: Sequence[bool]) -> Seque
     """
     if not valid:
         return rows
+
     vectors_before = np.cumsum([0, *valid])
     return [int(vectors_before[row]) for row in rows if valid[row]]
 
@@ -153,8 +157,8 @@ def put_all(values: Any, chosen: Sequence[Any]) -> None:
 
 
 def joined(answers: Sequence[Any]) -> Any:
-    """Join SearchResults query after query into the first one, in place, and return it; the others
-    lose content.
+    """Join SearchResults query after query into the first
+    one, in place, and return it; the others lose content.
     """
     first = answers[0].results
     for answer in answers[1:]:
@@ -164,10 +168,13 @@ def joined(answers: Sequence[Any]) -> Any:
             for column in getattr(other, name):
                 _extend(column_named(columns, column.field_name) or columns.add(), column)
             other.ClearField(name)
+
+        # `MergeFrom` joins all lists that are left, and replaces single values.
         other.ClearField("output_fields")
         other.num_queries += first.num_queries
         other.top_k = max(first.top_k, other.top_k)
         first.MergeFrom(other)
+
     return answers[0]
 
 
@@ -175,10 +182,10 @@ def _extend(column: Any, other: Any) -> None:
     """Add the rows of another column. Protobuf joins lists when it merges, but replaces bytes."""
     has_vectors = "vectors" in column.DESCRIPTOR.fields_by_name and column.HasField("vectors")
     kind = column.vectors.WhichOneof("data") if has_vectors else None
-    before = getattr(column.vectors, kind) if kind in _BYTES_PER_NUMBER else b""
+    first_bytes = getattr(column.vectors, kind) if kind in _BYTES_PER_NUMBER else b""
     column.MergeFrom(other)
     if kind in _BYTES_PER_NUMBER:
-        setattr(column.vectors, kind, before + getattr(other.vectors, kind))
+        setattr(column.vectors, kind, first_bytes + getattr(other.vectors, kind))
 
 
 def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
@@ -199,9 +206,10 @@ def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
 
 
 def pick(results: Any, chosen: Sequence[Any]) -> None:
-    """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in
-    place.
+    """Reduce a SearchResultData to these of its rows,
+    by query, with the scores of the hits, in place.
     """
+    # `hits_of` has numbered the rows of the columns.
     rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)
     results.num_queries = len(chosen)
@@ -210,6 +218,7 @@ def pick(results: Any, chosen: Sequence[Any]) -> None:
     results.scores[:] = [score for hits in chosen for score in hits.distances]
     if rows == list(range(len(keys))):
         return
+
     put_keys(results.ids, [keys[row] for row in rows])
     _take(results.element_indices.data, rows)
     groups = [results.group_by_field_value] if results.HasField("group_by_field_value") else []
@@ -249,10 +258,12 @@ def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
             values = [
                 value if is_valid else None for value, is_valid in zip(values, valid, strict=True)
             ]
+
         for row, value in zip(rows, values, strict=True):
             row.update(
                 json.loads(value or "{}") if column.is_dynamic else {column.field_name: value}
             )
+
     return rows
 
 
@@ -270,6 +281,7 @@ def _values(column: Any) -> Iterable[Any]:
     if kind == "json_data":
         # pymilvus takes texts for JSON that is encoded already.
         return [text.decode() for text in data.data]
+
     if kind == "array_data":
         return [
             list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data

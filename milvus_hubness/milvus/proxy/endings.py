@@ -33,6 +33,7 @@ def release(error: BaseException) -> None:
         current = pending.pop()
         if current is None or id(current) in seen:
             continue
+
         seen.add(id(current))
         pending += [current.__cause__, current.__context__]
         traceback.clear_frames(current.__traceback__)
@@ -40,6 +41,8 @@ def release(error: BaseException) -> None:
 
 
 LOG_SECONDS = 10.0
+"""The time over which lines are counted."""
+
 MOST_LINES = 5
 """Lines in LOG_SECONDS; a caller decides how many calls fail."""
 
@@ -64,9 +67,11 @@ class FailureLog:
             self._began = now
             self._lines = 0
             self._left_out = 0
+
         if self._lines == MOST_LINES:
             self._left_out += 1
             return
+
         self._lines += 1
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"

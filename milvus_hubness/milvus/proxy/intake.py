@@ -118,15 +118,17 @@ class Intake:
             raise _exhausted("this user has", self._held[user], size, share)
         if self._total + size > self._budget:
             raise _exhausted("all users have", self._total, size, self._budget)
+
         self._add(user, size)
 
-    def take_answer(self, user: Metadata, size: int, own: int) -> None:
-        """Count an answer to a call that holds `own` bytes. Raises CallEnded.
+    def take_answer(self, user: Metadata, size: int, held_by_call: int) -> None:
+        """Count an answer to a call that holds that many bytes. Raises CallEnded.
 
         Where nothing else is held, an answer of any size is passed on.
         """
-        if self._total > own and self._total + size > self._budget:
+        if self._total > held_by_call and self._total + size > self._budget:
             raise _exhausted("all users have", self._total, size, self._budget)
+
         self._add(user, size)
 
     def open_stream(self) -> None:
@@ -137,6 +139,7 @@ class Intake:
                 f"the proxy passes on {MOST_STREAMS} streams of requests, its limit: call again "
                 "later",
             )
+
         self.streams += 1
 
     def give_back(self, user: Metadata, size: int, *, is_stream: bool) -> None:
@@ -195,7 +198,7 @@ class Held:
     def count_answer(self, answer: bytes) -> None:
         """Count an answer of Milvus, which may be larger than any request. Raises CallEnded."""
         if len(answer) > self._intake.large:
-            self._intake.take_answer(self._user, len(answer), own=self.size)
+            self._intake.take_answer(self._user, len(answer), held_by_call=self.size)
             self.size += len(answer)
 
     def count_parts(self, parts: int) -> None:
@@ -223,7 +226,9 @@ async def _in_time(read: Callable[[], Awaitable[T]], seconds: float) -> T:
     except asyncio.CancelledError:
         if not expired:
             raise
+
         reason = f"the message did not arrive within {seconds:.0f} s"
+        # Not the caller's cancellation, but the timer's: the call ends with a reason.
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
     finally:
         timer.cancel()
@@ -238,4 +243,5 @@ def expect_few_parts(method: str, descriptor: Any, message: bytes, most: int) ->
             f"a request of {method} may have {most:,} parts (names, texts, parameters, queries), "
             "and this one has more: send it in several calls",
         )
+
     return parts

@@ -112,6 +112,7 @@ def refusal(method: str, error: Exception) -> Any:
         status.reason = f"{type(error).__name__}: {error}"[:MOST_REASON]
         if is_input_error:
             status.extra_info["is_input_error"] = "true"
+
     return response
 
 
@@ -199,6 +200,7 @@ class SearchParameters:
                 for name in RANGE_BOUNDS
                 if params.get(name) is not None
             }
+
         return {_PARAMS: inner, METRIC: self.value(METRIC), **outer}
 
     def take(self, rewritten: Mapping[str, Any]) -> None:
@@ -253,6 +255,7 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
         [*message.output_fields, *(column.field_name for column in columns)]
     ):
         return False
+
     for state in cached.states.values():
         codec = state.codec
         column = column_named(columns, state.field)
@@ -266,14 +269,15 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
         }
         vectors = codec.decode_rows({codec.field: stored, **hidden})
         put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)
+
     put_all(columns, [column for column in columns if column.field_name not in fields.hidden])
     message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
     return True
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:
-    """Convert index descriptions to the user's metrics, without the index of a second vector field,
-    in place.
+    """Convert index descriptions to the user's metrics,
+    without the index of a second vector field, in place.
     """
     hidden = {name for state in cached.states.values() for name in state.codec.hidden_fields}
     put_all(indexes, [index for index in indexes if index.field_name not in hidden])

@@ -1,5 +1,5 @@
-"""The calls that the proxy rewrites: each answers a request with a response, over a client's
-operations.
+"""The calls that the proxy rewrites: each answers a
+request with a response, over a client's operations.
 
 No I/O.
 """
@@ -36,18 +36,20 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
             response, content = yield Send(request, with_bytes=True)
             if not any(name.startswith("hubness_epoch") for name in response.output_fields):
                 return content
-            # These are augmented vectors: the collection was corrected after its state was last
-            # read.
+
+            # These are augmented vectors: the collection
+            # was corrected after its state was last read.
             now = yield from operations.states.read_again(request.collection_name)
             return (yield from call(now)) if now.states else content
+
         return (yield from send_for_rows(cached, deepcopy(request)))
 
     return operations.states.retrying(request.collection_name, None, call)
 
 
 def describe(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer DescribeCollection or BatchDescribeCollection with the collections that the user
-    created.
+    """Answer DescribeCollection or BatchDescribeCollection
+    with the collections that the user created.
     """
     response = yield Send(request)
     for description in getattr(response, "responses", [response]):
@@ -66,8 +68,8 @@ def describe_index(operations: Operations, request: Any) -> Operation[Any]:
 def create_index(operations: Operations, request: Any) -> Operation[Any]:
     """Create an index, of the augmented vectors if the field is corrected.
 
-    Raises InvalidParameter if the metric of a corrected field differs from the metric of its
-    correction.
+    Raises InvalidParameter if the metric of a corrected
+    field differs from the metric of its correction.
     """
     cached = yield from operations.states.cached_state(request.collection_name)
     state = cached.states.get(request.field_name)
@@ -78,7 +80,9 @@ def create_index(operations: Operations, request: Any) -> Operation[Any]:
                 f"field {request.field_name!r} was corrected for {state.metric}: its index cannot "
                 f"take {metric}"
             )
+
         put_pair(request.extra_params, METRIC, "IP")
+
     return (yield Send(request))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,8 +25,10 @@ from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_stren
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
 LAST_PORT = 65_535
+
 PING_MS = 30_000
 """Milliseconds between the pings by which a proxy finds that a client or its upstream is gone."""
+
 _PEM = re.compile(rb"^-----BEGIN [A-Z0-9 ]+-----\s*$", re.MULTILINE)
 
 MAX_ANSWER = 256 << 20
@@ -54,6 +57,7 @@ class Tls(NamedTuple):
             raise InvalidParameter(
                 f"{certificate} has no certificate in PEM: pass that of {key}"
             ) from None
+
         try:
             # An encrypted key would ask for its password on the terminal, and gRPC cannot read it.
             context.load_cert_chain(certificate, key, password=lambda: "")
@@ -62,6 +66,7 @@ class Tls(NamedTuple):
                 f"{key} is not the key of the certificate in {certificate}: pass its key, in PEM, "
                 "without a password"
             ) from None
+
         return tls
 
 
@@ -112,16 +117,21 @@ class ProxyOptions:
         expect_upstream(self.upstream)
         if not 0 <= self.port <= LAST_PORT:
             raise InvalidParameter(f"port must be from 0 to {LAST_PORT}, not {self.port}")
+
         expect_strength(self.strength)
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca is not None:
             if not self.upstream_tls:
                 raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
+
+            # Read here for its errors, and once more by each connection.
             self._authorities()
+
         if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
             raise InvalidParameter(
                 "max_message, max_calls and workers must be at least 1, and drain at least 0"
             )
+
         if self.budget < 2 * self.max_message:
             raise InvalidParameter(
                 f"max_in_flight must be at least twice max_message, {2 * self.max_message:,} "
@@ -131,34 +141,34 @@ class ProxyOptions:
     @property
     def budget(self) -> int:
         """Bytes of large messages in memory."""
-        return (
-            MESSAGES_IN_FLIGHT * self.max_message
-            if self.max_in_flight is None
-            else self.max_in_flight
-        )
+        if self.max_in_flight is not None:
+            return self.max_in_flight
+        return MESSAGES_IN_FLIGHT * self.max_message
 
     def open_channel(self, api: Any) -> Any:
         """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`.
 
         Raises InvalidParameter.
         """
-        keepalive = (
-            LITE_KEEPALIVE
-            if is_on_this_machine(self.upstream)
-            else {"grpc.keepalive_time_ms": PING_MS}
-        )
+        keepalive: Mapping[str, int] = {"grpc.keepalive_time_ms": PING_MS}
+        if is_on_this_machine(self.upstream):
+            keepalive = LITE_KEEPALIVE
+
         options = [
             ("grpc.max_receive_message_length", self._max_answer),
             # Stored vectors are wider than the caller's. Milvus says what is too large for it.
             ("grpc.max_send_message_length", -1),
             *keepalive.items(),
+            # By default, gRPC waits up to two minutes before it tries a lost connection again.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
+            # Clients repeat calls themselves; an insert that gRPC repeats would insert twice.
             ("grpc.enable_retries", 0),
         ]
         if not self.upstream_tls:
             return api.insecure_channel(self.upstream, options=options)
+
         credentials = grpc.ssl_channel_credentials(self._authorities())
         return api.secure_channel(self.upstream, credentials, options=options)
 
@@ -168,8 +178,10 @@ class ProxyOptions:
             ("grpc.max_send_message_length", self._max_answer),
             ("grpc.keepalive_time_ms", PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
+            # pymilvus pings every 10 s: gRPC would end such connections for too many pings.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
+            # Without workers, a second proxy on the port is a mistake, and fails.
             ("grpc.so_reuseport", int(self.workers > 1)),
         ]
 
@@ -181,6 +193,7 @@ class ProxyOptions:
         """Return the authorities of Milvus's certificate. Raises InvalidParameter."""
         if self.upstream_ca is None:
             return None
+
         authorities = read_pem(self.upstream_ca)
         try:
             _expect_certificates(authorities)
@@ -189,6 +202,7 @@ class ProxyOptions:
                 f"{self.upstream_ca} has no certificate in PEM: pass the file of the authority "
                 "that signed Milvus's certificate as --upstream-ca"
             ) from None
+
         return authorities
 
 
@@ -198,6 +212,7 @@ def expect_upstream(upstream: str) -> None:
     if match and 0 < int(match["port"]) <= LAST_PORT:
         return
 
+    # What people write in its place: an address with a scheme, a user or a path.
     scheme, _, rest = upstream.rpartition("://")
     address = _UPSTREAM.fullmatch(rest.rpartition("@")[2].partition("/")[0])
     remedy = ""
@@ -206,6 +221,7 @@ def expect_upstream(upstream: str) -> None:
     elif scheme and address:
         tls = " and add --upstream-tls" if scheme == "https" else ""
         remedy = f": write {address[0]}{tls}"
+
     raise InvalidParameter(f"the upstream must be HOST:PORT, not {redacted(upstream)!r}{remedy}")
 
 
@@ -218,6 +234,7 @@ def read_pem(path: str) -> bytes:
         content = read_bytes(path)
     except UnreadableFile as error:
         raise InvalidParameter(str(error)) from None
+
     if not _PEM.search(content):
         raise InvalidParameter(f"{path}: holds nothing in PEM: name a file with -----BEGIN … lines")
     return content

@@ -85,9 +85,11 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
         parts = _parts_of(request)
         if len(parts) < 2 or not exceeds_limit(error):
             raise
+
         cached = yield from operations.states.cached_state(request.collection_name)
         if cached.searched(SearchParameters(request, overrides).value(FIELD)) is None:
             raise
+
     return (yield from _joined(search(operations, part, overrides) for part in parts))
 
 
@@ -107,6 +109,7 @@ def _parts_of(request: Any) -> list[Any]:
     group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
     if len(group.placeholders) != 1 or len(group.placeholders[0].values) < 2:
         return [request]
+
     [placeholder] = group.placeholders
     parts = []
     for values in in_two(list(placeholder.values)):
@@ -118,6 +121,7 @@ def _parts_of(request: Any) -> list[Any]:
         ).SerializeToString()
         part.nq = len(values)
         parts.append(part)
+
     return parts
 
 
@@ -126,6 +130,7 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
 
+        # Most searches repeat a former one with other queries, and end here.
         kind = _kind_of(request, overrides)
         if direct := cached.prepared.get(kind):
             return (yield from direct(request))
@@ -173,8 +178,8 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
 
 
 def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
-    """Return the part of a search that stays the same when only the queries, the filter and the
-    like differ.
+    """Return the part of a search that stays the same
+    when only the queries, the filter and the like differ.
     """
     fixed = deepcopy(request)
     for name in _VARYING:
@@ -228,8 +233,8 @@ def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
-    """Send a request that has the user's output fields; return the answer with converted rows, or
-    its bytes.
+    """Send a request that has the user's output fields;
+    return the answer with converted rows, or its bytes.
     """
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
@@ -247,6 +252,7 @@ def _question(
         raise UnsupportedOperation(
             "search_by_primary_keys on a corrected collection: search with ids"
         )
+
     if request.WhichOneof("search_input") == "ids":
         stored = yield from operations.searches.vectors(
             request.collection_name, cached, state, keys_of(request.ids), _level(request)
@@ -294,6 +300,7 @@ def _answer(
             chosen = search_request.answer(hits, biases)
         else:
             chosen = search_request.answer(hits)
+
         pick(response.results, chosen)
 
     columns_out(cached, response.results, rewrite.reading.fields(question.output_fields))
@@ -311,6 +318,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         divided = [_parts_of(part) for part in request.requests]
         if {len(parts) for parts in divided} != {2} or not exceeds_limit(error):
             raise
+
         cached = yield from operations.states.cached_state(request.collection_name)
         if all(
             cached.searched(SearchParameters(part).value(FIELD)) is None
@@ -324,6 +332,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         del whole.requests[:]
         whole.requests.extend(parts)
         wholes.append(whole)
+
     return (yield from _joined(hybrid_search(operations, whole, overrides) for whole in wholes))
 
 
@@ -377,6 +386,7 @@ def _merged_here(
             "re-ranking, and with a weighted ranker on fields of metric COSINE or L2; elsewhere "
             "use an RRF ranker"
         )
+
     answers: list[Any] = []
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
@@ -391,6 +401,7 @@ def _merged_here(
             )
         metrics.append(str(metric).upper())
 
+    # Joined, all parts have one numbering of rows, so that hits of any part can be picked.
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
     hits = iter(hits_of(first.results))
@@ -407,8 +418,8 @@ def _merged_here(
 
 
 def _level(request: Any) -> dict[str, int | None]:
-    """Return the consistency level of a request, as an argument of pymilvus; None is that of the
-    collection.
+    """Return the consistency level of a request, as an
+    argument of pymilvus; None is that of the collection.
     """
     if request.use_default_consistency:
         return {"consistency_level": None}
@@ -416,8 +427,8 @@ def _level(request: Any) -> dict[str, int | None]:
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:
-    """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's
-    names.
+    """Return the arguments of a SearchRequest for
+    ranking, sorting or grouping, by pymilvus's names.
     """
     request = params.request
     options = {name: params.value(name) for name in (*ORDERED, *GROUPED)}
@@ -439,13 +450,16 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     }:
         kind = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
         raise InvalidInput(f"field {state.field!r} takes queries of type {kind} only")
+
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
         raise DimensionMismatch(
             f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}"
         )
+
     if state.dtype == "float32":
         return np.frombuffer(b"".join(values), "<f4").reshape(-1, state.dim)
+
     return decode(values, state.dtype)
 
 
@@ -522,6 +536,7 @@ def _plain(text: str) -> Any:
     """Parse a value that clients write as JSON or as Python does; other values stay text."""
     if len(text) > MOST_JSON:
         return text
+
     try:
         return json.loads(_PYTHON_LITERALS.get(text, text))
     except (ValueError, RecursionError):

@@ -126,6 +126,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if name := repeated_in(received):
             reason = f"the call has the metadata entry {name!r} more than once: send it once"
             raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
         metadata = passed_on(received)
         heard = Heard(metadata, identity_in(metadata))
         await self._admission.expect_valid(heard.identity, metadata)
@@ -168,8 +169,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _opened(
         self, path: str, context: Context
     ) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
-        """Return who calls and the request to pass on, None for a stream of them; or how the call
-        ends.
+        """Return who calls and the request to pass on,
+        None for a stream of them; or how the call ends.
         """
         held: Held | None = None
         try:
@@ -179,12 +180,14 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 # Its next message may come in an hour, so it takes no turn from others.
                 held.open_stream()
                 return heard, held, None
+
             return heard, held, _only(await held.receive(context.read))
         except BaseException as error:
             if held is not None:
                 held.give_back()
             if not isinstance(error, grpc.aio.AioRpcError):
                 raise
+
             ending = _ending_in(error)
             release(error)
             return ending
@@ -199,6 +202,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             except CallEnded as error:
                 refused.append(_ending_in(error))
                 return
+
             yield message
 
     def _forget_after(self, path: str) -> None:
@@ -214,6 +218,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if isinstance(outcome, Ending):
             await context.abort(outcome.code, outcome.details or "", outcome.trailing)
             raise RuntimeError("gRPC's abort has returned")
+
         if outcome.initial:
             await context.send_initial_metadata(outcome.initial)
         context.set_trailing_metadata(outcome.trailing)
@@ -238,6 +243,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             )
             outcome: Answer | Ending = Answer(bytes(content))
         except Exception as error:
+            # The frames of the error hold the request: see `release`.
             outcome = self._ended(method, error)
             if call is not None and isinstance(outcome, Ending):
                 self._forget_refused(call.heard, outcome.code)
@@ -249,6 +255,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         if call is not None and isinstance(outcome, Answer):
             return Answer(outcome.content, *await call.metadata_of_answer())
+
         return outcome
 
     async def _answered(self, call: _Call) -> Any:
@@ -271,7 +278,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 )
             else:
                 operation = REWRITTEN[call.method](operations, request)
-            # The operation drops it earlier than this function ends.
+
+            # A request may be large, and the operation drops it before this function ends.
             del request
             return await call.drive(
                 operation, lambda step: session.answer(step, call.caller, pool, call.send)
@@ -320,6 +328,7 @@ class _Call:
         if not isinstance(message, bytes):
             reason = f"a call of {self.method} has one message, and none came"
             raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
         if self._held.is_large:
             most = MOST_PARTS_OF_WRITES if self.method in WRITES else MOST_PARTS
             descriptor = messages.request_type(self.method)
@@ -327,6 +336,7 @@ class _Call:
                 partial(expect_few_parts, self.method, descriptor, message, most)
             )
             self._held.count_parts(parts)
+
         return await self.run(partial(messages.request_of, self.method, message))
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -356,12 +366,14 @@ class _Call:
         status = messages.status_in(response)
         if status.code or status.error_code:
             raise messages.Refused(response, status)
+
         return (response, answer) if with_bytes else response
 
     async def metadata_of_answer(self) -> tuple[Metadata, Metadata]:
         """Return the initial and the trailing metadata of the upstream call of the same method."""
         if self._last is None:
             return (), ()
+
         try:
             initial = passed_on(await self._last.initial_metadata())
             return initial, passed_on(await self._last.trailing_metadata())
@@ -379,6 +391,7 @@ async def _status_of(call: Any, first_endings: list[Ending]) -> Ending:
     while (end := await _ending(call)).details == _SEND_FAILED and monotonic() <= deadline:
         if first_endings[0].details != _SEND_FAILED:
             return first_endings[0]
+
         await asyncio.sleep(0.005)
     return end
 
@@ -412,6 +425,7 @@ async def _drive_in_threads(
         is_over, step = await run(partial(_moved, move, outcome))
         if is_over:
             return step
+
         try:
             outcome = await answer(step)
             move = operation.send
@@ -434,12 +448,13 @@ def _at_hand(answer: Any) -> Any:
         answer.send(None)
     except StopIteration as returned:
         return returned.value
+
     raise RuntimeError("the status of an ended call is not available")
 
 
 class Proxy:
-    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in
-    any language.
+    """A gRPC proxy in front of one Milvus; corrected
+    collections behave as with HubnessClient, in any language.
 
         async with Proxy(ProxyOptions("localhost:19530")):
             await stopped.wait()
@@ -477,6 +492,7 @@ class Proxy:
             maximum_concurrent_rpcs=MOST_CALLS,
         )
         address = f"{self.options.host}:{self.options.port}"
+        # Older versions of gRPC return the port 0 for a failure, newer ones raise.
         with suppress(RuntimeError):
             self.port = 0
             if self.options.tls is None:
@@ -484,6 +500,7 @@ class Proxy:
             else:
                 credentials = grpc.ssl_server_credentials([self.options.tls])
                 self.port = self._server.add_secure_port(address, credentials)
+
         if not self.port:
             await self._channel.close()
             remedy = "choose a free port"

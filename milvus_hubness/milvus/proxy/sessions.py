@@ -82,6 +82,7 @@ class Caller:
             limits = [seconds for seconds in (timeout, self.remaining()) if seconds is not None]
             call = send(request, timeout=min(limits, default=None), **options)
             self._running.add(call)
+
         call.add_done_callback(self._running.discard)
         return call
 
@@ -97,8 +98,8 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class CallerChannel:
-    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread and have
-    its identity.
+    """A gRPC channel for pymilvus, whose unary calls end
+    with the caller of their thread and have its identity.
 
     pymilvus itself applies a timeout to every attempt of a request, so an operation may take many
     times as long. identity: the entries of the metadata by which Milvus knows the caller.
@@ -161,12 +162,13 @@ class CollectionPool:
             if not running.cancel():
                 await asyncio.wait({future})
             raise
+
         return future.result()
 
 
 class CollectionPools:
-    """A pool for each collection with running calls, at most `limit` of them, for use in one event
-    loop.
+    """A pool for each collection with running calls,
+    at most `limit` of them, for use in one event loop.
     """
 
     def __init__(self, limit: int) -> None:
@@ -190,6 +192,7 @@ class CollectionPools:
                 "limit of the proxy: call again later, or start the proxy with a larger "
                 "--max-calls",
             )
+
         pool.calls += 1
         try:
             yield pool
@@ -242,6 +245,7 @@ class Session:
                 collection_name=step.args[0], db_name=self._database
             )
             return CollectionSchema(raw=await send(request)).dict()
+
         return await pool.run(caller, lambda: self._run(step))
 
     def close(self) -> None:
@@ -254,6 +258,7 @@ class Session:
             return step.work()
         if isinstance(step, Ask):
             return getattr(self._connected(), step.method)(*step.args, **step.options)
+
         store = MilvusStore(self._connected())
         return store.load_bank(step.reference) if isinstance(step, LoadBank) else step.work(store)
 
@@ -268,10 +273,11 @@ class Session:
                     # pymilvus would share the connection with the clients of other users.
                     dedicated=True,
                 )
-                # The channel that pymilvus was given is not used after the upstream was
-                # unreachable.
+                # The channel that pymilvus was given is not
+                # used after the upstream was unreachable.
                 open_channels_with(client, self._channel)
                 self._client = client
+
             return self._client
 
     def _channel(self, address: str | None = None) -> CallerChannel:
@@ -305,6 +311,7 @@ class Sessions:
             ]
             for other in idle[: max(0, len(self.recent) - MAX_SESSIONS)]:
                 asyncio.get_running_loop().run_in_executor(None, self.recent.pop(other).close)
+
         self.recent.move_to_end(name)
         return self.recent[name]
 

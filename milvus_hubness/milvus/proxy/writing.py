@@ -91,6 +91,7 @@ class _RequestedWrite:
         if not states:
             return (yield Send(self._request))
 
+        # The request stays as it came: it may be written again, on another state or by rows.
         encoded = deepcopy(self._request)
         for state in states:
             is_insert = self._method == "insert"
@@ -100,6 +101,7 @@ class _RequestedWrite:
         except REFUSALS as error:
             if not exceeds_limit(error):
                 raise
+
         # The server has refused it before it read it. By rows it is sent in parts.
         return (yield from self._write_rows(self._as_rows))
 
@@ -111,6 +113,7 @@ class _RequestedWrite:
                 "began meanwhile, may have undone it: read the rows again, and write the update "
                 "again where it is missing"
             )
+
         # An insert must not create a second row with the key.
         return self._write_rows(replace(self._as_rows, method="upsert"))
 
@@ -136,6 +139,7 @@ class _RequestedWrite:
             raise UnsupportedOperation(
                 "field_ops while a job rewrites the collection: wait for its end"
             )
+
         options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
         return Write(
             self._method,
@@ -156,6 +160,7 @@ def delete(operations: Operations, request: Any) -> Operation[Any]:
     answer = yield from _delete_as_client(operations, request)
     if isinstance(answer, dict):
         return milvus_pb2.MutationResult(delete_cnt=answer["delete_count"])
+
     # Milvus Lite returns the keys, and so does pymilvus.
     result = milvus_pb2.MutationResult(delete_cnt=len(answer))
     put_keys(result.IDs, answer)
@@ -210,6 +215,7 @@ def _filter_value(value: Any) -> Any:
         raise UnsupportedOperation(
             f"a filter value of type {list_field} while a job rewrites the collection: use text"
         )
+
     return list(getattr(value.array_val, list_field).data)
 
 
@@ -228,6 +234,7 @@ def _encode_columns(
     if column is None:
         if getattr(request, "partial_update", False):
             return
+
         raise InvalidInput(f"the rows have no field {state.field!r}: add their vectors")
 
     vectors = _storable_vectors(column, request.num_rows, state)

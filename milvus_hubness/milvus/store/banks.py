@@ -37,6 +37,7 @@ from milvus_hubness.milvus.store.requests import MilvusRequests
 from milvus_hubness.milvus.store.server import in_parts, is_missing, translated
 
 QUERIES_PER_PAGE = 8_000
+"""Rows of a bank that one request reads."""
 
 LONGEST_ID = 512
 """Bytes of the id of a bank's row, and of its generation."""
@@ -65,8 +66,8 @@ class OwnCollections(MilvusRequests):
         kind: str,
         value: str = "1",
     ) -> Row:
-        """Create, index and load a collection, as far as an interrupted call left it undone; return
-        its description.
+        """Create, index and load a collection, as far as an
+        interrupted call left it undone; return its description.
         """
         if not self.client.has_collection(collection):
             self._create(collection, schema, property_name, value)
@@ -75,6 +76,7 @@ class OwnCollections(MilvusRequests):
             raise CollectionExists(
                 f"{collection!r} exists already and is no {kind}: rename it first"
             )
+
         self._serve_flat(collection, "IP")
         return described
 
@@ -118,6 +120,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
             # Another process may have built the index meanwhile.
             if not self.client.list_indexes(collection):
                 raise
+
             self._serve_flat(collection, metric)
 
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
@@ -142,6 +145,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
                 # The empty page after the last one need not be read.
                 if len(keys) == counting.result():
                     break
+
         return self._batch(schema, "vector", keys, by_key)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
@@ -212,6 +216,7 @@ def put_samples(
             "queried_at": sample.at,
             "vector": sample.vector,
         }
+
     client.upsert(target.helper.collection, list(rows.values()), timeout=timeout)
 
 
@@ -247,6 +252,8 @@ class MilvusQuerySamples(OwnCollections):
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
+
+        # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self.count(samples_collection)
 
         samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")
@@ -297,6 +304,7 @@ class MilvusLedger(MilvusBanks, HelperLists):
     def _records(self, ledger: str, where: str) -> list[Record]:
         if ledger not in self._ready_ledgers and not self.exists(ledger):
             return []
+
         self._ensure_ledger(ledger)
         fields = ["key", "belongs_to", "body"]
         rows = self._query(ledger, where, fields, limit=_FEW)
@@ -318,6 +326,7 @@ class MilvusLedger(MilvusBanks, HelperLists):
     def _ensure_ledger(self, ledger: str) -> None:
         if ledger in self._ready_ledgers:
             return
+
         schema = MilvusClient.create_schema(description="ledger of milvus_hubness")
         schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=1_024)
         schema.add_field("belongs_to", DataType.VARCHAR, max_length=512)

@@ -30,6 +30,7 @@ def _dtype_of_bytes(vector_type: DataType | None) -> Any:
         from ml_dtypes import bfloat16
 
         return bfloat16
+
     return None
 
 
@@ -81,11 +82,13 @@ class ImportWriter:
         with self._writer as writer:
             if not writer.total_row_count:
                 return []
+
             writer.commit()
             if not writer.batch_files:
                 raise StoreError(
                     f"no file could be created in {self._folder}: check its free space"
                 )
+
             return [str(path) for paths in writer.batch_files for path in paths]
 
 
@@ -101,8 +104,8 @@ class MilvusBulk(MilvusLedger):
 
 
 def _bulk_writer() -> Any:
-    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of
-    pymilvus.
+    """Import pymilvus.bulk_writer; undo its changes to
+    the root logger and give it the log level of pymilvus.
 
     Raises MissingExtra.
     """
@@ -118,5 +121,6 @@ def _bulk_writer() -> Any:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
+
     logging.getLogger(module.__name__).setLevel(logging.getLogger("pymilvus").level)
     return module

@@ -40,13 +40,16 @@ def is_on_this_machine(uri: str) -> bool:
     """Return whether a connection to this address stays on this machine, as to a Lite file."""
     if uri.endswith(".db") or uri.startswith("unix:"):
         return True
+
     try:
         host = urlsplit(uri if "://" in uri else f"//{uri}").hostname or ""
         if host == "localhost":
             return True
+
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
+
     return address.is_loopback or address.is_unspecified
 
 

@@ -97,15 +97,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         """Return the partitions that a job has to visit; None is the whole collection."""
         if milvus_schema.has_partition_key(schema):
             return (None,)
+
         names = self.client.list_partitions(schema["collection_name"])
         return tuple(names) if len(names) > 1 else (None,)
 
     def _with_own_helpers(self, info: CollectionInfo) -> CollectionInfo:
-        """Return the description without the online banks whose samples belong to another
-        collection.
+        """Return the description without the online
+        banks whose samples belong to another collection.
 
-        Raises StateError for another helper that does: biases and notes are indispensable, samples
-        are not.
+        Raises StateError for another helper that does:
+        biases and notes are indispensable, samples are not.
         """
         expect_helpers(self, info.biases_and_notes, info.collection_id)
         online_banks = own_online_banks(self, info.online_banks, info.collection_id)
@@ -118,11 +119,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         )
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
-        """Return the reason why rows cannot get fields of these names: they have dynamic keys of
-        such names.
+        """Return the reason why rows cannot get fields of
+        these names: they have dynamic keys of such names.
         """
         if not source.schema.get("enable_dynamic_field"):
             return []
+
         fields = milvus_schema.fields_by_name(source.schema)
         self._ensure_loaded(source.name)
         counts = {
@@ -142,6 +144,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 "all fields of the copy are loaded, as the server does not say which fields of the "
                 "source are: load the copy again with load_fields if that is too much"
             )
+
         return remarks
 
     width_multiple = staticmethod(milvus_schema.width_multiple)
@@ -188,6 +191,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 collection, data=part, anns_field=field, limit=k, consistency_level="Strong"
             )
             keys += [list(hits.ids) for hits in results]
+
         return keys
 
     # -- the corrected copy ------------------------------------------------------------------------
@@ -248,9 +252,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
         if milvus_schema.has_bias_fields(source.schema, suffix):
             return "present"
+
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
         if not supports(self._version, "new fields") or auto_id:
             return "none"
+
         names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
         return "none" if self._taken_keys(source, names) else "can be added"
 
@@ -258,19 +264,22 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return MOST_HITS
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        for name, kind in milvus_schema.BIAS_FIELDS.items():
-            default = milvus_schema.NO_BIAS[kind]
+        for name, field_type in milvus_schema.BIAS_FIELDS.items():
+            # Milvus adds only nullable fields; the default keeps existing rows from being null.
+            default = milvus_schema.NO_BIAS[field_type]
             self.client.add_collection_field(
-                collection, name + suffix, kind, nullable=True, default_value=default
+                collection, name + suffix, field_type, nullable=True, default_value=default
             )
 
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
         if not self.exists(side):
             return True
+
         with translated(side):
             side_of = owner_in(self.properties_of(side), SIDE_PROPERTY)
         if side_of is None or not side_of.is_same(source.collection_id):
             return False
+
         return not any(
             self._may_use_side(name, properties, side)
             for name, properties in self._all_properties()
@@ -309,6 +318,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"{source.name!r} cannot hold corrected vectors in a second field: "
                 f"{'; '.join(obstacles)}"
             )
+
         names = milvus_schema.fields_by_name(source.schema)
         return (
             "present"
@@ -332,11 +342,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             remarks.append(
                 "rows that they insert are found by corrected searches after the next refresh"
             )
+
         if not supports(self._version, "partial updates"):
             remarks.append(
                 "this server replaces whole rows: one that changes in the instant in which its "
                 "second field is filled may come back as it was"
             )
+
         return remarks
 
     def add_second_vector(
@@ -347,6 +359,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             for name, field_type in _second_fields(source, field, suffix).items():
                 if name in present:
                     continue
+
                 options: dict[str, Any] = {"dim": width}
                 if name != SECOND_VECTOR_FIELD + suffix:
                     options = {"default_value": milvus_schema.NO_BIAS[field_type]}
@@ -379,6 +392,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         if not supports(self._version, "dropped fields"):
             return False
+
         for name in state.codec.hidden_fields:
             self.client.drop_collection_field(collection, name)
         return True
@@ -390,9 +404,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         hidden = _second_fields(source, field, suffix)
 
         reasons = milvus_schema.kind_obstacles(source.schema) + [
-            f"field {name!r} is {DataType(fields[name]['type']).name}, not {kind.name}"
-            for name, kind in hidden.items()
-            if name in fields and fields[name]["type"] != kind
+            f"field {name!r} is {DataType(fields[name]['type']).name}, not {field_type.name}"
+            for name, field_type in hidden.items()
+            if name in fields and fields[name]["type"] != field_type
         ]
         second = SECOND_VECTOR_FIELD + suffix
         stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
@@ -404,13 +418,14 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
         missing = [name for name in hidden if name not in fields]
         if missing and not supports(self._version, "new vector fields"):
-            kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
+            needed = [f"{name} ({field_type.name})" for name, field_type in hidden.items()]
             reasons.append(
                 f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection "
                 f"from 2.6.18 on, this is {self._version} (where several vector fields are "
-                f"allowed, make the collection with {', '.join(kinds)}, the first of {width} "
+                f"allowed, make the collection with {', '.join(needed)}, the first of {width} "
                 "dimensions)"
             )
+
         if fields[field].get("nullable"):
             reasons.append(
                 f"field {field!r} is nullable: rows without a vector cannot carry a bias"
@@ -443,12 +458,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
         def rows_left() -> Standing | None:
             described.update(self.client.describe_index(collection, index))
-            # A FLAT index has nothing to build; its rows count as pending while other builds are
-            # queued.
+            # A FLAT index has nothing to build; its rows
+            # count as pending while other builds are queued.
             if described.get("index_type") == "FLAT" or described["state"] == "Failed":
                 return None
             if described["state"] == "Finished" and not described["pending_index_rows"]:
                 return None
+
             rows = int(described["pending_index_rows"])
             return Standing(f"{rows:,} rows are left to index", rows)
 
@@ -505,8 +521,9 @@ def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
-    """Return the names and types of the hidden fields: the augmented vector, its bias and its
-    epoch.
+    """Return the names and types of the hidden fields:
+    the augmented vector, its bias and its epoch.
     """
-    kind = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
-    return {name + suffix: kind for name, kind in {SECOND_VECTOR_FIELD: kind, **_SCALARS}.items()}
+    vector_type = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
+    types = {SECOND_VECTOR_FIELD: vector_type, **_SCALARS}
+    return {name + suffix: field_type for name, field_type in types.items()}

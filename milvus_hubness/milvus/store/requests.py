@@ -51,6 +51,8 @@ DEFAULT_GROUP = "__default_resource_group"
 """The resource group of replicas for which nobody has chosen another one."""
 
 GREATEST_NUMBER = 2**63 - 1
+"""The greatest key of a collection whose keys are numbers."""
+
 GREATEST_CHARACTER = "\U0010ffff"
 
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
@@ -113,6 +115,7 @@ class MilvusRequests:
                 is_fence, self._all_aliases(self.client.describe_collection(collection))
             ):
                 self.unfence(alias)
+
         self.client.drop_collection(collection)
 
     def _send(self, collection: str, write: Callable[..., T], *args: Any, **options: Any) -> T:
@@ -135,6 +138,7 @@ class MilvusRequests:
                 if is_missing(error) and name != self._fences.alias_of(collection):
                     # Another thread has renewed it.
                     continue
+
                 if is_missing(error) and self.exists(collection):
                     raise LeaseLost(
                         f"the lease on {collection!r} was lost: another job has taken over, and "
@@ -180,6 +184,7 @@ class MilvusRequests:
             )
             if len(few) < FEW_KEYS:
                 return sorted({row[key_field] for row in few})[:limit]
+
         return next(
             self._pages(collection, key_field, [key_field], limit, after, None, partition, where)
         )[0]
@@ -204,6 +209,7 @@ class MilvusRequests:
             page_keys, page_rows = page
             keys += page_keys
             by_key |= page_rows
+
         return self._batch(schema, field, keys[:limit], by_key)
 
     def _pages(
@@ -229,9 +235,11 @@ class MilvusRequests:
             keys = sorted(by_key)
             if keys and after is not None and keys[0] <= after:
                 raise StoreError(f"the server did not page {collection!r} in key order")
+
             yield keys, by_key
             if not keys or keys[-1] == upto:
                 return
+
             after = keys[-1]
 
     def _page(
@@ -246,6 +254,7 @@ class MilvusRequests:
             except (MilvusException, grpc.RpcError) as error:
                 if limit < 2 or not is_too_large(error):
                     raise
+
             limit //= 2
 
     def _query(
@@ -269,6 +278,7 @@ class MilvusRequests:
         if isinstance(key, int):
             number = key + 2**step - 1
             return number if number < GREATEST_NUMBER else None
+
         if step > len(key):
             return None
 
@@ -278,6 +288,7 @@ class MilvusRequests:
         raised = key[position : position + 1]
         if not raised or raised == GREATEST_CHARACTER:
             return key
+
         # No text has the characters between these two: they are the surrogates.
         next_character = "\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1)
         return prefix + next_character
@@ -312,8 +323,8 @@ class MilvusRequests:
         *,
         partition: str | None,
     ) -> int:
-        # Few versions can replace some fields of a row, and in none does it cost less than the
-        # whole row.
+        # Few versions can replace some fields of a row,
+        # and in none does it cost less than the whole row.
         self.upsert(collection, batch, field, partition=partition)
         return len(batch)
 
@@ -329,6 +340,7 @@ class MilvusRequests:
         if not supports(self._version, "partial updates"):
             self.upsert(collection, batch, field, partition=partition)
             return len(batch)
+
         key_field = self._key_field(collection)
         rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
         self._upsert(collection, rows, partition, partial_update=True)
@@ -387,17 +399,22 @@ class MilvusRequests:
     def _batch(self, schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
+        stored_vectors = [row.pop(field) for row in rows]
+        # Vectors of float32 come as arrays, those of half precision as bytes.
+        if form.dtype != "float32":
+            stored_vectors = [unpacked(stored, form.dtype) for stored in stored_vectors]
+
         vectors = np.empty((len(keys), form.width), np.float32)
-        for number, row in enumerate(rows):
-            vector = unpacked(row.pop(field), form.dtype)
+        for number, stored in enumerate(stored_vectors):
             try:
-                vectors[number] = vector
+                vectors[number] = stored
             except ValueError as error:
                 # A cutover can rename collections between the description and the query.
                 raise StoreError(
                     f"field {field!r} no longer has vectors of {form.width} numbers: another job "
                     "has moved the name to another collection: run this command again"
                 ) from error
+
         return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
     def _by_key(
@@ -447,15 +464,15 @@ class MilvusRequests:
         self._alter_properties(collection, {name: record.to_json() if record else ""})
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
-        # Milvus 2.3 removes no expired rows any more once properties were altered without the time
-        # to live.
+        # Milvus 2.3 removes no expired rows any more once
+        # properties were altered without the time to live.
         seconds = (
             None if self.is_lite else self.properties_of(collection).get(milvus_schema.TTL_PROPERTY)
         )
         if seconds:
             properties = {milvus_schema.TTL_PROPERTY: str(seconds), **properties}
-        # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only
-        # that.
+        # After a restart, Milvus 2.3 loses the latest change
+        # of a collection's properties, and only that.
         for _ in range(1 if self.is_lite else 2):
             self._send(collection, self.client.alter_collection_properties, properties)
 
@@ -465,6 +482,7 @@ class MilvusRequests:
         # Milvus Lite opens with all collections released.
         if not self.is_lite:
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
+
         self._load(collection)
 
     def _load(self, collection: str, **settings: Any) -> None:
@@ -506,6 +524,7 @@ class MilvusRequests:
         """
         if self.is_lite or self.client.get_load_state(collection)["state"].name != "Loaded":
             return {}
+
         groups = sorted(
             replica.resource_group for replica in self.client.describe_replica(collection)
         )

@@ -96,16 +96,11 @@ def _function_kind(function: Mapping[str, Any]) -> str:
         return "of another type"
 
 
-def function_outputs(schema: Mapping[str, Any]) -> set[str]:
-    """Return the names of the fields that the server computes."""
-    return set(computed_by(schema))
-
-
 def vector_fields(
     schema: dict[str, Any], indexes: Iterable[dict[str, Any]]
 ) -> dict[str, VectorField]:
-    """Return the vector fields of DTYPES with their index; metric and type are empty without an
-    index.
+    """Return the vector fields of DTYPES with their
+    index; metric and type are empty without an index.
     """
     by_field = {index["field_name"]: index for index in indexes}
     computed = computed_by(schema)
@@ -122,12 +117,13 @@ def vector_fields(
                 dtype,
                 computed.get(field["name"], ""),
             )
+
     return fields
 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
-    """Return the storage format of a vector field; that of its augmented vectors if it is
-    corrected.
+    """Return the storage format of a vector field;
+    that of its augmented vectors if it is corrected.
     """
     for state in read_states(schema["properties"], schema["collection_name"]).values():
         if field == state.searched_field:
@@ -139,12 +135,12 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
 def insertable_rows(
     rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool
 ) -> list[dict[str, Any]]:
-    """Return rows of a query in the form that pymilvus inserts, without fields that the server
-    computes.
+    """Return rows of a query in the form that pymilvus
+    inserts, without fields that the server computes.
 
     lite: for Milvus Lite, which keeps JSON values in another way.
     """
-    computed = function_outputs(schema)
+    computed = computed_by(schema)
     fields = fields_by_name(schema)
 
     def insertable(name: str, value: Any) -> Any:
@@ -153,6 +149,7 @@ def insertable_rows(
             return value[0]
         if field is not None and field["type"] == DataType.JSON:
             return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
+
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     return [
@@ -172,6 +169,7 @@ def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
         return None
     if isinstance(value, dict | list):
         return value
+
     text = json.dumps(value)
     # Milvus Lite stores objects, lists and texts, and returns a text without its quotes: what is
     # read as 5 was the text "5", and what is read as "5" was a text with quotes in it.
@@ -233,8 +231,8 @@ def takes_length_pull(field: VectorField) -> bool:
 
 
 def takes_locality_hints(field: VectorField) -> bool:
-    """Whether an index takes locality hint columns: it keeps columns apart and the hints take one
-    column each.
+    """Whether an index takes locality hint columns: it
+    keeps columns apart and the hints take one column each.
     """
     return field.index_type in CELLED and field.dtype == "float32" and takes_graph_hint(field)
 
@@ -260,6 +258,8 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     """Return the reasons why the collection cannot be copied, each with a remedy."""
     reasons = kind_obstacles(source.schema)
     reasons += _field_obstacles(source, field)
+
+    # A copy must have the keys of the source: a row is compared and repaired by its key.
     if key_field(source.schema).get("auto_id") and not lite:
         reasons.append(
             f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}"
@@ -285,10 +285,10 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
     """Return the reasons why a field cannot be corrected in a copy."""
     fields = fields_by_name(source.schema)
     if field not in source.vector_fields:
-        kind = DataType(fields[field]["type"]).name if field in fields else "missing"
+        field_type = DataType(fields[field]["type"]).name if field in fields else "missing"
         dense = ", ".join(source.vector_fields) or "none"
         corrected = ", ".join(DataType(dtype).name for dtype in DTYPES)
-        return [f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})"]
+        return [f"field {field!r} is {field_type}: only {corrected} are corrected (here: {dense})"]
 
     vector = source.vector_fields[field]
     reasons = list(vector.obstacles)
@@ -301,6 +301,7 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
             as_metric(vector.metric)
         except InvalidParameter as error:
             reasons.append(f"field {field!r}: {error}")
+
     if fields[field].get("nullable"):
         reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     return reasons
@@ -318,8 +319,9 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
             "copy are written now: they expire later than in the source, once by up to that time; "
             "a full refresh of the copy restarts it again, and is refused without --restart-ttl"
         )
-    if outputs := function_outputs(source.schema):
-        remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
+
+    if computed := computed_by(source.schema):
+        remarks.append(f"computed by the server again, not copied: {', '.join(sorted(computed))}")
     if source.aliases:
         remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     remarks.append("grants on the source do not carry over to the copy")
@@ -333,12 +335,13 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
             "corrected searches visit more cells, and smaller cells compensate for that "
             f"(--index-param nlist={advised})"
         )
+
     return remarks
 
 
 def advised_cells(rows: int, dim: int) -> int:
-    """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of
-    512 MB.
+    """Return nlist by the rule of Milvus' performance
+    FAQ: 4·√n, with n the rows of a segment of 512 MB.
     """
     return round(4 * math.sqrt(min(rows, 512 * 2**20 / (4 * dim))))
 
@@ -358,8 +361,8 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
 
 
 def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
-    """Return which of these fields an insert must set: they exist, are not nullable and have no
-    default value.
+    """Return which of these fields an insert must set:
+    they exist, are not nullable and have no default value.
     """
     fields = fields_by_name(source.schema)
     present = [fields[name] for name in names if name in fields]
@@ -375,6 +378,7 @@ def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
     required = required_fields(source, [name + suffix for name in BIAS_FIELDS])
     if not required:
         return []
+
     return [
         f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient "
         "fail unless they set these fields. Create the collection with 0 as their default, or let "
@@ -383,8 +387,8 @@ def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
 
 
 def side_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return the schema of a side collection: the keys of the source, and the slots as a vector
-    field.
+    """Return the schema of a side collection: the keys
+    of the source, and the slots as a vector field.
     """
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(
@@ -432,8 +436,8 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """Return the source's schema with its vector field in the width of the state, and with hidden
-    fields.
+    """Return the source's schema with its vector field
+    in the width of the state, and with hidden fields.
     """
     schema = CollectionSchema.construct_from_dict(source.schema)
     present = source.states.get(state.field)
@@ -467,6 +471,7 @@ def copy_properties(
     online_banks: with collections of samples of the copy's own.
     """
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
+    # These are about the source alone: its jobs, its samples, and which collection it is.
     for name in (
         DUAL_WRITE_PROPERTY,
         WRITE_INTENTS_PROPERTY,
@@ -474,6 +479,7 @@ def copy_properties(
         IDENTITY_PROPERTY,
     ):
         properties.pop(name, None)
+
     if online_banks.banks:
         properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()
     return properties
@@ -484,8 +490,8 @@ def flat_index(field: str, metric: str) -> IndexParams:
 
 
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
-    """Return the source's indexes, with that of the corrected field from `corrected` and the metric
-    IP.
+    """Return the source's indexes, with that of the
+    corrected field from `corrected` and the metric IP.
     """
     params = MilvusClient.prepare_index_params()
     for index in indexes:
@@ -498,4 +504,5 @@ def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> I
             **({"metric_type": metric} if metric else {}),
             params=corrected.index_params if is_corrected else build_params(index),
         )
+
     return params

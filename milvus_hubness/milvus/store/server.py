@@ -97,17 +97,19 @@ def connect(
         expect_lite(uri)
         if not create:
             _expect_database(uri)
+
     options = with_keepalive(uri, options)
-    # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without
-    # retrying.
+    # Milvus Lite closes connections that were idle for
+    # half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
         time.sleep(pause)
         try:
             return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
         except MilvusException as error:
             message = f"{_unreachable(uri)}: {error.message}"
-    # This is outside `except`: pymilvus's error would be its context and may contain the whole
-    # address.
+
+    # This is outside `except`: pymilvus's error would
+    # be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
 
 
@@ -122,20 +124,23 @@ def plain_client_of(client: Any) -> MilvusClient:
             f"MilvusStore needs a client, not the address {address}: pass "
             f"MilvusStore(connect({address}))"
         )
+
     if hasattr(type(client), "plain_client"):
         return cast(MilvusClient, client.plain_client())
+
     get_version = getattr(client, "get_server_version", None)
     if get_version is None or iscoroutinefunction(get_version):
         raise InvalidInput(
             f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass "
             "MilvusStore(connect(uri))"
         )
+
     return cast(MilvusClient, client)
 
 
 def expect_lite(uri: str) -> None:
-    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too
-    old.
+    """Raise UnsupportedVersion if `uri` is a Milvus
+    Lite file and the installed Milvus Lite is too old.
     """
     if uri.endswith(".db") and (fault := unsupported_lite()):
         raise UnsupportedVersion(fault)
@@ -148,12 +153,15 @@ def supported_version(client: MilvusClient) -> str:
     except grpc.RpcError as error:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
             raise
+
         raise UnsupportedVersion(
             unsupported_lite()
             or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
         ) from error
+
     if fault := unsupported_milvus(server_version):
         raise UnsupportedVersion(fault)
+
     return server_version
 
 
@@ -161,12 +169,14 @@ def _validate_address(uri: str) -> None:
     _, scheme, rest = uri.partition("://")
     if not scheme:
         return
+
     try:
         parts = urlsplit(uri)
         _ = parts.port
         valid = ("@" in rest) == ("@" in parts.netloc)
     except ValueError:
         valid = False
+
     if not valid:
         raise InvalidParameter(
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
@@ -180,6 +190,7 @@ def _expect_database(path: str) -> None:
     is_empty_folder = os.path.isdir(path) and not os.listdir(path)
     if os.path.exists(path) and not is_empty_folder:
         return
+
     raise ServerUnavailable(
         f"no Milvus Lite database at {path}: correct the path, or create the database first, "
         "with MilvusClient, HubnessClient or connect(..., create=True)"
@@ -189,6 +200,7 @@ def _expect_database(path: str) -> None:
 def _unreachable(uri: str) -> str:
     if "://" in uri:
         return f"no Milvus answers at {uri}"
+
     hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
     if not uri.endswith(".db"):
         hint = "its name must end with .db; a server's address begins with http://"
@@ -238,6 +250,7 @@ def translated(collection: str) -> Iterator[None]:
             raise ServerUnavailable(
                 f"the server stopped answering about {collection!r}: {message_of(error)}"
             ) from error
+
         raise StoreError(
             f"Milvus refused a request on {collection!r}: {message_of(error)}"
         ) from error
@@ -251,8 +264,8 @@ def translated(collection: str) -> Iterator[None]:
 
 
 def translating(store: type[S]) -> type[S]:
-    """Have the public methods of a store convert pymilvus's errors to errors about their first
-    argument.
+    """Have the public methods of a store convert
+    pymilvus's errors to errors about their first argument.
     """
     for name in dir(store):
         if not name.startswith("_") and isfunction(method := getattr_static(store, name)):
@@ -263,6 +276,7 @@ def translating(store: type[S]) -> type[S]:
 def _translating(method: Callable[..., T]) -> Callable[..., T]:
     @wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> T:
+        # A name, a description of a collection, or a log, which has the name of its first one.
         subject = next(iter((*args, *options.values())), "")
         name = getattr(subject, "collection", getattr(subject, "name", subject))
         with translated(name):
@@ -312,14 +326,15 @@ def version_numbers(server_version: str) -> tuple[int, ...]:
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
-    """Return the results of `call` on parts of `items` that fit the message limit (64 MB by
-    default).
+    """Return the results of `call` on parts of `items`
+    that fit the message limit (64 MB by default).
     """
     try:
         return [call(items)]
     except (MilvusException, grpc.RpcError) as error:
         if len(items) < 2 or not is_too_large(error):
             raise
+
     middle = len(items) // 2
     return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
 
@@ -428,27 +443,30 @@ def _described(rule: Rule) -> str:
     return f"one of {', '.join(rule)}"
 
 
-def _validate_index_parameter(kind: str, name: str, value: Any) -> None:
+def _validate_index_parameter(index_type: str, name: str, value: Any) -> None:
     """Raise InvalidParameter unless indexes of this type take this value."""
-    parameters = INDEX_TYPES[kind].parameters
+    parameters = INDEX_TYPES[index_type].parameters
     # Every index can be memory-mapped.
     rule = BOOL if name == "mmap.enabled" else parameters.get(name)
     if rule is None:
         names = ", ".join(parameters) or "none"
-        raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
+        raise InvalidParameter(
+            f"index type {index_type} has no parameter {name!r}, it has: {names}"
+        )
+
     if not _accepts(rule, value):
-        raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
+        raise InvalidParameter(f"{name} of {index_type} must be {_described(rule)}, not {value!r}")
 
 
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
     """Raise InvalidParameter if a server of this version does not build the planned index.
 
-    Settings of the source's index are valid: its server has built it, and may be newer than this
-    table.
+    Settings of the source's index are valid: its server
+    has built it, and may be newer than this table.
     """
-    kind = planned.index_type
-    is_same_kind = kind == source.index_type
-    if is_same_kind and kind not in INDEX_TYPES:
+    index_type = planned.index_type
+    is_same_type = index_type == source.index_type
+    if is_same_type and index_type not in INDEX_TYPES:
         return
 
     version = version_numbers(server_version) or NEWEST
@@ -458,25 +476,27 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
         for name, index in INDEX_TYPES.items()
         if (index.on_lite if lite else index.since <= version)
     ]
-    if not is_same_kind and kind not in built:
+    if not is_same_type and index_type not in built:
         raise InvalidParameter(
-            f"index type {kind!r} is unknown to this server ({server_version}): use one of "
+            f"index type {index_type!r} is unknown to this server ({server_version}): use one of "
             f"{', '.join(built)}, or build that index on the source"
         )
 
-    parameters = INDEX_TYPES[kind].parameters
+    parameters = INDEX_TYPES[index_type].parameters
     for name, value in planned.index_params.items():
-        if is_same_kind and str(source.index_params.get(name)) == str(value):
+        if is_same_type and str(source.index_params.get(name)) == str(value):
             continue
-        _validate_index_parameter(kind, name, value)
+
+        _validate_index_parameter(index_type, name, value)
 
     # Older Milvus servers lack some defaults; the source's index was built with what it needs.
-    if is_same_kind or lite:
+    if is_same_type or lite:
         return
+
     for name, rule in parameters.items():
-        since = NEWEST if (kind, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
+        since = NEWEST if (index_type, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
         if version < since and name not in planned.index_params:
             raise InvalidParameter(
-                f"index type {kind} needs {name} on this server ({server_version}): give "
+                f"index type {index_type} needs {name} on this server ({server_version}): give "
                 f"{_described(rule)} with --index-param {name}=…"
             )

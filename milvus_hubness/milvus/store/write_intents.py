@@ -211,9 +211,11 @@ class MilvusWriteIntents(MilvusRequests):
                 return False
             if load_state != "Loaded":
                 self._load(collection)
+
         return True
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
+        # Clients stop noting before the notes go.
         self.write_property(collection, WRITE_INTENTS_PROPERTY, None)
         if self.exists(intent_log.collection) and self.exists(intent_log.rows):
             # "~" sorts after every digit.
@@ -251,11 +253,13 @@ class MilvusWriteIntents(MilvusRequests):
         for collection in (intent_log.collection, intent_log.rows):
             if not self.exists(collection):
                 continue
+
             with translated(collection):
                 properties = self.properties_of(collection)
                 log_of = owner_in(properties, WRITE_INTENTS_OF_PROPERTY)
             if log_of is None or not log_of.is_same(owner):
                 return False
+
         return True
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -269,7 +273,10 @@ class MilvusWriteIntents(MilvusRequests):
                 raise CollectionExists(
                     f"{collection!r} exists and is not a write-intent log: rename it"
                 )
+
+            # From here on no job takes the log, so that a late request to drop it does no harm.
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
+
         check()
         for collection in collections:
             self.drop(collection)
@@ -315,8 +322,12 @@ class MilvusWriteIntents(MilvusRequests):
             last_name = names[-1]
             notes = self._query(intent_log.collection, is_one_of("name", names), ["name"])
             without_note = {str(name) for name in names} - {note["name"] for note in notes}
+
+            # A row is stored before its note, so one look proves nothing: only rows that lacked a
+            # note at the last compaction too are dropped.
             self._delete_in(intent_log.rows, NAME_FIELD, sorted(without_note & unused))
             newly_unused |= without_note - unused
+
         return frozenset(newly_unused)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
@@ -336,8 +347,8 @@ class MilvusWriteIntents(MilvusRequests):
 
         replayed = []
         for partition, notes_of_partition in by_partition.items():
-            for part in in_parts(notes_of_partition):
-                replayed += self._replay(collection, schema, intent_log, part, partition)
+            for some_notes in in_parts(notes_of_partition):
+                replayed += self._replay(collection, schema, intent_log, some_notes, partition)
         return replayed
 
     def _replay(
@@ -360,6 +371,7 @@ class MilvusWriteIntents(MilvusRequests):
         keys = [note.key for note in notes]
         stored_rows = self._by_value(collection, schema, key_field, keys, within)
 
+        # A write that the collection still shows needs no replay, which would be a write itself.
         undone_writes = [
             note
             for note in notes
@@ -429,7 +441,7 @@ def _rows_schema(source: CollectionInfo) -> CollectionSchema:
         "is_partition_key": False,
         "is_clustering_key": False,
     }
-    computed = milvus_schema.function_outputs(source.schema)
+    computed = milvus_schema.computed_by(source.schema)
     fields = [
         {**field, **no_key} for field in source.schema["fields"] if field["name"] not in computed
     ]
@@ -440,13 +452,14 @@ def _rows_schema(source: CollectionInfo) -> CollectionSchema:
 def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
     """Return an index for each vector field: FLAT if it is dense, or else that of the source."""
     types = {field["name"]: field["type"] for field in schema["fields"]}
-    computed = milvus_schema.function_outputs(schema)
+    computed = milvus_schema.computed_by(schema)
 
     params = MilvusClient.prepare_index_params()
     for index in indexes:
         field = index["field_name"]
         if field in computed or not index.get("metric_type"):
             continue
+
         is_dense = types[field] in milvus_schema.DTYPES
         params.add_index(
             field,
@@ -455,4 +468,5 @@ def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> In
             metric_type=index["metric_type"],
             params={} if is_dense else milvus_schema.build_params(index),
         )
+
     return params

@@ -16,7 +16,7 @@ from qdrant_hubness.store.requests import is_local
 
 
 class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
-    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is awaited."""
+    """HubnessQdrantClient for asyncio, in place of AsyncQdrantClient: every method is awaited."""
 
     def __init__(
         self,
@@ -30,8 +30,10 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         if client is None:
             super().__init__(*args, **kwargs)
         else:
+            # With the connections of the given client, which stays the owner.
             self.__dict__.update(client.__dict__)
             self._shared = client
+
         self._shares = client is not None
         self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
 
@@ -47,6 +49,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         if isinstance(step, Ask):
             answer = getattr(super(Methods, self), step.method)(*step.args, **step.options)
             return await answer if hasattr(answer, "__await__") else answer
+
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return await asyncio.to_thread(step.work)

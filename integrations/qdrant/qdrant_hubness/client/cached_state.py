@@ -20,6 +20,7 @@ DISTANCES = {
     "IP": models.Distance.DOT,
     "L2": models.Distance.EUCLID,
 }
+"""The user's distances. The corrected copy has Dot, whichever it is."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class CachedState:
     """The state of a collection, as a client last read it."""
 
     name: str
-    """The real name while writes go to a copy or to a write-intent log as well, else possibly an
-    alias."""
+    """The real name while writes go to a copy or to a
+    write-intent log as well, else possibly an alias.
+    """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
     """The stored dimensions of dense vectors, by name."""
@@ -57,7 +59,7 @@ class CachedState:
 
     @cached_property
     def hidden(self) -> frozenset[str]:
-        """Return the hidden keys of payloads."""
+        """The keys of payloads that users do not see."""
         names = set(self.payload_keys)
         for state in self.states.values():
             names.update(state.codec.hidden_fields)
@@ -65,7 +67,7 @@ class CachedState:
 
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
-        """Return the states whose biases are in the vectors."""
+        """The states whose biases are in the vectors."""
         return {
             name: state for name, state in self.states.items() if not state.codec.leaves_vectors
         }
@@ -87,6 +89,7 @@ class CachedState:
                 changed["payload"] = {
                     key: value for key, value in point.payload.items() if key not in hidden
                 }
+
         if point.vector is not None and self.in_vectors:
             changed["vector"] = self.decoded(point.vector)
         return point.model_copy(update=changed) if changed else point

@@ -1,5 +1,6 @@
-"""The operations of both clients, sync and async. No I/O: see `Operation` in
-milvus_hubness.extending."""
+"""The operations of both clients, sync and async.
+No I/O: see `Operation` in milvus_hubness.extending.
+"""
 
 from __future__ import annotations
 
@@ -134,12 +135,14 @@ class Operations(Writing):
             sent = []
             decodings = []
             for request in requests:
+                # Candidates up to the end of the page.
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
                     collection, rewriting, request, most
                 )
                 sent.append(rewritten)
                 decodings.append(decoding)
+
             responses = yield from send(sent)
 
             answers = []
@@ -151,6 +154,7 @@ class Operations(Writing):
                     cached.shown(decoding.scored(point), requested) for point in points
                 ]
                 answers.append(response)
+
             return answers
 
         return self.with_state(collection, call)
@@ -190,6 +194,7 @@ class Operations(Writing):
                 if group.lookup is not None:
                     lookup = lookup_state.shown(group.lookup)
                 groups.append(group.model_copy(update={"hits": hits, "lookup": lookup}))
+
             return response.model_copy(update={"groups": groups})
 
         return self.with_state(collection, call)
@@ -197,6 +202,7 @@ class Operations(Writing):
     def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
             return CachedState("")
+
         collection = lookup if isinstance(lookup, str) else lookup.collection
         return (yield from self.cached_state(collection))
 
@@ -247,15 +253,19 @@ class Operations(Writing):
                     raise InvalidInput(
                         f"point {id!r} of {source!r} has no vector {field!r}: name another point"
                     )
+
                 vector_of[other, field, id] = vectors[id]
+
         return vector_of
 
     def _diverse(
         self, collection: str, cached: CachedState, decoding: Decoding, hits: list[Any]
     ) -> Operation[list[Any]]:
+        """Return the points of an answer, chosen by MMR if the query requests that."""
         mmr = decoding.mmr
         if mmr is None or not hits:
             return hits
+
         points = [(None, mmr.field, point.id) for point in hits]
         vectors = yield from self._users_vectors(collection, cached, points)
         return picked_by_mmr(mmr, hits, np.array([vectors[point] for point in points], np.float32))

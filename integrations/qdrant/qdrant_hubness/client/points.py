@@ -24,7 +24,9 @@ SELECTORS = {
     "delete_vectors": "points",
 }
 """The argument that selects the points of a method, by ids or by a filter."""
+
 _CONDITIONS = ("update_filter", "update_mode")
+"""The arguments by which a write leaves some of its points out."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,13 @@ class Call:
 
     @property
     def items(self) -> list[Any]:
-        """The points or the ids of the call, which can be sent in parts; none for a filter and a
-        Batch.
+        """The points or the ids of the call, which can
+        be sent in parts; none for a filter and a Batch.
         """
         if self.brings_vectors:
             points = self.options["points"]
             return list(points) if isinstance(points, list | tuple) else []
+
         if filter_of(self.selector) is not None:
             return []
         return list(getattr(self.selector, "points", self.selector))
@@ -75,6 +78,7 @@ def key_of(id: Any) -> Key:
     """Return a point's id as Qdrant returns it. Raises InvalidInput."""
     if isinstance(id, int):
         return id
+
     try:
         return str(id if isinstance(id, uuid.UUID) else uuid.UUID(id))
     except (ValueError, AttributeError, TypeError):
@@ -102,12 +106,14 @@ def structs(points: Any) -> list[models.PointStruct]:
             else models.PointStruct.model_validate(point)
             for point in points
         ]
+
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
     payloads = points.payloads or [None] * len(points.ids)
     if {len(points.ids)} != {len(payloads), *map(len, vectors.values())}:
         raise InvalidInput(
             "the batch has unequal numbers of ids, vectors and payloads: pass one of each per point"
         )
+
     # A batch is by columns, points are rows.
     made = []
     for i, id in enumerate(points.ids):
@@ -130,18 +136,22 @@ def merged(vectors: dict[str, Any]) -> Any:
 
 def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
     """Return the operations of batch_update_points as calls."""
-    return [Call(method, {**own, **options}) for method, own in map(_call_of, operations)]
+    calls = map(_call_of, operations)
+    return [Call(method, {**arguments, **options}) for method, arguments in calls]
 
 
 def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
+    """Return the method that does as an operation of batch_update_points, and its arguments."""
     request: Any
     if isinstance(operation, models.UpsertOperation):
         request = operation.upsert
         points = request.batch if isinstance(request, models.PointsBatch) else request.points
         return "upsert", {"points": points, **_further(request, *_CONDITIONS)}
+
     if isinstance(operation, models.UpdateVectorsOperation):
         request = operation.update_vectors
         return "update_vectors", {"points": request.points, **_further(request, "update_filter")}
+
     if isinstance(operation, models.DeleteVectorsOperation):
         request = operation.delete_vectors
         return "delete_vectors", {
@@ -149,6 +159,7 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
             "points": _selector(request),
             **_further(request),
         }
+
     if isinstance(operation, models.DeletePayloadOperation):
         request = operation.delete_payload
         return "delete_payload", {
@@ -156,10 +167,12 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
             "points": _selector(request),
             **_further(request),
         }
+
     if isinstance(operation, models.SetPayloadOperation):
         request = operation.set_payload
         arguments = {"payload": request.payload, "points": _selector(request), "key": request.key}
         return "set_payload", {**arguments, **_further(request)}
+
     if isinstance(operation, models.OverwritePayloadOperation):
         request = operation.overwrite_payload
         return "overwrite_payload", {
@@ -167,10 +180,12 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
             "points": _selector(request),
             **_further(request),
         }
+
     if isinstance(operation, models.DeleteOperation):
         return "delete", {"points_selector": operation.delete}
     if isinstance(operation, models.ClearPayloadOperation):
         return "clear_payload", {"points_selector": operation.clear_payload}
+
     raise UnsupportedOperation(
         f"corrected collections do not support {type(operation).__name__}: use the methods upsert, "
         "update_vectors, delete_vectors, set_payload, overwrite_payload, delete_payload, "
@@ -183,6 +198,7 @@ def _selector(request: Any) -> Any:
 
 
 def _further(request: Any, *names: str) -> dict[str, Any]:
+    """Return those of the named arguments that are set, and the shard key."""
     options = {name: getattr(request, name, None) for name in names}
     options["shard_key_selector"] = getattr(request, "shard_key", None)
     return {name: value for name, value in options.items() if value is not None}
@@ -206,6 +222,7 @@ def points_of(
         )
     else:
         rows = vectors
+
     numbered = (str(uuid.uuid4()) for _ in itertools.count()) if ids is None else ids
     for vector, payload, id in zip(rows, payloads or itertools.repeat({}), numbered, strict=False):
         yield models.PointStruct(id=id, vector=_listed(vector), payload=payload)

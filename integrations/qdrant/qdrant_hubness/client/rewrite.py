@@ -27,13 +27,18 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED, Uncopied
 
 Named = tuple[str | None, str, Any]
-"""A point that a query names: its collection, None for the searched one; the name of the vector;
-the id."""
+"""A point that a query names: its collection, None
+for the searched one; the name of the vector; the id.
+"""
+
 Vectors = Mapping[Named, Floats]
 """The user's vectors (d,) of such points."""
 
 DEFAULT_LIMIT = 10
+"""Points of an answer to a request that names no limit, as on the server."""
+
 _AVERAGES = (None, models.RecommendStrategy.AVERAGE_VECTOR)
+"""The strategies that search for one vector, which the client can compute itself."""
 
 
 def is_id(value: Any) -> bool:
@@ -60,6 +65,7 @@ def _inputs(query: Any) -> list[Any]:
     if isinstance(query, models.RelevanceFeedbackQuery):
         feedback = query.relevance_feedback
         return [feedback.target, *(item.example for item in feedback.feedback)]
+
     return [] if _needs_no_vector(query) else [query]
 
 
@@ -84,8 +90,10 @@ def points_named(request: Any, cached: CachedState) -> set[Named]:
     points: set[Named] = set()
     if (request.using or UNNAMED) in cached.in_vectors or request.lookup_from is not None:
         collection, field = _source_of(request)
-        points = {(collection, field, _id(part)) for part in _inputs(request.query) if is_id(part)}
-    return points.union(*(points_named(part, cached) for part in prefetches(request)))
+        points = {
+            (collection, field, _id(value)) for value in _inputs(request.query) if is_id(value)
+        }
+    return points.union(*(points_named(prefetch, cached) for prefetch in prefetches(request)))
 
 
 def _source_of(request: Any) -> tuple[str | None, str]:
@@ -94,6 +102,7 @@ def _source_of(request: Any) -> tuple[str | None, str]:
     using = request.using or UNNAMED
     if lookup is None:
         return None, using
+
     field = using if lookup.vector is None else lookup.vector
     return lookup.collection, field or UNNAMED
 
@@ -101,7 +110,9 @@ def _source_of(request: Any) -> tuple[str | None, str]:
 def prefetches(request: Any) -> list[Any]:
     """Return the prefetches of a request or of a prefetch."""
     inner = request.prefetch
-    return [] if inner is None else list(inner) if isinstance(inner, Sequence) else [inner]
+    if inner is None:
+        return []
+    return list(inner) if isinstance(inner, Sequence) else [inner]
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,7 @@ class Decoding:
         """Return the point with its score in the user's metric."""
         if self.state is None or self.query is None:
             return point
+
         squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)
         score = _rooted(float(squared[0, 0]))
         return point.model_copy(update={"score": score})
@@ -171,8 +183,8 @@ class Rewriting:
     """Augmented queries that were made together, see `encoded_together`."""
 
     def encoded_together(self, requests: Sequence[models.QueryRequest]) -> dict[int, Uncopied]:
-        """Return the augmented queries of the plain vectors in these requests, by `id` of the
-        vector.
+        """Return the augmented queries of the plain
+        vectors in these requests, by `id` of the vector.
 
         One matrix costs less than its rows one by one. Vectors that are left out here, or refused,
         are so when their request is rewritten.
@@ -189,12 +201,14 @@ class Rewriting:
             state = self.cached_state.state_of(using)
             if state is None or state.codec.leaves_vectors:
                 continue
+
             rows = packed_vectors(values, state.dim)
             if rows is not None and np.isfinite(rows).all():
                 queries = self._encode(state, rows, self._weight(state))
                 encoded |= {
                     id(value): Uncopied(query) for value, query in zip(values, queries, strict=True)
                 }
+
         return encoded
 
     def request(
@@ -235,10 +249,12 @@ class Rewriting:
 
         if state is None:
             return request.model_copy(update=changed), Decoding()
+
         weight = self._weight(state)
         if state.codec.needs_candidates:
             plain = request.model_copy(update=changed)
             return self._by_formula(plain, state, weight, most), Decoding()
+
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
 
     def _rewritten_prefetch(self, prefetch: Any) -> Any:
@@ -265,6 +281,7 @@ class Rewriting:
                     "compares the scores of several vectors: search for the nearest, or recommend "
                     "by the average vector"
                 )
+
             changed["query"] = _mapped(query, encode)
             return request.model_copy(update=changed), Decoding()
 
@@ -285,6 +302,7 @@ class Rewriting:
                     "a corrected vector does not support mmr in a prefetch, over one, or with "
                     "Euclid: leave it out"
                 )
+
             # Qdrant would compare augmented vectors: it returns the candidates, and the client
             # selects among them.
             limit = request.limit or DEFAULT_LIMIT
@@ -293,15 +311,17 @@ class Rewriting:
             decoding = Decoding(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
             changed["limit"] = query.mmr.candidates_limit or limit + offset
             changed["offset"] = None
+
         return request.model_copy(update=changed), decoding
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
-        """Raise UnsupportedOperation if the query merges scores of prefetches that are still
-        products.
+        """Raise UnsupportedOperation if the query merges
+        scores of prefetches that are still products.
         """
         is_dbsf = isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
         if not is_dbsf and not isinstance(query, models.FormulaQuery):
             return
+
         for prefetch in inner:
             state = self.cached_state.state_of(prefetch.using)
             is_euclid = state is not None and state.metric == "L2"
@@ -312,8 +332,8 @@ class Rewriting:
                 )
 
     def _with_vectors(self, request: Any) -> tuple[Any, list[Any]]:
-        """Return the query with vectors in place of ids, and the ids that its answer must leave
-        out.
+        """Return the query with vectors in place of
+        ids, and the ids that its answer must leave out.
         """
         collection, field = _source_of(request)
         excluded: list[Any] = []
@@ -321,6 +341,8 @@ class Rewriting:
         def resolved(value: Any) -> Any:
             if not is_id(value):
                 return value
+
+            # Qdrant leaves the points out that a query names. It no longer sees their ids.
             if collection is None:
                 excluded.append(_id(value))
             return self.vectors[collection, field, _id(value)]
@@ -348,8 +370,8 @@ class Rewriting:
         return encode
 
     def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
-        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are
-        stored.
+        """Return the augmented queries of vectors (n, d),
+        rounded as the vectors of the field are stored.
         """
         packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
         queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
@@ -359,6 +381,7 @@ class Rewriting:
         """Return a request for candidates, from whose scores a formula subtracts their biases."""
         if weight == 0:
             return request
+
         query = request.query
         is_average = (
             isinstance(query, models.RecommendQuery) and query.recommend.strategy in _AVERAGES
@@ -371,6 +394,7 @@ class Rewriting:
                 f"a {type(query).__name__} with biases in payloads is not supported: search for "
                 "the nearest, recommend by the average vector, or pass strength=0"
             )
+
         candidates = models.Prefetch(
             prefetch=request.prefetch,
             query=query,
@@ -380,6 +404,7 @@ class Rewriting:
             limit=max(most, state.codec.candidates),
             lookup_from=request.lookup_from,
         )
+        # A point without a bias in its payload counts as one with the mean bias, 0.
         field = state.codec.slot_field(self._profile(state).slot) or ""
         formula = models.SumExpression(sum=["$score", models.MultExpression(mult=[-weight, field])])
         changed = {
@@ -402,6 +427,7 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
             "negative": [change(example) for example in recommend.negative or []],
         }
         return query.model_copy(update={"recommend": recommend.model_copy(update=examples)})
+
     if isinstance(query, models.DiscoverQuery):
         discover = query.discover
         changed = {
@@ -409,6 +435,7 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
             "context": _mapped_pairs(discover.context, change),
         }
         return query.model_copy(update={"discover": discover.model_copy(update=changed)})
+
     if isinstance(query, models.ContextQuery):
         return query.model_copy(update={"context": _mapped_pairs(query.context, change)})
     if isinstance(query, models.RelevanceFeedbackQuery):
@@ -418,6 +445,7 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
         ]
         changed = {"target": change(feedback.target), "feedback": items}
         return query.model_copy(update={"relevance_feedback": feedback.model_copy(update=changed)})
+
     return models.NearestQuery.model_construct(nearest=change(query), mmr=None)
 
 
@@ -437,6 +465,7 @@ def _average(recommend: Any) -> Floats:
         raise InvalidInput(
             "the recommendation by the average vector has no positive example: add one"
         )
+
     mean: Floats = np.mean(
         [as_vector(example) for example in recommend.positive], axis=0, dtype=np.float32
     )
@@ -451,11 +480,13 @@ def as_vector(value: Any) -> Floats:
         vector = np.asarray(value, np.float32)
     except (TypeError, ValueError):
         vector = np.empty((0, 0), np.float32)
+
     if vector.ndim != 1:
         raise UnsupportedOperation(
             f"a corrected vector cannot be searched with {type(value).__name__}: pass a list of "
             "numbers or a point's id"
         )
+
     return vector
 
 
@@ -464,6 +495,7 @@ def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
     excluded = models.HasIdCondition(has_id=list(dict.fromkeys(ids)))
     if where is None:
         return models.Filter(must_not=[excluded])
+
     others = where.must_not
     if others is None:
         others = []
@@ -480,6 +512,7 @@ def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]
     """
     if not points:
         return []
+
     relevance = np.array([point.score for point in points])
     similarity = vectors @ vectors.T
 
@@ -491,4 +524,5 @@ def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]
         gain = (1 - mmr.diversity) * relevance[left] - mmr.diversity * nearest_chosen
         best = int(np.argmax(gain))
         chosen.append(left.pop(best))
+
     return [points[i] for i in chosen[mmr.offset :]]

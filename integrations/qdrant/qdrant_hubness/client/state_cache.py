@@ -1,5 +1,6 @@
-"""The cached states of collections, and their banks. No I/O: see `Operation` in
-milvus_hubness.extending."""
+"""The cached states of collections, and their banks.
+No I/O: see `Operation` in milvus_hubness.extending.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +47,15 @@ T = TypeVar("T")
 Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
+"""Rows of a bank that one request reads."""
+
 LONGEST_WAIT = 60.0
-"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to
-the user's."""
+"""Longest wait of a client for a rate of strict mode,
+in seconds, for one request that it adds to the user's.
+"""
+
 NOTHING = CachedState("")
+"""The state of a collection that does not exist."""
 
 
 class StateCache:
@@ -79,8 +85,8 @@ class StateCache:
         self._states.pop(collection, None)
 
     def cached_state(self, collection: str) -> Operation[CachedState]:
-        """Return the state of a collection; NOTHING if it does not exist: the next call fails with
-        Qdrant's error.
+        """Return the state of a collection; NOTHING if it does
+        not exist: the next call fails with Qdrant's error.
         """
         if collection in self._states:
             expires_at, cached = self._states[collection]
@@ -91,11 +97,13 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
-            # Assumes that there is no such collection, so that the request which follows fails with
-            # Qdrant's error.
+            # Assumes that there is no such collection, so that
+            # the request which follows fails with Qdrant's error.
             if is_missing(error):
                 return NOTHING
+
             raise
+
         name, properties = yield from self._properties(collection, described)
         sizes = {
             field: params.size
@@ -115,8 +123,8 @@ class StateCache:
         return state
 
     def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
-        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask
-        again.
+        """Ask what the user's call did not: wait if a
+        rate of strict mode is exceeded, and ask again.
 
         args: the method, and its arguments after the collection.
         """
@@ -130,6 +138,7 @@ class StateCache:
                 waited += seconds
                 if waited > LONGEST_WAIT:
                     raise
+
                 yield Pause(seconds)
 
     def divided(
@@ -148,6 +157,7 @@ class StateCache:
         try:
             if is_added:
                 return (yield from self.patiently(collection, method, items, **options))
+
             return (yield Ask(method, (collection, items), options))
         except FAILURES as error:
             if not is_too_large(error) or len(items) < 2:
@@ -178,6 +188,7 @@ class StateCache:
             now = yield from self.cached_state(collection)
             if now == cached:
                 raise
+
         return (yield from call(now))
 
     def with_state_of_vectors(
@@ -186,8 +197,8 @@ class StateCache:
         call: Callable[[CachedState], Operation[T]],
         vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
-        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias
-        was moved.
+        """As `with_state`, for a call that returns stored
+        vectors, whose width shows if an alias was moved.
 
         vectors: returns some vectors of an answer.
         """
@@ -202,7 +213,7 @@ class StateCache:
         return self.with_state(collection, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
-        """Return the collection's real name, which is read only if it matters, and its properties."""
+        """Return the collection's real name, read only if it matters, and its properties."""
         if self._in_metadata is None:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
@@ -212,7 +223,9 @@ class StateCache:
                 or WriteIntentLog.read(properties, collection)
             ):
                 return collection, properties
+
             return (yield from self._real_name(collection)), properties
+
         name = yield from self._real_name(collection)
         try:
             points = yield Ask("retrieve", (STATES, [point_id(name)]))
@@ -220,7 +233,9 @@ class StateCache:
             # As Properties.of.
             if is_missing(error):
                 return name, {}
+
             raise
+
         return name, dict(points[0].payload["properties"]) if points else {}
 
     def _real_name(self, collection: str) -> Operation[str]:
@@ -235,22 +250,27 @@ class StateCache:
         helper = intent_log.helpers[0]
         if helper in cached.checked:
             return
+
         try:
             described = yield Ask("get_collection", (helper.collection,))
         except FAILURES as error:
+            # The request that follows reports a missing log.
             if is_missing(error):
-                return  # The request that follows reports it.
+                return
+
             raise
+
         _, properties = yield from self._properties(helper.collection, described)
         expect_helper(helper, CollectionId(name=cached.name), properties, commands=ON_QDRANT)
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes of this collection go to the copy,
-        too.
+        """Raise StateError unless a migration lets the
+        writes of this collection go to the copy, too.
         """
         if dual_write in cached.checked:
             return
+
         copy = dual_write.collection
         try:
             records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
@@ -258,7 +278,9 @@ class StateCache:
             # Without a ledger no migration allows writes to the copy: expect_copy refuses.
             if not is_missing(error):
                 raise
+
             records = []
+
         bodies = [str((record.payload or {}).get("body")) for record in records]
         expect_copy(CollectionId(name=cached.name), copy, DUAL_WRITE_PROPERTY, bodies)
         cached.checked.add(dual_write)
@@ -266,8 +288,8 @@ class StateCache:
     # -- biases of new points ----------------------------------------------------------------------
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a
-        running refresh.
+        """Return the biases (n, slots) of vectors (n, d):
+        of all profiles, and both sets of a running refresh.
         """
         profile_of_slot: dict[int, Profile] = {}
         for profile in state.profiles.values():
@@ -281,9 +303,11 @@ class StateCache:
         biases = np.zeros((len(vectors), state.slots), np.float32)
         computed: dict[int, Floats] = {}
         for slot, profile in profile_of_slot.items():
+            # The two slots of a profile have one bias, which is computed once.
             if id(profile) not in computed:
                 computed[id(profile)] = yield from self._biases(collection, state, profile, vectors)
             biases[:, slot] = computed[id(profile)]
+
         return biases
 
     def _biases(
@@ -296,10 +320,11 @@ class StateCache:
     def locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats
     ) -> Operation[Floats]:
-        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
+        """Return the locality hint columns (n, c) of vectors (n, d), by the active bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)
+
         bank = yield from self._bank(collection, state, profile)
         hints: Floats = yield Compute(lambda: bank.correction(state.layout).locality_hints(vectors))
         return hints
@@ -307,12 +332,13 @@ class StateCache:
     def _bank(
         self, collection: str, state: CollectionState, profile: Profile
     ) -> Operation[CachedBank]:
-        place = (collection, state.field, profile.slot)
-        cached = self._banks.get(place, profile)
+        name = (collection, state.field, profile.slot)
+        cached = self._banks.get(name, profile)
         if cached is not None:
             return cached
+
         bank = yield from self._load_bank(profile)
-        return self._banks.keep(place, profile, bank)
+        return self._banks.keep(name, profile, bank)
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank

@@ -56,6 +56,7 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         else:
             self.__dict__.update(client.__dict__)
             self._shared = client
+
         self._shares = client is not None
         self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
 

@@ -1,9 +1,9 @@
-"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No
-I/O.
+"""Writes: with biases, noted first during a refresh,
+sent to the copy too during a migration. No I/O.
 
-A dual write reads the points from the collection after the write to it, writes them to the copy,
-and reads them once more. So the copy is right, whichever of two clients that write the same point
-comes last.
+A dual write reads the points from the collection after the write to
+it, writes them to the copy, and reads them once more. So the copy is
+right, whichever of two clients that write the same point comes last.
 """
 
 from __future__ import annotations
@@ -54,13 +54,18 @@ from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
+
 IDS_PER_REQUEST = 1_000
 """Most ids in one request."""
 
 REQUEST_BYTES = 24_000_000
 """Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
+
 _IN_PARALLEL = ("parallel", "method", "max_retries")
+"""Options of an upload about processes, which a client with caches does not start."""
+
 Columns = dict[str, Any]
+"""Fields of a payload that hold biases."""
 
 _log = logger_of("qdrant_hubness")
 
@@ -94,12 +99,13 @@ class Writing(StateCache):
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
             return
+
         upsert_options = {
             name: value for name, value in options.items() if name not in _IN_PARALLEL
         }
         remaining = iter(points)
-        while part := list(islice(remaining, batch_size)):
-            yield from self.write(collection, [Call("upsert", {"points": part, **upsert_options})])
+        while batch := list(islice(remaining, batch_size)):
+            yield from self.write(collection, [Call("upsert", {"points": batch, **upsert_options})])
 
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         # A copy and a write-intent log get points by their ids, after the write was carried out.
@@ -138,32 +144,40 @@ class Writing(StateCache):
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
 
-        left = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
+        # Sizes are estimates: a part that is too large all the same is halved.
+        waiting = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
         done = 0
         result: Any = None
-        while left:
-            part = left.pop(0)
-            one = call if len(part) == len(items) else call.about(part)
+        while waiting:
+            some_items = waiting.pop(0)
+            request = call if len(some_items) == len(items) else call.about(some_items)
             try:
+                # The first request is the user's own, and fails as such. The others are added.
                 if done:
-                    result = yield from self.patiently(collection, one.method, **one.options)
+                    result = yield from self.patiently(
+                        collection, request.method, **request.options
+                    )
                 else:
-                    result = yield Ask(one.method, (collection,), one.options)
+                    result = yield Ask(request.method, (collection,), request.options)
             except FAILURES as error:
-                if is_too_large(error) and len(part) > 1:
-                    middle = len(part) // 2
-                    left[:0] = [part[:middle], part[middle:]]
+                if is_too_large(error) and len(some_items) > 1:
+                    middle = len(some_items) // 2
+                    waiting[:0] = [some_items[:middle], some_items[middle:]]
                     continue
+
                 # Nothing was written yet: the caller gets Qdrant's error as it is.
                 if not done:
                     raise
+
                 partial = PartialWrite(
                     f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and "
                     f"then failed: {error_text(error)}: write the others again"
                 )
                 partial.row_count = done
                 raise partial from error
-            done += len(part)
+
+            done += len(some_items)
+
         return result
 
     def _set_biases(
@@ -173,8 +187,8 @@ class Writing(StateCache):
             try:
                 yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
             except FAILURES as error:
-                # A request about one point is carried out whole or not at all: the point was
-                # deleted meanwhile.
+                # A request about one point is carried out whole
+                # or not at all: the point was deleted meanwhile.
                 if not lacks_points(error):
                     raise
 
@@ -197,8 +211,10 @@ class Writing(StateCache):
             yield from self._set_biases(
                 collection, [(key, payloads[key]) for key in keys if key in payloads]
             )
+
         if cached.dual_write is None:
             return
+
         try:
             yield from self._write_to_copy(cached, self._ids(call))
         except HubnessError as copy_error:
@@ -220,13 +236,17 @@ class Writing(StateCache):
             points = {record.id: points[record.id] for record in records}
             if not points:
                 break
+
             try:
                 yield from self._send(collection, cached, call.having(points=list(points.values())))
             except (PartialWrite, *FAILURES) as error:
                 if not lacks_points(error.__cause__ or error):
                     raise
+
                 continue
+
             break
+
         return list(points)
 
     # -- the ids of points -------------------------------------------------------------------------
@@ -237,8 +257,10 @@ class Writing(StateCache):
             where = filter_of(call.selector)
             if where is None:
                 return call
+
             ids = yield from self._matching(collection, where)
             return call.having(**{SELECTORS[call.method]: models.PointIdsList(points=list(ids))})
+
         if not call.is_conditional:
             return call
 
@@ -258,6 +280,7 @@ class Writing(StateCache):
             selected = set(matching)
         else:
             selected = existing
+
         if call.method == "upsert" and mode != models.UpdateMode.UPDATE_ONLY:
             selected = selected | (set(ids) - existing)
 
@@ -293,8 +316,8 @@ class Writing(StateCache):
     def _encode_call(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
-        """Return the call with augmented vectors, its notes, and the payloads to set after a call
-        without payloads.
+        """Return the call with augmented vectors, its notes,
+        and the payloads to set after a call without payloads.
         """
         points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
@@ -313,6 +336,7 @@ class Writing(StateCache):
                         models.PointStruct, id=point.id, vector=merged(augmented), payload=payload
                     )
                 )
+
             return call.having(points=encoded), notes, []
 
         payloads = []
@@ -320,6 +344,7 @@ class Writing(StateCache):
             encoded.append(construct(models.PointVectors, id=point.id, vector=merged(augmented)))
             if biases:
                 payloads.append((key_of(point.id), biases))
+
         return call.having(points=encoded), notes, payloads
 
     def _encode(
@@ -331,8 +356,8 @@ class Writing(StateCache):
         *,
         valid: bool,
     ) -> Operation[list[Columns]]:
-        """Replace vectors by augmented vectors, in place, and return the bias fields for each
-        point's payload.
+        """Replace vectors by augmented vectors, in place,
+        and return the bias fields for each point's payload.
 
         valid: refuse points with NaN, or of length 0 under Cosine; else their bias is 0.
         """
@@ -342,6 +367,7 @@ class Writing(StateCache):
             having = [i for i, by_field in enumerate(vectors) if by_field.get(field) is not None]
             if not having:
                 continue
+
             present_points = [points[i] for i in having]
             rows = _rows(collection, state, present_points, [vectors[i][field] for i in having])
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
@@ -357,6 +383,7 @@ class Writing(StateCache):
             for i, stored_vector, payload in zip(having, stored, payloads, strict=True):
                 vectors[i][field] = stored_vector
                 columns[i] |= payload
+
         return columns
 
     def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
@@ -364,10 +391,12 @@ class Writing(StateCache):
         intent_log = cached.intent_log
         if intent_log is None or not notes:
             return
+
         yield from self.expect_log(cached, intent_log)
         try:
-            for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
-                yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
+            # Acknowledged before the write is made: a job that undoes it must find the note.
+            for some_notes in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
+                yield from self.divided(intent_log.collection, "upsert", some_notes, {"wait": True})
         except FAILURES as error:
             # Assumes that some notes may exist: a refresh may then make this write, which the
             # caller has to repeat.
@@ -388,6 +417,7 @@ class Writing(StateCache):
         dual_write = cached.dual_write
         if dual_write is None or not ids:
             return
+
         try:
             yield from self.expect_copy(cached, dual_write)
             yield from self._copy_points(cached, dual_write.collection, ids)
@@ -398,17 +428,20 @@ class Writing(StateCache):
             # has now, or the write fails.
             if not dual_write.required:
                 _log.warning(
-                    "the write reached %r, but not its copy %r, which the migration repairs later: %s",
+                    "the write reached %r, but not its copy %r, which the migration repairs later: "
+                    "%s",
                     cached.name,
                     dual_write.collection,
                     error,
                 )
                 return
+
         for name in (cached.name, dual_write.collection):
             self.forget(name)
         now = yield from self.cached_state(cached.name)
         if now.dual_write is None:
             return
+
         try:
             yield from self.expect_copy(now, now.dual_write)
             yield from self._copy_points(now, now.dual_write.collection, ids)
@@ -422,19 +455,20 @@ class Writing(StateCache):
     def _copy_points(self, cached: CachedState, copy: str, ids: list[Key]) -> Operation[None]:
         target = yield from self.cached_state(copy)
         size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
-        for part in parts(list(dict.fromkeys(ids)), size):
-            before: dict[Key, Any] | None = None
+        for some_ids in parts(list(dict.fromkeys(ids)), size):
+            copied: dict[Key, Any] | None = None
             for _ in range(DUAL_WRITE_ROUNDS):
                 options = {"with_payload": True, "with_vectors": True}
-                read = yield from self.divided(cached.name, "retrieve", part, options)
+                read = yield from self.divided(cached.name, "retrieve", some_ids, options)
                 now = {record.id: record for record in read}
                 # Two equal reads: nobody changed the points while they were copied.
-                if now == before:
+                if now == copied:
                     break
-                before = now
+
+                copied = now
                 yield from self._put(cached, target, copy, list(now.values()))
 
-                missing = [id for id in part if id not in now]
+                missing = [id for id in some_ids if id not in now]
                 if missing:
                     selector = models.PointIdsList(points=missing)
                     yield from self.patiently(copy, "delete", selector, wait=True)
@@ -450,6 +484,7 @@ class Writing(StateCache):
     ) -> Operation[None]:
         if not records:
             return
+
         shown = [cached.shown(record) for record in records]
         vectors = [by_name(record.vector) for record in shown]
         columns = yield from self._encode(copy, target, shown, vectors, valid=False)
@@ -462,8 +497,10 @@ class Writing(StateCache):
                     id=record.id, vector=merged(augmented), payload=payload
                 )
             )
-        for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
-            yield from self.divided(copy, "upsert", part, {"wait": True})
+
+        rows = target.limits.rows_per_write
+        for some_points in in_parts(points, rows=rows, most_bytes=REQUEST_BYTES):
+            yield from self.divided(copy, "upsert", some_points, {"wait": True})
 
 
 def _points_of(call: Call) -> list[Any]:
@@ -506,6 +543,7 @@ def _rows(
             f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as "
             f"{collection!r} has"
         )
+
     return np.array(listed, np.float32)
 
 

@@ -25,6 +25,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0)
         )
         self.make_collection(collection, {BANK_PROPERTY: "1"}, vectors_config=vectors)
+        # Strict mode allows filters by these keys only with an index.
         for name in ("generation", "part"):
             self.index_payload(collection, name, "keyword")
 

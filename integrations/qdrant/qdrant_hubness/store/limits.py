@@ -48,6 +48,7 @@ class Limits:
         config = getattr(described.config, "strict_mode_config", None)
         if config is None or not config.enabled:
             return cls()
+
         # A request that costs more than a minute's rate is never carried out.
         reads = _least(config.max_query_limit, config.read_rate_limit)
         return cls(

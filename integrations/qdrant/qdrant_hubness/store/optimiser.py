@@ -48,6 +48,7 @@ class Optimiser:
                 f"Qdrant cannot optimise {self._collection!r}: {_problem_of(described)}: see the "
                 "server's log, repair what it names, and run the command again"
             )
+
         if described.status == models.CollectionStatus.GREEN:
             return None
 
@@ -71,6 +72,7 @@ class Optimiser:
                 text,
             )
             return None
+
         return Standing(text, left)
 
 

@@ -42,14 +42,19 @@ from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 Of = TypeVar("Of", bound="QdrantPoints")
 T = TypeVar("T")
 Change = TypeVar("Change")
+
 NUMBERS = "numbers"
 UUIDS = "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
+"""The partitions of every collection, in the order in which Qdrant pages through them."""
+
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
 LAST_UUID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 LAST_NUMBER = 2**64 - 1
 
 KEYS_PER_PAGE = 10_000
+"""Ids that one request returns or deletes."""
+
 REQUEST_BYTES = 8_000_000
 """Bytes of JSON in one request or answer; a server takes 32 MB by default."""
 ROW_BYTES = 512
@@ -96,6 +101,7 @@ def _next(key: Key) -> Key | None:
         return key + 1 if key < LAST_NUMBER else None
     if key >= LAST_UUID:
         return None
+
     text = f"{int(key.replace('-', ''), 16) + 1:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
@@ -150,6 +156,7 @@ class QdrantPoints:
             if len(items) == 1:
                 raise _unsendable(items[0], error) from error
 
+        # Of a list of answers the caller gets one list; of acknowledgements, the last one.
         middle = len(items) // 2
         answers = [
             self.ask(method, collection, **options | {argument: half})
@@ -188,15 +195,17 @@ class QdrantPoints:
             alias = self._fences.alias_of(collection) or ""
         if alias == collection:
             alias = ""
+
         try:
             with translated(collection, alias):
                 yield alias or collection
         except CollectionNotFound as error:
-            # Assumes that the write did not happen: a server looks up the name before it carries
-            # out anything. If the collection exists and the fencing alias does not, another job has
-            # taken over.
+            # Assumes that the write did not happen: a server looks up the
+            # name before it carries out anything. If the collection exists
+            # and the fencing alias does not, another job has taken over.
             if not alias or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+
             raise LeaseLost(
                 f"the lease on {collection!r} was lost: another job has taken over, and the "
                 "database refused this write"
@@ -220,6 +229,7 @@ class QdrantPoints:
         """Count points. Where strict mode forbids exact counts, this counts the ids."""
         if limits.allows_exact:
             return int(self.ask("count", collection, count_filter=where, exact=True).count)
+
         pages = (
             self._records(collection, partition, limits, where=where) for partition in PARTITIONS
         )
@@ -252,6 +262,7 @@ class QdrantPoints:
         if isinstance(key, int):
             number = key + 2**step - 1
             return number if number < LAST_NUMBER else None
+
         number = UUID(key).int + 2**step - 1
         return str(UUID(int=number)) if number < UUID(LAST_UUID).int else None
 
@@ -323,11 +334,11 @@ class QdrantPoints:
             return len(batch) - len(gone)
 
         payloads = [
-            (key, {n: row[n] for n in columns})
+            (key, {name: row[name] for name in columns})
             for key, row in zip(batch.keys, batch.rows, strict=True)
         ]
-        for part in self._parts(payloads, form.limits):
-            gone |= self._set_payloads(collection, dict(part))
+        for some_payloads in self._parts(payloads, form.limits):
+            gone |= self._set_payloads(collection, dict(some_payloads))
         return len(batch) - len(gone)
 
     def update(
@@ -345,8 +356,8 @@ class QdrantPoints:
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """As Store.delete."""
         for start in range(0, len(keys), KEYS_PER_PAGE):
-            part = models.PointIdsList(points=list(keys[start : start + KEYS_PER_PAGE]))
-            self.ask("delete", collection, points_selector=part, **SURE)
+            selector = models.PointIdsList(points=list(keys[start : start + KEYS_PER_PAGE]))
+            self.ask("delete", collection, points_selector=selector, **SURE)
 
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector
@@ -376,6 +387,7 @@ class QdrantPoints:
         if self.properties.in_metadata:
             self.ask("create_collection", collection, metadata=properties, **config)
             return
+
         # The properties come first, so that no client sees the collection without them.
         self.properties.alter(collection, properties)
         self.ask("create_collection", collection, **config)
@@ -405,15 +417,15 @@ class QdrantPoints:
         records: list[Any] = []
         rows = self._rows_per_request(form)
         for start in range(0, len(keys), rows):
-            part = list(keys[start : start + rows])
             records += self.ask(
                 "retrieve",
                 collection,
-                ids=part,
+                ids=list(keys[start : start + rows]),
                 with_payload=True,
                 with_vectors=True,
                 **self._reads,
             )
+
         return form.batch(in_order(records, keys))
 
     def _records(
@@ -441,9 +453,12 @@ class QdrantPoints:
             for record in records:
                 if upto is not None and record.id > upto:
                     return
+
                 yield record
+
             if len(records) < size or (upto is not None and records[-1].id == upto):
                 return
+
             left -= len(records)
             after = records[-1].id
 
@@ -477,6 +492,7 @@ class QdrantPoints:
         )
         if records and partition_of(records[-1].id) == partition:
             return list(records)
+
         # Numbers come before UUIDs: the page has reached the next partition.
         return [record for record in records if partition_of(record.id) == partition]
 
@@ -496,6 +512,7 @@ class QdrantPoints:
         ):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
+
         return models.Filter(must=[marked])
 
     # -- changes of existing points -------------------------------------------------------------
@@ -524,6 +541,7 @@ class QdrantPoints:
                 left = [key for key in keys if key in existing]
                 middle = len(left) // 2
                 waiting += [half for half in (left[:middle], left[middle:]) if half]
+
         return gone
 
     def _existing(self, collection: str, keys: Sequence[Key]) -> set[Key]:
@@ -533,30 +551,30 @@ class QdrantPoints:
         return {record.id for record in records}
 
     def _update_vectors(self, collection: str, points: Sequence[models.PointVectors]) -> set[Key]:
-        def send(part: list[models.PointVectors]) -> None:
-            self.ask("update_vectors", collection, points=part, **SURE)
+        def send(some_points: list[models.PointVectors]) -> None:
+            self.ask("update_vectors", collection, points=some_points, **SURE)
 
         return self._until_acknowledged(collection, {point.id: point for point in points}, send)
 
     def _set_payload(
         self, collection: str, payload: dict[str, Any], keys: Sequence[Key]
     ) -> set[Key]:
-        def send(part: list[Key]) -> None:
-            self.ask("set_payload", collection, payload=payload, points=part, **SURE)
+        def send(some_keys: list[Key]) -> None:
+            self.ask("set_payload", collection, payload=payload, points=some_keys, **SURE)
 
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
     def _delete_payload(
         self, collection: str, names: Sequence[str], keys: Sequence[Key]
     ) -> set[Key]:
-        def send(part: list[Key]) -> None:
-            self.ask("delete_payload", collection, keys=list(names), points=part, **SURE)
+        def send(some_keys: list[Key]) -> None:
+            self.ask("delete_payload", collection, keys=list(names), points=some_keys, **SURE)
 
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
-        """Set fields of each point to values of its own, in one request: it ends at the operation
-        that fails.
+        """Set fields of each point to values of its own, in
+        one request: it ends at the operation that fails.
         """
         operations = {
             key: models.SetPayloadOperation(
@@ -565,8 +583,8 @@ class QdrantPoints:
             for key, payload in payloads.items()
         }
 
-        def send(part: list[models.SetPayloadOperation]) -> None:
-            self.ask("batch_update_points", collection, update_operations=part, **SURE)
+        def send(some_operations: list[models.SetPayloadOperation]) -> None:
+            self.ask("batch_update_points", collection, update_operations=some_operations, **SURE)
 
         return self._until_acknowledged(collection, operations, send)
 
@@ -588,6 +606,7 @@ class QdrantPoints:
                 gone |= self._delete_payload(collection, [epoch_field], keys)
             else:
                 gone |= self._set_payload(collection, {epoch_field: epoch}, keys)
+
         return gone
 
     def _rows_per_request(self, form: Form) -> int:
@@ -607,6 +626,7 @@ def _unsendable(item: Any, error: TooLarge) -> StoreError:
     problem = f"{error}, for {what} alone, of about {json_bytes(item):,} bytes"
     if "strict mode" in problem:
         return StoreError(problem)
+
     return StoreError(
         f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten "
         "the payload"

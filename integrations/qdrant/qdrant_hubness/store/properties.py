@@ -13,14 +13,19 @@ from qdrant_hubness.store.requests import is_local, is_missing, keeps_metadata, 
 
 STATES = "hubness_state"
 """The collection that holds the properties of all others, on servers without metadata."""
+
 PREFIX = "hubness"
+"""With this begin the properties of this package, among the user's own metadata."""
+
 PAYLOAD_KEYS = "hubness_payload_keys"
 """The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
 
 It is written before the first key, and stays until a job has deleted all of them: a collection
 state comes later and goes sooner.
 """
+
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
+"""The namespace of `point_id`: with another one, nothing that was stored is found again."""
 
 
 def point_id(text: str) -> str:
@@ -40,6 +45,7 @@ class Properties:
         """Return the properties of a collection, given its real name and its description."""
         if self.in_metadata:
             return of_metadata(described)
+
         with turn(self._client), translated(STATES):
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
@@ -48,17 +54,21 @@ class Properties:
                 # does not exist.
                 if is_missing(error):
                     return {}
+
                 raise
+
         if not points:
             return {}
         return dict((points[0].payload or {})["properties"])
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
         """Change these properties; the others stay."""
+        # Both kinds of request change single keys, so jobs and clients do not undo each other.
         with turn(self._client), translated(name):
             if self.in_metadata:
                 self._client.update_collection(name, metadata=dict(changed))
                 return
+
         self._create(name)
         with turn(self._client), translated(STATES):
             self._client.set_payload(
@@ -98,13 +108,14 @@ def of_metadata(described: Any) -> dict[str, str]:
 
 
 def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys of payloads that the properties of a collection list; those of a broken list
-    are ignored.
+    """Return the keys of payloads that the properties of
+    a collection list; those of a broken list are ignored.
     """
     try:
         keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")
     except ValueError:
         return ()
+
     if not isinstance(keys, list):
         return ()
     return tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))

@@ -43,17 +43,25 @@ T = TypeVar("T")
 
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""
+
 OLDEST_SERVER = (1, 10)
 """The version from which servers have the query API, by which all searches are sent."""
+
 FORMULAS = (1, 14)
-"""The version from which a query can have a formula, which subtracts biases that are in
-payloads."""
+"""The version from which a query can have a formula, which subtracts biases that are in payloads.
+"""
+
 FAILURES = (ApiException, QdrantException, grpc.RpcError, ValueError, KeyError, RuntimeError)
-"""The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for
-points."""
+"""The exceptions of qdrant-client. Its local mode
+raises plain ValueErrors, and KeyErrors for points.
+"""
+
 GATEWAY_ERRORS = {502, 503, 504}
 """Status codes of a proxy in front of a server that does not answer."""
+
 DENIED = {401, 403}
+"""Status codes of a key that is missing, wrong, or may not do this."""
+
 LONGEST_TEXT = 500
 """Most characters of a server's text that a message shows."""
 
@@ -67,10 +75,15 @@ _SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _DENIED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 _ADVICE = re.compile(r"\.?\s*(Help|Hint): .*|, please try to split your request\.?", re.DOTALL)
 """What a server's text advises: a parameter of a request, which no user of a job sets."""
+
 _STRICT_MODE = re.compile(r"\. Help: |rate limit|Exact search disabled")
+"""How the texts of refusals by strict mode read."""
+
 _NO_COLLECTION = re.compile(
     r"(collection|alias)\b.*(doesn't exist|does not exist|not found)", re.IGNORECASE | re.DOTALL
 )
+
+# One lock for each database of the local mode, however many clients and stores share it.
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
@@ -78,8 +91,8 @@ _locks_lock = threading.Lock()
 def connect(
     uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False
 ) -> QdrantClient:
-    """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or
-    ":memory:".
+    """Connect a QdrantClient to a server (http://… or
+    https://…), a folder of the local mode, or ":memory:".
 
     create: make the database of a folder that holds none, as QdrantClient does. Without it a
     mistyped path is an error, and not an empty database.
@@ -93,11 +106,13 @@ def connect(
         raise InvalidParameter(
             f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
         )
+
     if is_folder and not create and not Path(uri, META_INFO_FILENAME).exists():
         raise ServerUnavailable(
             f"no database of Qdrant's local mode at {uri}: correct the path, or create the "
             "database first, with QdrantClient(path=...) or connect(..., create=True)"
         )
+
     try:
         if is_folder:
             return QdrantClient(path=uri)
@@ -111,10 +126,12 @@ def connect(
                 f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: "
                 f"upgrade it to {'.'.join(map(str, OLDEST_SERVER))} or newer"
             )
+
         return client
     except FAILURES as error:
         # Assumes nothing: no command has begun.
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
+
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
 
 
@@ -124,6 +141,7 @@ def _connected(uri: str, api_key: str | None, timeout: int) -> QdrantClient:
         # The library's own warning shows a line of its source, and no address.
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
         client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
+
     if api_key and not (uri.startswith("https://") or _is_loopback(uri)):
         address = redacted(uri, {api_key, *secrets_in(uri)})
         log.warning(
@@ -131,6 +149,7 @@ def _connected(uri: str, api_key: str | None, timeout: int) -> QdrantClient:
             "address with https://",
             address,
         )
+
     return client
 
 
@@ -154,6 +173,7 @@ def plain_client_of(client: Any) -> QdrantClient:
             f"QdrantStore needs a client, not the address {address}: pass "
             f"QdrantStore(connect({address}))"
         )
+
     if hasattr(type(client), "plain_client"):
         return client.plain_client()
     if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
@@ -161,6 +181,7 @@ def plain_client_of(client: Any) -> QdrantClient:
             f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass "
             "QdrantStore(connect(uri))"
         )
+
     return client
 
 
@@ -170,11 +191,12 @@ def is_local(client: Any) -> bool:
 
 
 def turn(client: Any) -> Any:
-    """Return a context in which a thread may call this client: the local mode allows one thread at
-    a time.
+    """Return a context in which a thread may call this
+    client: the local mode allows one thread at a time.
     """
     if not is_local(client):
         return nullcontext()
+
     with _locks_lock:
         return _locks.setdefault(client._client, threading.RLock())
 
@@ -190,13 +212,13 @@ def keeps_metadata(version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; greater ones than any for a version that has none."""
+    """Return the first two numbers of a version; without any, a greater one than all."""
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 
 class PointsMissing(StoreError):
-    """Points of a request did not exist, and Qdrant carried out an unknown part of it for the
-    others.
+    """Points of a request did not exist, and Qdrant
+    carried out an unknown part of it for the others.
 
     A server stops at the missing point: it works in parts of 32 points, in an order of its own for
     vectors, in each shard apart. The local mode carries out all the rest. So nobody who gets this
@@ -207,8 +229,8 @@ class PointsMissing(StoreError):
 def is_missing(error: BaseException) -> bool:
     """Whether the error says that a collection or an alias does not exist.
 
-    The text must say so: a 404 may also be about a point, or come from a proxy in front of the
-    server.
+    The text must say so: a 404 may also be about a
+    point, or come from a proxy in front of the server.
     """
     if isinstance(error, KeyError) or lacks_points(error):
         return False
@@ -231,6 +253,7 @@ def translated(collection: str, alias: str = "") -> Iterator[None]:
     except FAILURES as error:
         if isinstance(error, StoreError):
             raise
+
         text = _shown_text(error)
         if alias:
             text = text.replace(alias, collection)
@@ -247,16 +270,18 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
             f"the server stopped answering about {collection!r}: {text}: see that it runs and can "
             "be reached, and run the command again, which continues"
         )
+
     if _is_denied(error):
         return StoreError(
             f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to "
             "one that may"
         )
+
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
         remedy = f": raise that limit in the strict mode of {collection!r}, with update_collection"
-    kind = TooLarge if is_too_large(error) else StoreError
-    return kind(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
+    error_type = TooLarge if is_too_large(error) else StoreError
+    return error_type(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
 
 
 class TooLarge(StoreError):
@@ -284,11 +309,11 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def patiently(send: Callable[[], T], collection: str) -> T:
-    """Return what `send` returns; if the server asks to wait, because of a rate, wait and send
-    again.
+    """Return what `send` returns; if the server asks
+    to wait, because of a rate, wait and send again.
 
-    Raises StoreError if a rate is not kept within the limit of all waits of jobs, and the errors of
-    `send`.
+    Raises StoreError if a rate is not kept within the
+    limit of all waits of jobs, and the errors of `send`.
     """
     until = time.monotonic() + WaitPolicy.default().limit
     while True:
@@ -298,6 +323,7 @@ def patiently(send: Callable[[], T], collection: str) -> T:
             seconds = max(1, error.retry_after_s)
             if time.monotonic() + seconds > until:
                 raise
+
             wait_seconds(f"the rate that strict mode allows on {collection!r}", seconds)
 
 

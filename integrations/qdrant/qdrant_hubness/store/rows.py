@@ -1,10 +1,10 @@
 """Points of Qdrant converted to rows, and rows to points. No I/O.
 
-A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch.
-For an augmented vector the row also has the fields that other databases store: the bias, read from
-the vector; the epoch, PENDING if the payload says so; for COSINE a norm of 1, because Qdrant
-normalises vectors. Of these, only the mark of pending points is stored, so the payload is the
-user's.
+A row is the payload of a point, and an `OtherVector` for each of its vectors
+but that of the batch. For an augmented vector the row also has the fields that
+other databases store: the bias, read from the vector; the epoch, PENDING if the
+payload says so; for COSINE a norm of 1, because Qdrant normalises vectors. Of
+these, only the mark of pending points is stored, so the payload is the user's.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
 OTHER_VECTOR = "hubness_vector/"
 """Beginning of the fields of a row that hold its other vectors; their names follow."""
+
 UNNAMED = ""
 """Qdrant's name for the single vector of a collection without vector names."""
+
 SERVER_UNITS = 2
 LOCAL_UNITS = 64
 """Units in the last place by which normalisation may change the numbers of a vector. A server
-normalises on a write, the local mode again in every search."""
+normalises on a write, the local mode again in every search.
+"""
+
 UNIT_LENGTH = 1e-6
 """Tolerance of the length of unit vectors."""
 
@@ -88,7 +92,7 @@ class OtherVector:
     """A list of numbers, a list of such lists, or {"indices", "values"}."""
 
     normalisation: Normalisation | None = None
-    """None if Qdrant keeps the numbers as they come, up to the decimals in which REST prints them."""
+    """None if Qdrant keeps the numbers as they come, up to the decimals that REST prints."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
         """Return the numbers; those of a sparse vector without their places."""
@@ -107,6 +111,7 @@ class OtherVector:
             return False
         if np.array_equal(numbers, other_numbers):
             return True
+
         return self.normalisation is not None and self.normalisation.is_same(numbers, other_numbers)
 
     def _sparse_indices(self) -> list[int] | None:
@@ -194,6 +199,7 @@ class Form:
                 vectors[self.field] = stored_vector
             vector = vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
             points.append(construct(models.PointStruct, id=key, vector=vector, payload=payload))
+
         return points
 
     def vectors(self, batch: Batch) -> list[models.PointVectors]:
@@ -217,8 +223,8 @@ class Form:
     def _payload(self, row: Row) -> Row:
         payload = {name: value for name, value in row.items() if name not in self._derived_fields}
         if self.codec is not None:
-            # The epoch of the collection state is that of all rows, but those without a bias and
-            # new ones.
+            # The epoch of the collection state is that of all
+            # rows, but those without a bias and new ones.
             epoch = payload.get(self.codec.epoch_field, 0)
             if epoch is None or epoch > PENDING:
                 payload.pop(self.codec.epoch_field, None)
@@ -252,6 +258,7 @@ def named(vector: Any) -> Vectors:
     """Return the vectors of a point by name, as plain lists and dictionaries."""
     if vector is None:
         return {}
+
     by_name = vector if isinstance(vector, dict) else {UNNAMED: vector}
     return {name: _plain(value) for name, value in by_name.items()}
 
@@ -265,6 +272,7 @@ def _plain(value: Any) -> Any:
             "indices": [value.indices[i] for i in order],
             "values": [value.values[i] for i in order],
         }
+
     return value
 
 

@@ -27,11 +27,13 @@ METRICS = {
     models.Distance.EUCLID: "L2",
 }
 """The distances that can be corrected, and the metrics of the layout."""
+
 DTYPES: dict[Any, Dtype] = {
     None: "float32",
     models.Datatype.FLOAT32: "float32",
     models.Datatype.FLOAT16: "float16",
 }
+"""The types of numbers that can be corrected; None is the server's default."""
 
 Described = models.CollectionInfo
 Params = models.VectorParams
@@ -72,6 +74,7 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
     for name, params in dense(described).items():
         if params.multivector_config is not None or params.datatype not in DTYPES:
             continue
+
         # A vector's own options come before those of the collection.
         hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
         graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
@@ -83,6 +86,7 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
             {option: value for option, value in graph.items() if value},
             DTYPES[params.datatype],
         )
+
     return fields
 
 
@@ -94,8 +98,8 @@ def width_multiple(field: VectorField) -> int:
 def quantization(source: CollectionInfo, field: str) -> Any:
     """Return the quantization of the vector, its own or the collection's; None without any."""
     described: Described = source.schema["described"]
-    own = dense(described)[field].quantization_config
-    return own if own is not None else described.config.quantization_config
+    of_vector = dense(described)[field].quantization_config
+    return of_vector if of_vector is not None else described.config.quantization_config
 
 
 def bias_spread(source: CollectionInfo, field: str) -> int:
@@ -113,13 +117,13 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+    """Whether the vector is not quantised: a scalar quantiser has one range for all columns."""
     return quantization(source, field) is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is neither quantised nor of half precision, in which a hint takes three
-    columns.
+    """Whether the vector is neither quantised nor of
+    half precision, in which a hint takes three columns.
     """
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
@@ -136,6 +140,7 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
             why = "a multivector"
         else:
             why = str(params.datatype)
+
         reasons.append(
             f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
@@ -145,6 +150,7 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
             f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, "
             "Dot and Euclid are corrected"
         )
+
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         reasons.append("custom shard keys cannot be copied yet")
     return reasons
@@ -159,8 +165,8 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 
 def quantization_remarks(config: Any, spread: int) -> list[str]:
-    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about
-    it.
+    """Return a remark on what a quantiser does to
+    biases in `spread` columns, and what to do about it.
     """
     if config is None:
         return []
@@ -170,6 +176,7 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
             "choose two bits or scalar quantization, or search with rescore and an oversampling of "
             "10 or more"
         ]
+
     stored = f"each bias is stored in {spread} columns, as the vectors are quantized"
     default = "rescores" if _rescores(config) else "does not rescore"
     return [
@@ -179,8 +186,8 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
 
 
 def _keeps_signs(config: Any) -> bool:
-    """Whether the quantiser keeps one bit of each number: binary quantization that names no other
-    encoding.
+    """Whether the quantiser keeps one bit of each number:
+    binary quantization that names no other encoding.
     """
     binary = getattr(config, "binary", None)
     return binary is not None and binary.encoding in (
@@ -190,8 +197,8 @@ def _keeps_signs(config: Any) -> bool:
 
 
 def _rescores(config: Any) -> bool:
-    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4
-    bits.
+    """Whether searches rescore by default: with binary
+    quantization, and turbo of fewer than 4 bits.
     """
     turbo = getattr(config, "turbo", None)
     if turbo is not None and turbo.bits is not None:
@@ -218,8 +225,8 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 def copy_config(
     source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the arguments of create_collection for a copy: those of the source, with the augmented
-    vector.
+    """Return the arguments of create_collection for a
+    copy: those of the source, with the augmented vector.
     """
     described: Described = source.schema["described"]
     config = described.config
@@ -253,6 +260,7 @@ def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str,
     """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
     carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
+    # These are about the source alone: its jobs, and which collection it is.
     for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, IDENTITY_PROPERTY):
         carried.pop(name, None)
     return carried

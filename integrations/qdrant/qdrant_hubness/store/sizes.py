@@ -1,5 +1,6 @@
-"""The size of requests: how many bytes a value takes as JSON, and parts that a server takes. No
-I/O."""
+"""The size of requests: how many bytes a value takes
+as JSON, and parts that a server takes. No I/O.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from qdrant_client import models
 T = TypeVar("T")
 
 BYTES_PER_NUMBER = 22
-"""Bytes of a number of a vector: a float32 as a double has up to 17 digits, and a sign, a point and
-an exponent."""
+"""Bytes of a number of a vector: a float32 as a double
+has up to 17 digits, and a sign, a point and an exponent.
+"""
 BYTES_PER_ITEM = 3
 """Bytes around an item of a list or a dictionary: separators and brackets."""
 POINT_BYTES = 100
@@ -30,7 +32,9 @@ def json_bytes(value: Any) -> int:
         # A vector is a list of floats alone, and long.
         if value and isinstance(value[0], float):
             return BYTES_PER_NUMBER * len(value)
+
         return sum(json_bytes(item) + BYTES_PER_ITEM for item in value)
+
     if isinstance(value, bool) or value is None:
         return 5
     if isinstance(value, int | float):
@@ -41,6 +45,7 @@ def json_bytes(value: Any) -> int:
         return sum(
             json_bytes(name) + json_bytes(item) + BYTES_PER_ITEM for name, item in value.items()
         )
+
     if isinstance(value, np.ndarray):
         return BYTES_PER_NUMBER * value.size
     if isinstance(value, BaseModel):
@@ -49,6 +54,7 @@ def json_bytes(value: Any) -> int:
             total += len(name) + BYTES_PER_ITEM
             total += _payload_bytes(item) if name == "payload" else json_bytes(item)
         return total
+
     return len(str(value)) + BYTES_PER_ITEM
 
 
@@ -69,11 +75,12 @@ def _encoded_bytes(value: Any) -> int:
 
 
 def _points_bytes(items: Sequence[Any]) -> float:
-    """Return the bytes of points, counted together for a fraction of the time; infinity for other
-    items.
+    """Return the bytes of points, counted together for
+    a fraction of the time; infinity for other items.
     """
     if not all(type(item) is models.PointStruct for item in items):
         return math.inf
+
     payloads = _payload_bytes([item.payload for item in items])
     return payloads + sum(POINT_BYTES + json_bytes(item.vector) for item in items)
 
@@ -91,15 +98,16 @@ def in_parts(items: Sequence[T], *, rows: int, most_bytes: int) -> Iterator[list
 
 
 def _parts_by_bytes(items: Sequence[T], most_bytes: int) -> Iterator[list[T]]:
-    part: list[T] = []
-    part_bytes = 0
+    request: list[T] = []
+    request_bytes = 0
     for item in items:
         item_bytes = json_bytes(item)
-        if part and part_bytes + item_bytes > most_bytes:
-            yield part
-            part = []
-            part_bytes = 0
-        part.append(item)
-        part_bytes += item_bytes
-    if part:
-        yield part
+        if request and request_bytes + item_bytes > most_bytes:
+            yield request
+            request = []
+            request_bytes = 0
+        request.append(item)
+        request_bytes += item_bytes
+
+    if request:
+        yield request

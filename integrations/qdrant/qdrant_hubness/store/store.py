@@ -47,11 +47,15 @@ from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 40_000_000
 """Bytes of a chunk of points, as JSON."""
+
 FEWEST_CHUNK_ROWS = 16
 MOST_CHUNK_ROWS = 2_000
+
 SIZED_POINTS = 8
 """Points of each kind of id from which the size of a collection's points is estimated."""
+
 QUERIES_PER_REQUEST = 200
+
 BIAS_METRICS = {"COSINE", "IP"}
 """Metrics from whose score a formula can subtract a bias."""
 
@@ -112,6 +116,7 @@ class QdrantStore(QdrantWriteIntents):
             count = self._count_with(source.name, described, name)
             if count:
                 counts[name] = count
+
         if not counts:
             return reasons
 
@@ -123,6 +128,7 @@ class QdrantStore(QdrantWriteIntents):
                 f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep "
                 f"{source.name} --yes removes them",
             ]
+
         return reasons + taken_keys(counts)
 
     def _copy_width(self, field: VectorField) -> int:
@@ -230,9 +236,12 @@ class QdrantStore(QdrantWriteIntents):
         )
         keys: list[list[Key]] = []
         for start in range(0, len(requests), size):
-            part = requests[start : start + size]
-            answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
+            some_requests = requests[start : start + size]
+            answers = self.ask(
+                "query_batch_points", collection, requests=some_requests, **self._reads
+            )
             keys += [[point.id for point in answer.points] for answer in answers]
+
         return keys
 
     # -- the corrected copy ------------------------------------------------------------------------
@@ -289,12 +298,14 @@ class QdrantStore(QdrantWriteIntents):
                 f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade "
                 "it to 1.14 or newer, or migrate the collection"
             )
+
         metrics = {field.metric for field in source.users_fields.values()}
         if not metrics & BIAS_METRICS:
             raise CannotMigrate(
                 f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of "
                 f"Cosine and Dot only, not of {', '.join(sorted(metrics))}: migrate the collection"
             )
+
         reasons = strict_mode.obstacles(
             source.schema["described"],
             "",
@@ -305,6 +316,7 @@ class QdrantStore(QdrantWriteIntents):
         )
         if reasons:
             raise CannotMigrate(f"{source.name!r} cannot be enabled: {'; '.join(reasons)}")
+
         return "can be added"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
@@ -314,8 +326,8 @@ class QdrantStore(QdrantWriteIntents):
         ]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is
-        pending.
+        """As Store.add_bias_fields: from now on clients
+        hide the keys, and a point without them is pending.
         """
         keys = [name + suffix for name in SLOT_FIELDS]
         self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
@@ -369,8 +381,8 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a
-        warning.
+        """As Store.load, but if writes of others keep
+        the optimiser busy, this goes on with a warning.
         """
         optimiser = Optimiser(collection)
         if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
@@ -395,6 +407,7 @@ class QdrantStore(QdrantWriteIntents):
         self.properties.alter(self._real_name(collection), {name: text})
 
     def drop(self, collection: str) -> None:
+        # Its properties go last: without them, a collection would look like an ordinary one.
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
 
@@ -402,6 +415,7 @@ class QdrantStore(QdrantWriteIntents):
         return self._behind(alias)
 
     def point_alias(self, alias: str, collection: str) -> None:
+        # Both changes go in one request, which the server carries out in one step.
         changes: list[models.AliasOperations] = [create_alias(alias, collection)]
         if self._behind(alias):
             changes.insert(0, drop_alias(alias))

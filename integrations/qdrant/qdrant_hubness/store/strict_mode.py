@@ -12,7 +12,8 @@ from qdrant_hubness.store.limits import UNLIMITED, Limits
 COPY_CONDITIONS = 1
 ENABLED_CONDITIONS = 2
 """Conditions of the filter for points without a bias: an enabled collection also looks for points
-without a mark."""
+without a mark.
+"""
 
 
 def obstacles(
@@ -33,11 +34,13 @@ def obstacles(
                 "a filter for points without a bias has it",
             )
         )
+
     indexed = len(described.payload_schema or {}) + keys
     if limits.indexes < indexed:
         why = f"{keys} more payload index{'es' * (keys != 1)} would make {indexed}"
         reasons.append(_reason("max_payload_index_count", limits.indexes, why))
 
+    # A copy has the vectors of the source, of which one is wider.
     dense = schema.dense(described)
     if width and field in dense:
         sizes = {name: params.size for name, params in dense.items()} | {field: width}
@@ -45,12 +48,14 @@ def obstacles(
         if limits.vector_bytes < needed:
             why = f"the copy's vectors take {needed:,}"
             reasons.append(_reason("max_collection_vector_size_bytes", limits.vector_bytes, why))
+
     if not limits.allows_exact and field in dense and _links(described, dense[field]) == 0:
         reasons.append(
             f"vector {field!r} has no graph (hnsw_config.m is 0), and strict mode forbids the "
             "exact searches by which the copy is verified: raise m, or set search_allow_exact to "
             "true"
         )
+
     return reasons
 
 
@@ -61,6 +66,7 @@ def _reason(name: str, limit: int, why: str) -> str:
 def _links(described: Any, params: models.VectorParams) -> int | None:
     """Return the m of a vector's graph, which 0 turns off."""
     for config in (params.hnsw_config, described.config.hnsw_config):
+        # A vector's own setting comes first.
         if config is not None and config.m is not None:
             return int(config.m)
     return None
@@ -68,9 +74,11 @@ def _links(described: Any, params: models.VectorParams) -> int | None:
 
 def remarks(described: Any, points: int) -> list[str]:
     """Return remarks about limits that make a copy slow."""
+    # Other limits cost a job nothing: it asks for less at once.
     limits = Limits.of(described)
     if limits.writes_per_minute == UNLIMITED or not points:
         return []
+
     minutes = -(-points // max(1, limits.writes_per_minute))
     return [
         f"strict mode allows to write {limits.writes_per_minute:,} points a minute "

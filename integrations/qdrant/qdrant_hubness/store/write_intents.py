@@ -1,10 +1,10 @@
 """Write-intent logs as Qdrant collections: one point for the last note of each vector.
 
-A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo
-no more of a write: a note has the vector and the biases that a client is about to write. A refresh
-creates no deleted point again, so deletions need no note. Qdrant orders the writes of one point and
-keeps its vector and payload together, so the last note of a key is whole, and one collection is
-enough.
+A refresh replaces the vectors of existing points, or the biases in their payloads,
+so it can undo no more of a write: a note has the vector and the biases that a
+client is about to write. A refresh creates no deleted point again, so deletions
+need no note. Qdrant orders the writes of one point and keeps its vector and
+payload together, so the last note of a key is whole, and one collection is enough.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ FIELDS_PROPERTY = "hubness_write_intents_fields"
 """The vectors whose notes a log takes, as a JSON list."""
 
 _KEYS_PER_REQUEST = 500
+"""Points, and notes, that one request reads: each comes with its vectors."""
 
 
 def vector_name(field: str) -> str:
@@ -97,6 +98,7 @@ class QdrantWriteIntents(QdrantBanks):
 
         Clients with an outdated state find no log, and read the state again.
         """
+        # Clients that read the state from here on note nothing more.
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
@@ -110,6 +112,7 @@ class QdrantWriteIntents(QdrantBanks):
             # Long names have a beginning in common.
             if log_of is not None and log_of.is_same(owner):
                 logs.append(WriteIntentLog(collection=name, made=""))
+
         return logs
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -122,6 +125,7 @@ class QdrantWriteIntents(QdrantBanks):
             return
         if WRITE_INTENTS_OF_PROPERTY not in self.properties_of(name):
             raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
+
         self.drop(name)
 
     def notes(
@@ -151,12 +155,14 @@ class QdrantWriteIntents(QdrantBanks):
             for noted in self._lines(intent_log, keys):
                 state = states.get(noted.payload["field"])
                 record = present.get(noted.payload["key"])
+                # Deleted, or no longer corrected: there is nothing that a job could have undone.
                 if state is None or record is None:
                     continue
                 if self._holds(record, noted, state, described):
                     continue
                 if self._replay_line(collection, noted):
                     replayed.append(_note(noted))
+
         return replayed
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
@@ -165,10 +171,11 @@ class QdrantWriteIntents(QdrantBanks):
         lines: list[Any] = []
         size = min(_KEYS_PER_REQUEST, self._limits(intent_log.collection).rows_per_read)
         for start in range(0, len(ids), size):
-            part = ids[start : start + size]
+            some_ids = ids[start : start + size]
             lines += self.ask(
-                "retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads
+                "retrieve", intent_log.collection, ids=some_ids, with_vectors=True, **self._reads
             )
+
         return lines
 
     def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
@@ -181,6 +188,7 @@ class QdrantWriteIntents(QdrantBanks):
         vector = named(record.vector).get(state.field)
         if vector is None:
             return False
+
         noted_vector = named(noted.vector)[vector_name(state.field)]
         normalisation = schema.normalised(described, self.units).get(state.field)
         return OtherVector(vector, normalisation) == OtherVector(noted_vector)
