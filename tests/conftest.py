@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.milvus.client.steps import ClientPolicy
+from tests.support import lite as milvus_lite
 from tests.support import servers, tiers
 from tests.support.browser import Browser
 
@@ -38,6 +39,7 @@ Config.WaitTimeDurationWhenLoad = 0.05
 grpc_handler.time = SimpleNamespace(
     time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05))
 )
+milvus_lite.remember_rows()
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
