@@ -115,9 +115,9 @@ class Backend:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if tiers.is_left_out(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not tiers.is_left_out(item)]
+    left_out = {item for item in items if tiers.is_left_out(item)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     tiers.mark_tiers(items)
     result = yield
     tiers.order(items)  # After pytest, which brings the cases of one database together.

@@ -18,7 +18,7 @@ def remember_rows() -> None:
 
     A migration searches for 256 of its rows, 100 hits each, three times: nine tenths of what it
     costs on Lite are the dictionaries of the same few hundred rows. The batches of rows never
-    change, so that a row is known by its batch and its place in it.
+    change: a batch and a place in it tell which row it is.
     """
     MemTable._row_to_dict = _remembering(MemTable._row_to_dict, lambda _, batch: batch)
     Segment.row_to_dict = _remembering(Segment.row_to_dict, lambda segment: segment.table)
