@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.milvus.client.steps import ClientPolicy
+from tests.support import lite as milvus_lite
 from tests.support import servers, tiers
 from tests.support.browser import Browser
 
@@ -53,6 +54,7 @@ Config.WaitTimeDurationWhenLoad = 0.05
 grpc_handler.time = SimpleNamespace(
     time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05))
 )
+milvus_lite.remember_rows()
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
@@ -128,9 +130,9 @@ class Backend:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    left_out = [item for item in items if tiers.is_left_out(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not tiers.is_left_out(item)]
+    left_out = {item for item in items if tiers.is_left_out(item)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     tiers.mark_tiers(items)
     result = yield
     tiers.order(items)  # After pytest, which brings the cases of one database together.

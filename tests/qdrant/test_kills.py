@@ -24,7 +24,7 @@ def assert_survives(runner, trial):
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)],
+    [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, ROLLBACK],
 )
 def test_a_migration(quick_folder, number):
     trial = replace(killed_migrations.trials(SEED, BACKEND)[number], how="request", rows=450)

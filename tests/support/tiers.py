@@ -1,12 +1,13 @@
 """Which tests run in which tier, in which order, and on which worker.
 
-`make test` runs every test on Milvus Lite and on Qdrant's local mode, one case of each test function on Milvus 2.3.5,
-and some cases on the strict Qdrant server. `make test-server` runs the other cases on servers, `make test-long` and
-`make crash` what takes hours.
+`make test` shows every behaviour once: on Milvus Lite or Qdrant's local mode, and on Milvus 2.3.5 where that may answer
+otherwise than Lite. `make test-server` runs the other cases on servers, `make test-long` the same behaviours in other
+places, further trials and long ones, `make crash` hours of them. tests/README.md has the rule.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,68 @@ EVERYDAY_ON_STRICT = (
     "without_a_direction", "while_biases_are_written_stays[strict-Dot]",
 )  # fmt: skip
 """Parts of the names of the cases on it that `make test` runs; `make test-long` runs the others."""
+SHOWN_ON_LITE = (
+    "congruence/test_ownership.py", "congruence/test_presence.py", "congruence/test_estimators.py",
+    "congruence/test_profiles.py", "congruence/test_lengths.py", "congruence/test_matching.py",
+    "congruence/test_json_values.py", "congruence/test_reference.py", "congruence/test_rerank.py",
+    "congruence/test_taken_names.py", "congruence/test_new_rows.py",
+    "a_job_undoes_nothing_that_clients_write_meanwhile", "the_next_job_puts_right_what_a_killed_one_undid",
+    "the_alias_moves_while_rows_are_written", "a_delete_that_meets_the_end_of_a_rollback_fails_nobody",
+    "stopped_between_two_batches_it_is_carried_on", "an_interrupted_refresh_changes_no_answer",
+    "thousands_of_rows_of_every_kind_arrive_whole", "an_l2_gallery_far_from_zero",
+    "an_application_that_uses_the_real_name_is_moved_by_renaming", "the_copys_index_is_verified",
+    "a_full_refresh_changes_the_slots", "a_refresh_gives_what_foreign_writers_left_out",
+)  # fmt: skip
+"""Parts of the names of tests about the product's own records and arithmetic: they have a case on Lite in `make test`,
+and Milvus 2.3.5 runs all their cases in `make test-server`."""
+PLACES = (
+    ("COSINE", "IP", "L2"),
+    ("Cosine", "Dot", "Euclid"),
+    ("vector", "second_vector", "fields", "side_collection"),
+    ("local", "states"),
+    ("qdrant-local", "qdrant-states"),
+)
+"""Values of parameters that say where a behaviour is shown, not what it is: metrics, bias locations, and where Qdrant
+has states. `make test` runs one case of those that differ in nothing else."""
+METRICS = {*PLACES[0], *PLACES[1]}
+WITHOUT_A_DATABASE = ("tests/basics/", "tests/correction/", "tests/quality/")
+"""Folders whose tests are so quick that all their cases run in `make test`."""
+TRIALS = ("tests/chaos/", "tests/qdrant/test_kills.py")
+EVERYDAY_TRIALS = (
+    "before_a_write[enable-side-collection]", "before_a_write[disable-side-collection]",
+    "before_a_write[migrate]", "before_a_write[cutover]", "before_a_write[clean]",
+    "chaos/test_kills.py::test_a_refresh[11]", "a_late_write_of_a_refresh_undoes_nothing",
+    "qdrant/test_kills.py::test_a_migration[7]", "qdrant/test_kills.py::test_a_migration[21]",
+    "qdrant/test_kills.py::test_a_rebuild", "chaos/test_clients.py",
+)  # fmt: skip
+"""Parts of the names of the trials that `make test` runs, so that each job survives one of a kill, a pause and an
+overlap: the other trials are long. `[21]` is a rollback."""
+TAKES_LONG = (
+    "test_more_rows_need_no_more_memory",
+    "test_thousands_of_rows_of_every_kind_arrive_whole[lite-varchar",
+    "test_recall_through_milvus_is_the_references[lite-text_video_msrvtt v2t",
+    "test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before[lite-100.0",
+    "test_the_plan_counts_them_and_says_what_to_do[lite-1",
+    "test_langchain_store_gives_more_right_answers", "test_migrate_with_progress_loses_no_row",
+    "test_what_was_left_is_carried_on_with[lite-True",
+    "test_a_name_that_moves_between_the_new_look_and_the_call_is_followed[insert",
+    "test_a_name_that_moves_between_the_new_look_and_the_call_is_followed[search",
+    "test_writing_is_the_first_that_happens_after_the_switch[insert",
+    "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-2",
+    "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-3",
+    "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-4",
+    "test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding[rest-5",
+    "test_a_refresh_by_no_engine_changes_nothing[cluster",
+    "test_a_refresh_by_no_engine_changes_nothing[server",
+    "test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is[rename",
+    "test_a_write_is_divided[insert",
+    "test_rows_that_a_plain_collection_takes_at_once_are_taken[upsert-migrate",
+    "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-two banks-existing",
+    "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-one bank-new",
+)  # fmt: skip
+"""Beginnings of the names of what `make test` leaves to `make test-long` for what it costs: further cases of functions,
+and tests that are long as a whole. What these show, others show in part: the memory of kernels, the LangChain store in
+`integrations/langchain`, a migration with its progress in the blocks of `docs/how-to/migrate.md`."""
 USES_THE_SERVER = ("[server-2.3.5", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")
@@ -62,28 +125,117 @@ def is_left_out(item: pytest.Item) -> bool:
 
 
 def mark_tiers(items: list[pytest.Item]) -> None:
-    """Mark the cases of `make test-server`: all on servers but each function's first on Milvus 2.3.5."""
+    """Mark the cases that `make test` leaves to `make test-server` or `make test-long`."""
+    for item in items:
+        if (
+            is_a_further_trial(item)
+            or is_a_further_strict_case(item)
+            or _has_part(item, TAKES_LONG)
+        ):
+            item.add_marker(pytest.mark.long)
+    # What is long already, or on a server, does not stand for others.
+    everyday = [
+        item
+        for item in items
+        if server_of(item) is None and not is_strict(item) and not item.get_closest_marker("long")
+    ]
+    for item in repeats_of(everyday):
+        item.add_marker(pytest.mark.long)
+    mark_servers(items)
+
+
+def mark_servers(items: list[pytest.Item]) -> None:
+    """Mark the cases of `make test-server`: all on servers but each function's first on Milvus 2.3.5, if it may behave
+    otherwise than on Lite."""
     first: set[str] = set()
     for item in items:
         server = server_of(item)
         if server is None:
-            mark_strict(item)
             continue
-        function = item.nodeid.partition("[")[0]
+        function = function_of(item)
         if (
             server != IN_EVERY_TIER
             or function in first
             or item.get_closest_marker("beyond_contract")
+            or _has_part(item, SHOWN_ON_LITE)
         ):
             item.add_marker(pytest.mark.server)
         else:
             first.add(function)
 
 
-def mark_strict(item: pytest.Item) -> None:
-    is_strict = any(value in STRICT for value in _params(item).values())
-    if is_strict and not any(part in item.nodeid for part in EVERYDAY_ON_STRICT):
-        item.add_marker(pytest.mark.long)
+def is_a_further_trial(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(TRIALS) and not _has_part(item, EVERYDAY_TRIALS)
+
+
+def is_a_further_strict_case(item: pytest.Item) -> bool:
+    return is_strict(item) and not _has_part(item, EVERYDAY_ON_STRICT)
+
+
+def is_strict(item: pytest.Item) -> bool:
+    return any(value in STRICT for value in _params(item).values())
+
+
+def repeats_of(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases that show in another place what another case of their function shows.
+
+    Of cases that differ in nothing but PLACES one is no repeat. Which metric it has is drawn for a module, whose
+    fixtures are then made for one metric, and its other places for each function: all are in `make test`.
+    """
+    alike: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        if not item.nodeid.startswith(WITHOUT_A_DATABASE):
+            alike.setdefault((function_of(item), what_is_shown(item)), []).append(item)
+    repeats: list[pytest.Item] = []
+    for cases in alike.values():
+        shown = min(cases, key=_turn)
+        repeats += [item for item in cases if item is not shown]
+    return repeats
+
+
+def function_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def what_is_shown(item: pytest.Item) -> tuple[Any, ...]:
+    """Return the parameters of a case; of those that are PLACES, only of which kind they are."""
+    if not (callspec := getattr(item, "callspec", None)):
+        return ()
+    return tuple((name, _without_places(value)) for name, value in sorted(callspec.params.items()))
+
+
+def _without_places(value: Any) -> Any:
+    """Return the kind of place, or what tells the value from others if it is none; of a tuple, those of its values."""
+    if isinstance(value, tuple):
+        return tuple(_without_places(part) for part in value)
+    if (kind := _kind_of_place(value)) is not None:
+        return "place", kind
+    # Cases that share a list, a class or another object have the same one.
+    return type(value), value if isinstance(value, str | int | float) else id(value)
+
+
+def _kind_of_place(value: Any) -> int | None:
+    if not isinstance(value, str):
+        return None
+    return next((i for i, values in enumerate(PLACES) if value in values), None)
+
+
+def _turn(item: pytest.Item) -> tuple[int, ...]:
+    """Return how far the places of a case are from those that its module and its function have drawn."""
+    distances = []
+    for value in _params(item).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            kind = _kind_of_place(part)
+            if kind is None:
+                continue
+            drawn_for = item.nodeid.split("::")[0] if part in METRICS else function_of(item)
+            values = PLACES[kind]
+            distances.append((values.index(part) - zlib.crc32(drawn_for.encode())) % len(values))
+    return tuple(distances)
+
+
+def _has_part(item: pytest.Item, parts: tuple[str, ...]) -> bool:
+    return any(part in item.nodeid for part in parts)
 
 
 def needs_shared_server(nodeid: str) -> bool:
