@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 
 import qdrant_hubness
 from milvus_hubness import (
@@ -19,10 +19,15 @@ from milvus_hubness import (
     plan_migration,
 )
 from milvus_hubness.errors import CollectionExists
+from milvus_hubness.jobs.common.corrections import load_corrections
+from milvus_hubness.jobs.common.progress import Events
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.migration.survey import MEAN_ROWS
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, Record
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.client import writes
+from qdrant_hubness.store.limits import NO_LIMITS, RECENT_SECONDS, Limits, RecentLimits
 from qdrant_hubness.store.rows import Uncopied
 from qdrant_hubness.store.sizes import in_parts, json_bytes
 from tests.qdrant.strict import StrictServer
@@ -148,16 +153,144 @@ def test_points_that_are_counted_together_are_not_undercounted(payload):
 # -- jobs and commands ----------------------------------------------------------------------------
 
 
-def test_a_record_costs_a_ledger_one_lookup():
+def test_a_record_costs_a_ledger_one_lookup_and_a_moment_later_none():
+    world = World()
+    store = QdrantStore(world.plain)
+    record = Record("key", "group", "{}")
+    put = f"PUT /collections/{LEDGER}/points"
+    first = world.sent(lambda: store.put_records(LEDGER, [record]))
+    assert first == [f"GET /collections/{LEDGER}", put]
+    assert world.sent(lambda: store.put_records(LEDGER, [record])) == [put]
+    assert len(world.sent(lambda: store.record(LEDGER, "key"))) == 1
+    assert len(world.sent(lambda: store.records(LEDGER, "group"))) == 1
+    assert store.records(LEDGER, "group") == [record]
+
+
+def test_a_ledger_that_was_dropped_a_moment_ago_is_made_again():
     world = World()
     record = Record("key", "group", "{}")
-    assert world.sent(lambda: world.store.put_records(LEDGER, [record])) == [
-        f"GET /collections/{LEDGER}",
-        f"PUT /collections/{LEDGER}/points",
-    ]
-    assert len(world.sent(lambda: world.store.record(LEDGER, "key"))) == 1
-    assert len(world.sent(lambda: world.store.records(LEDGER, "group"))) == 2
+    world.store.put_records(LEDGER, [record])
+    world.plain.delete_collection(LEDGER)
+    assert world.store.records(LEDGER, "group") == []
+    world.store.drop_records(LEDGER, "group")
+    world.store.put_records(LEDGER, [record])
     assert world.store.records(LEDGER, "group") == [record]
+
+
+def test_limits_are_recent_for_seconds_only():
+    now = [0.0]
+    recent = RecentLimits(lambda: now[0])
+    assert recent.get("items") is None
+    recent.put("items", Limits(hits=7))
+    now[0] = RECENT_SECONDS - 0.01
+    assert recent.get("items") == Limits(hits=7)
+    now[0] = RECENT_SECONDS
+    assert recent.get("items") is None
+
+
+@pytest.mark.parametrize("limit", [{"max_query_limit": 7}, {"search_allow_exact": False}])
+def test_reads_keep_to_limits_that_were_set_a_moment_ago(limit):
+    world = World()
+    world.store.put_records(LEDGER, [Record(f"key {i}", "group", "{}") for i in range(20)])
+    names = ("items", LEDGER)
+    reads = {
+        "count": lambda: world.store.count("items"),
+        "keys": lambda: world.store.scan_keys("items", limit=ROWS),
+        "rows": lambda: world.store.scan("items", "").keys,
+        "records": lambda: world.store.records(LEDGER, "group"),
+    }
+    for read in reads.values():
+        read()
+    for name in names:
+        strict = models.StrictModeConfig(enabled=True, **limit)
+        world.plain.update_collection(name, strict_mode_config=strict)
+    assert reads["count"]() == ROWS
+    assert reads["keys"]() == reads["rows"]() == list(range(ROWS))
+    assert len(reads["records"]()) == 20
+
+
+def test_a_migration_asks_for_nothing_twice_before_its_rows_are_copied():
+    world = World()
+    server = world.server
+    sent = []
+
+    def note(event):
+        if event.name == "after-copy":
+            sent.extend(f"{method} {path}" for method, path, _ in server.requests[before:])
+
+    bank = QueryBank(vectors(np.random.default_rng(1), 30, DIM))
+    before = len(server.requests)
+    store = QdrantStore(world.plain)
+    names = {"target": "again", "bank_collection": "again__bank"}
+    plan = plan_migration(store, "items", bank, estimator=NNN(4), **names)
+    migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
+
+    # The rows of the bank are read once, to see that they are those that were written.
+    assert sent.count("POST /collections/again__bank/points/scroll") == 1
+    assert "POST /collections/again__bank/points" not in sent
+    assert sent.count(f"GET /collections/{LEDGER}") <= 4
+    assert len(sent) <= 85
+
+
+class Counting(QdrantStore):
+    """Counts the rows that are read by their keys, for the copies of it that hold a lease too."""
+
+    def __init__(self, client):
+        super().__init__(client)
+        self.read = []
+
+    def get(self, collection, keys, field, **options):
+        self.read.append(len(keys))
+        return super().get(collection, keys, field, **options)
+
+
+@pytest.mark.parametrize("lacking", [0, 900])
+def test_a_mean_bias_costs_a_thousand_rows_that_have_a_vector(lacking):
+    rng = np.random.default_rng(0)
+    items = vectors(rng, 2_500, 4)
+    lacks_vector = set(rng.permutation(len(items))[:lacking].tolist())
+    plain = QdrantClient(":memory:")
+    config = {"v": models.VectorParams(size=4, distance="Cosine")}
+    plain.create_collection("items", vectors_config=config)
+    plain.upsert(
+        "items",
+        [
+            models.PointStruct(
+                id=i, vector={} if i in lacks_vector else {"v": item.tolist()}, payload={}
+            )
+            for i, item in enumerate(items)
+        ],
+    )
+    store = Counting(plain)
+    plan = plan_migration(store, "items", QueryBank(vectors(rng, 60, 4)), estimator=NNN(4))
+    store.read.clear()
+
+    def stop(event):
+        if event.name == "before-copy":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        migrate(store, plan, MigrationOptions(no_writers=True, events=Events([stop])))
+    assert MEAN_ROWS <= sum(store.read) <= MEAN_ROWS + 2 * lacking
+
+    state = Ledger(store).find("items").corrected()
+    correction = load_corrections(store, state)[state.profile.slot]
+    valid = [i for i in range(len(items)) if i not in lacks_vector]
+    biases = correction.centred(items[valid])
+    assert abs(biases.mean()) < 4 * biases.std() / np.sqrt(MEAN_ROWS)
+
+
+def test_points_of_both_kinds_of_ids_are_read_in_one_go():
+    plain = QdrantClient(":memory:")
+    plain.create_collection("c", vectors_config={})
+    ids = [0, 3, 2**64 - 1, *(f"00000000-0000-0000-0000-00000000000{i}" for i in range(4))]
+    plain.upsert("c", [models.PointStruct(id=key, vector={}) for key in ids])
+    store = QdrantStore(plain)
+    for size in range(1, 9):
+        pages = store._pages(
+            "c", None, NO_LIMITS, page=size, with_payload=False, with_vectors=False
+        )
+        assert [record.id for page in pages for record in page] == ids
 
 
 def test_a_ledger_that_does_not_exist_has_no_records_and_another_collection_is_none():

@@ -249,6 +249,27 @@ def measured_on(
     return _with_graph_hint(measured, sizes, query_lengths, length_pull=length_pull)
 
 
+def rows_measured(
+    layout: Layout, query_count: int, *, graph_hint: bool, locality_hints: bool
+) -> int | None:
+    """Return how many valid vectors suffice to measure the constants that a bank of so many queries
+    gives this layout: 0 if they do not depend on vectors; None for as many as can be had.
+
+    graph_hint, locality_hints: as in `measured_on`.
+    """
+    if layout.metric != "COSINE" or layout.spread > 1:
+        return None
+    has_room = _hint_columns(layout, layout.spare - graph_hint) >= FEWEST
+    if locality_hints and has_room and query_count >= FEWEST_QUERIES:
+        return COMPARED_ROWS
+    return 0
+
+
+def _hint_columns(layout: Layout, spare: int) -> int:
+    """Return how many locality hint columns a layout can have in its `spare` columns."""
+    return min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
+
+
 def _with_scale(layout: Layout, squares: Doubles, sizes: _HalfSquares) -> Layout:
     """Return the layout with offset and scale, under L2.
 
@@ -277,7 +298,7 @@ def _with_locality_hints(
     the items. There are none for d > 1,920, for few queries, and unless the hints of neighbours
     resemble each other. spare: the columns that the width has room for.
     """
-    count = min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
+    count = _hint_columns(layout, spare)
     if count < FEWEST or len(bank) < FEWEST_QUERIES:
         return layout
 

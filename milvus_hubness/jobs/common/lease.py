@@ -219,7 +219,10 @@ class Lease:
 
     def _claim(self, names: Sequence[str]) -> None:
         for attempt in range(ATTEMPTS):
-            former = {name: _records(self._unfenced, name) for name in names}
+            read = _records(self._unfenced, *names)
+            former = {
+                name: [record for record in read if record.collection == name] for name in names
+            }
             mine = {
                 name: self._next_entry(name, _entries(records)) for name, records in former.items()
             }
@@ -295,11 +298,13 @@ class Lease:
                 self._create(fence)
                 self._fences[fence.target] = fence
 
+        # This read comes after all writes above, so it sees every rival that does not see them.
+        entries = read_entries(self._unfenced, *mine)
         for name, claim in mine.items():
             top = [
                 entry.owner_id
-                for entry in read_entries(self._unfenced, name)
-                if entry.token >= claim.token
+                for entry in entries
+                if entry.collection == name and entry.token >= claim.token
             ]
             if top != [self._owner_id]:
                 return False

@@ -17,7 +17,7 @@ from milvus_hubness.correction.codec.arrays import SPACING
 from milvus_hubness.correction.codec.base import Flags
 from milvus_hubness.correction.fitted import BIAS_TOLERANCE, Correction
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
-from milvus_hubness.jobs.common.corrections import load_corrections
+from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, load_corrections
 from milvus_hubness.jobs.common.progress import Throttle, key_pages
 from milvus_hubness.jobs.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
@@ -39,11 +39,16 @@ WARMING_SEARCHES = 100
 
 
 def pair_of(
-    store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False
+    store: Store,
+    migration: Migration,
+    engine: Engine = "local",
+    *,
+    back: bool = False,
+    banks: Banks = NONE_READ,
 ) -> Pair:
     """Return the source and the copy, whose biases `engine` computes from the saved bank.
 
-    back: the copy is the origin. Raises as `load_corrections` does.
+    back: the copy is the origin. banks: those that the caller has read. Raises as `load_corrections` does.
     """
     state = migration.corrected()
 
@@ -54,7 +59,7 @@ def pair_of(
         former = load_corrections(store, former_state, unchecked=former_state.profiles)
 
     source = Endpoint(migration.source_now, former_state, former)
-    copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
+    copy = Endpoint(migration.target, state, load_corrections(store, state, engine, banks))
     return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
 

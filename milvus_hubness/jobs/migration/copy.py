@@ -9,17 +9,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import fit_measured, stacked
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationPlan
-from milvus_hubness.jobs.migration.survey import chunk_pages
+from milvus_hubness.jobs.migration.survey import MEAN_ROWS, SAMPLE_ROWS, chunk_pages
 from milvus_hubness.jobs.store.generations import Batch
-from milvus_hubness.jobs.store.protocols import Rows, Store
+from milvus_hubness.jobs.store.protocols import Store
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
@@ -48,9 +50,11 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
     )
 
 
-def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit the estimator, save the bank, and record the
-    state and the chunks; after an interruption, once more.
+def prepared(
+    store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration
+) -> tuple[Migration, Banks]:
+    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
+    once more. Return the migration, and the bank, which the database holds as it is.
     """
     correction = fit_measured(
         store,
@@ -90,7 +94,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     # The phase comes last: a run that is killed before this prepares all of it again.
     ledger.forget_chunks(migration)
     ledger.write_chunks(migration, plan.survey.chunks)
-    return ledger.write(
+    migration = ledger.write(
         migration,
         phase="copying",
         state=state,
@@ -98,29 +102,56 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         rows=plan.survey.rows,
         chunks=len(plan.survey.chunks),
     )
+    return migration, {bank: stored}
 
 
-def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
+def _gallery(store: Store, plan: MigrationPlan) -> Floats:
     """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread
-    over the keys.
+    over the keys, as many as the constants of the layout and the mean bias need.
     """
     source = plan.source.name
     field = plan.field
-    size = store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
         pages = (
-            page
+            page.vectors
             for chunk in plan.survey.chunks
-            for page, _ in chunk_pages(store, source, field, chunk, size)
+            for page, _ in chunk_pages(store, source, field, chunk, plan.survey.page_rows)
         )
-    else:
-        pages = (
-            store.get(source, keys[start : start + size], field, partition=partition)
-            for partition, keys in plan.survey.sample.items()
-            for start in range(0, len(keys), size)
-        )
+        return stacked(pages, plan.layout.dim)
 
-    return stacked((page.vectors for page in pages), plan.layout.dim)
+    constants_need = rows_measured(
+        plan.layout,
+        len(plan.bank),
+        graph_hint=store.takes_graph_hint(plan.source, field),
+        locality_hints=store.takes_locality_hints(plan.source, field),
+    )
+    needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
+    return stacked(_sampled(store, plan, needed), plan.layout.dim)
+
+
+def _sampled(store: Store, plan: MigrationPlan, needed: int) -> Iterator[Floats]:
+    """Yield vectors of the sample until `needed` of them are valid, or to its end."""
+    left = plan.survey.shuffled_sample()
+    size = needed
+    page_rows = plan.survey.page_rows
+    while left and needed > 0:
+        keys_of: dict[str | None, list[Key]] = {}
+        for partition, key in left[:size]:
+            keys_of.setdefault(partition, []).append(key)
+        left = left[size:]
+
+        valid = 0
+        for partition, keys in keys_of.items():
+            for start in range(0, len(keys), page_rows):
+                page_keys = keys[start : start + page_rows]
+                page = store.get(plan.source.name, page_keys, plan.field, partition=partition)
+                valid += int((~plan.layout.invalid(page.vectors)).sum())
+                yield page.vectors
+
+        # Rows may lack a vector, or be deleted by now: then twice as many as seem to be missing
+        # stand in for them, so that another round is rare.
+        needed -= valid
+        size = 2 * needed * size // max(1, valid)
 
 
 KEYS_NAMED = 5
@@ -206,14 +237,16 @@ before is recorded, and a busy Milvus 2.3 may still show a former record.
 """
 
 
-def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
+def copy_chunks(
+    pair: Pair, recorder: Recorder, throttle: Throttle, *, page_rows: int, alone: bool
+) -> None:
     """Copy the chunks that are not recorded as done; read the next one and record the last one
-    during each write. alone: no client has ever written to the copy.
+    during each write. page_rows: rows that are read at once. alone: no client has ever written to
+    the copy.
     """
     store = pair.store
     source = pair.origin.collection
     field = pair.state.field
-    page_rows = store.chunk_rows(store.info(source, counted=False))
     missing = [chunk for chunk in recorder.chunks if chunk.seconds is None]
     pages = (
         (chunk, *page)

@@ -13,7 +13,7 @@ from typing import Any
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
-from milvus_hubness.jobs.common.corrections import keep_nearest, require_engine
+from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, require_engine
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
@@ -82,8 +82,8 @@ def migrate(
     options.events.report("plan", **plan.to_dict())
     with _leased(store, (plan.source.name, plan.target), options) as lease:
         ledger = Ledger(lease.store)
-        earlier = ledger.of_target(plan.target)
-        if plan.restart and earlier is not None:
+        earlier = ledger.of_target(plan.target) if plan.restart else None
+        if earlier is not None:
             drop_copy(lease, ledger, earlier)
         migrator = Migrator(lease, begun(ledger, plan), options)
         return migrator.run(plan, alias=plan.alias, rename=plan.rename)
@@ -208,6 +208,8 @@ class Migrator:
         self._options = options
         self._store = lease.store
         self._ledger = Ledger(lease.store)
+        self._saved_banks: Banks = NONE_READ
+        """The bank that this run has saved."""
 
     def run(
         self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
@@ -225,12 +227,13 @@ class Migrator:
             return self.migration
 
         if migration.phase in {"preparing", *UNFINISHED}:
-            self._require_unchanged(self._store.info(migration.source_now))
+            source = self._store.info(migration.source_now, counted=False)
+            self._require_unchanged(source)
             if alias or rename:
                 chosen_switch(self._store, migration.source, migration.target, alias, rename)
 
         if migration.phase == "preparing":
-            self._prepare(plan)
+            self._prepare(plan, source)
         if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
@@ -242,7 +245,7 @@ class Migrator:
                 self._create_copy(source)
             self._announce(migration.source, migration.target)
             if self.migration.phase == "copying":
-                self._copy(source)
+                self._copy(source, plan)
             self._wait_for_clients()
             self._verify(source)
 
@@ -291,15 +294,17 @@ class Migrator:
                 "--restart"
             )
 
-    def _prepare(self, plan: MigrationPlan | None) -> None:
+    def _prepare(self, plan: MigrationPlan | None, source: CollectionInfo) -> None:
         if plan is None:
             raise ResumeRefused(
                 f"the migration of {self.migration.source!r} ended before anything was copied: "
                 "pass its bank again"
             )
 
-        self._write(source_identity=identified(self._store, self.migration.source))
-        self.migration = prepared(self._store, self._ledger, plan, self.migration)
+        self._write(source_identity=identified(self._store, source))
+        self.migration, self._saved_banks = prepared(
+            self._store, self._ledger, plan, self.migration
+        )
         self._options.throttle.check()
 
     def _create_copy(self, source: CollectionInfo) -> None:
@@ -317,17 +322,20 @@ class Migrator:
         )
         self._lease.fence(migration.target)
 
-    def _copy(self, source: CollectionInfo) -> None:
+    def _copy(self, source: CollectionInfo, plan: MigrationPlan | None) -> None:
         options = self._options
         target = self.migration.target
         self._report("before-copy", rows_total=self.migration.rows)
         # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self._store.count(source.name)
 
-        pair = pair_of(self._store, self.migration, options.engine)
+        # The bank that this run has just saved and read back is not read a second time. The
+        # verification reads it from the database.
+        pair = pair_of(self._store, self.migration, options.engine, banks=self._saved_banks)
         recorder = Recorder(self.migration, self._ledger, options.events)
+        page_rows = plan.survey.page_rows if plan else self._store.chunk_rows(source)
         alone = options.no_writers and self.migration.announced_at is None
-        copy_chunks(pair, recorder, options.throttle, alone=alone)
+        copy_chunks(pair, recorder, options.throttle, page_rows=page_rows, alone=alone)
         self._store.flush(target)
         self._report("after-copy", rows=self.migration.rows)
 

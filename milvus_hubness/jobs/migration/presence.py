@@ -22,13 +22,12 @@ SWITCHED = {"switched", "rolling back", "finished"}
 """Phases in which the application reads the copy."""
 
 
-def identified(store: Store, collection: str) -> str:
-    """Return the identity of a collection.
+def identified(store: Store, info: CollectionInfo) -> str:
+    """Return the identity of a collection that was just described.
 
     Where the database has none, as Milvus Lite and Qdrant, write one into a property, which a new
     collection of the same name lacks.
     """
-    info = store.info(collection, counted=False)
     if info.identity:
         return info.identity
     identity = Identity(id=uuid.uuid4().hex)

@@ -533,7 +533,7 @@ def begin(
         bank_collection=state.profile.bank.collection,
         arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
         phase="copying",
-        source_identity=identified(store, info.name),
+        source_identity=identified(store, store.info(info.name, counted=False)),
         rebuilds=info.states[state.field],
         rows=surveyed.rows,
         chunks=len(surveyed.chunks),

@@ -292,9 +292,9 @@ class BankGenerations(ABC):
         reference = reference_to(collection, bank)
         writes = 0
         try:
-            while not self._is_whole(
-                reference, stored := self._read_bank_rows(reference, [QUERIES, TARGETS])
-            ):
+            # A collection that this call has created is empty.
+            stored = [] if created else self._keys_unless_whole(reference)
+            while stored is not None:
                 if writes == MOST_WRITES:
                     raise StateError(
                         f"bank {collection!r} loses rows while they are written: another process "
@@ -302,7 +302,8 @@ class BankGenerations(ABC):
                     )
 
                 writes += 1
-                self._write_generation(reference, bank, stored.keys)
+                self._write_generation(reference, bank, stored)
+                stored = self._keys_unless_whole(reference)
         except BaseException:
             if writes:
                 self.drop_bank_generations([reference])
@@ -390,12 +391,16 @@ class BankGenerations(ABC):
                 f"bank {collection!r} has {width} dimensions, the queries have {dim}"
             )
 
-    def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
+    def _keys_unless_whole(self, reference: BankReference) -> list[Key] | None:
+        """Return the keys of the stored queries and targets; None if they are all that the
+        reference names.
+        """
+        stored = self._read_bank_rows(reference, [QUERIES, TARGETS])
         try:
             bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
         except EmptyBank:
-            return False
-        return holds(reference, bank)
+            return stored.keys
+        return None if holds(reference, bank) else stored.keys
 
     def _unused(
         self, references: list[BankReference]

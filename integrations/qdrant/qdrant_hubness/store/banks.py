@@ -9,9 +9,9 @@ from qdrant_client import models
 from milvus_hubness.extending import BANK_PROPERTY, BankGenerations, BankReference, Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
-from qdrant_hubness.store.points import PARTITIONS, SURE
+from qdrant_hubness.store.points import SURE
 from qdrant_hubness.store.properties import point_id
-from qdrant_hubness.store.rows import UNNAMED
+from qdrant_hubness.store.rows import UNNAMED, joined
 
 
 class QdrantBanks(QdrantLedger, BankGenerations):
@@ -40,14 +40,17 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         return point_id(row_id)
 
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
-        where = rows_of(reference, parts)
-        limits = self._limits(reference.collection)
-        keys: list[Key] = [
-            record.id
-            for partition in PARTITIONS
-            for record in self._records(reference.collection, partition, limits, where=where)
-        ]
-        return self.get(reference.collection, keys, UNNAMED)
+        form = self.form(reference.collection, UNNAMED)
+        pages = self._pages(
+            reference.collection,
+            None,
+            form.limits,
+            page=self._rows_per_request(form),
+            where=rows_of(reference, parts),
+            with_payload=True,
+            with_vectors=True,
+        )
+        return joined([form.batch(page) for page in pages] or [form.batch([])])
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))

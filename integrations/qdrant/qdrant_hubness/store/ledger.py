@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from qdrant_client import models
@@ -26,7 +27,6 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         """As Store.put_records."""
-        limits = self._ensured_ledger(ledger)
         points = [
             models.PointStruct(
                 id=point_id(record.key),
@@ -35,6 +35,19 @@ class QdrantLedger(QdrantPoints, HelperLists):
             )
             for record in records
         ]
+        limits = self._ensured.get(ledger)
+        if limits is not None:
+            try:
+                self._upsert_records(ledger, points, limits)
+                return
+            except CollectionNotFound:
+                # Assumes that somebody has dropped the ledger, and all records with it.
+                self._ensured.forget(ledger)
+        self._upsert_records(ledger, points, self._ensured_ledger(ledger))
+
+    def _upsert_records(
+        self, ledger: str, points: Sequence[models.PointStruct], limits: Limits
+    ) -> None:
         for part in self._parts(points, limits):
             self.ask("upsert", ledger, points=part, **SURE)
 
@@ -48,48 +61,53 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
     def records(self, ledger: str, *groups: str) -> list[Record]:
         """As Store.records."""
+
+        def read(limits: Limits) -> list[Record]:
+            # The id of a record is the UUID that its key gives.
+            points = self._records(
+                ledger,
+                UUIDS,
+                limits,
+                page=_RECORDS_PER_REQUEST,
+                where=_of(*groups),
+                with_payload=True,
+            )
+            return [_record(point) for point in points]
+
         try:
-            limits = self._limits(ledger)
+            records = self._within_limits(ledger, read)
         except CollectionNotFound:
             return []
-
-        # The id of a record is the UUID that its key gives.
-        points = self._records(
-            ledger,
-            UUIDS,
-            limits,
-            page=_RECORDS_PER_REQUEST,
-            where=_of(*groups),
-            with_payload=True,
-        )
-        records = [_record(point) for point in points]
         return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         """As Store.drop_records."""
-        if not self.exists(ledger):
-            return
         where = _of(group)
         if keys is not None:
             among = models.HasIdCondition(has_id=[point_id(key) for key in keys])
             where = models.Filter(must=[where, among])
-        self.ask("delete", ledger, points_selector=models.FilterSelector(filter=where), **SURE)
+        # Assumes that a ledger that does not exist has no records.
+        with suppress(CollectionNotFound):
+            self.ask("delete", ledger, points_selector=models.FilterSelector(filter=where), **SURE)
 
     def properties_of(self, collection: str) -> Mapping[str, Any]:
         """As Store.properties_of."""
         return self._properties(collection, self.ask("get_collection", collection))
 
     def _ensured_ledger(self, ledger: str) -> Limits:
-        """Create the ledger if it does not exist. Return its limits."""
+        """Create the ledger if it does not exist. Return its limits.
+
+        Raises CollectionExists for a collection that is no ledger.
+        """
         try:
-            described = self.ask("get_collection", ledger)
+            described = self._described(ledger)
         except CollectionNotFound:
             self.make_collection(ledger, {LEDGER_PROPERTY: "1"}, vectors_config={})
             self.index_payload(ledger, "group", "keyword")
-            return self._limits(ledger)
+            described = self._described(ledger)
         if LEDGER_PROPERTY not in self._properties(ledger, described):
             raise CollectionExists(f"{ledger!r} exists and is not a ledger: rename it first")
-        return Limits.of(described)
+        return self._ensured.put(ledger, Limits.of(described))
 
 
 def _of(*groups: str) -> models.Filter:

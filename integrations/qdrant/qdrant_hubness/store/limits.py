@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,3 +75,27 @@ def _least(*limits: int | None) -> int:
 
 
 NO_LIMITS = Limits()
+
+RECENT_SECONDS = 5.0
+"""How long limits count as those of a moment ago."""
+
+
+class RecentLimits:
+    """The limits of collections as they were a moment ago, by names or aliases."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._limits: dict[str, tuple[float, Limits]] = {}
+
+    def put(self, collection: str, limits: Limits) -> Limits:
+        """Keep and return the limits of a collection that was just described."""
+        self._limits[collection] = (self._clock(), limits)
+        return limits
+
+    def get(self, collection: str) -> Limits | None:
+        """Return the limits of a collection if they are recent."""
+        described_at, limits = self._limits.get(collection, (-math.inf, NO_LIMITS))
+        return limits if self._clock() - described_at < RECENT_SECONDS else None
+
+    def forget(self, collection: str) -> None:
+        self._limits.pop(collection, None)

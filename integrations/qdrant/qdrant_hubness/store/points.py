@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from itertools import chain
 from typing import Any, TypeVar
 from uuid import UUID
 
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness import CollectionNotFound, LeaseLost, StoreError
+from milvus_hubness import CollectionNotFound, LeaseLost, ServerUnavailable, StoreError
 from milvus_hubness.extending import (
     PENDING,
     Batch,
@@ -25,7 +26,7 @@ from milvus_hubness.extending import (
     read_states,
 )
 from qdrant_hubness.store import schema
-from qdrant_hubness.store.limits import UNLIMITED, Limits
+from qdrant_hubness.store.limits import UNLIMITED, Limits, RecentLimits
 from qdrant_hubness.store.properties import Properties
 from qdrant_hubness.store.requests import (
     PointsMissing,
@@ -36,7 +37,7 @@ from qdrant_hubness.store.requests import (
     translated,
     turn,
 )
-from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
+from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order, joined
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 
 Of = TypeVar("Of", bound="QdrantPoints")
@@ -134,6 +135,10 @@ class QdrantPoints:
             self._reads["consistency"] = models.ReadConsistencyType.MAJORITY
         self._fences: Fences | None = None
         self._warned: set[str] = set()
+        self._recent = RecentLimits()
+        """Limits of collections that were described a moment ago."""
+        self._ensured = RecentLimits()
+        """Limits of collections that were ledgers a moment ago."""
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
         """Call a method of the client about a collection, and translate its errors.
@@ -223,7 +228,7 @@ class QdrantPoints:
 
     def count(self, collection: str) -> int:
         """As Store.count."""
-        return self._count(collection, self._limits(collection))
+        return self._within_limits(collection, lambda limits: self._count(collection, limits))
 
     def _count(self, collection: str, limits: Limits, where: models.Filter | None = None) -> int:
         """Count points. Where strict mode forbids exact counts, this counts the ids."""
@@ -245,17 +250,22 @@ class QdrantPoints:
         pending: str = "",
     ) -> list[Key]:
         """As Store.scan_keys."""
-        described = self.ask("get_collection", collection)
-        where = self._pending(collection, pending, described) if pending else None
-        records = self._records(
-            collection,
-            self._named(partition, after),
-            Limits.of(described),
-            after=after,
-            most=limit,
-            where=where,
-        )
-        return [record.id for record in records]
+        where = None
+        if pending:
+            where = self._pending(collection, pending, self._described(collection))
+
+        def read(limits: Limits) -> list[Key]:
+            records = self._records(
+                collection,
+                self._named(partition, after),
+                limits,
+                after=after,
+                most=limit,
+                where=where,
+            )
+            return [record.id for record in records]
+
+        return self._within_limits(collection, read)
 
     def above(self, key: Key, step: int) -> Key | None:
         """As Store.above."""
@@ -278,7 +288,7 @@ class QdrantPoints:
     ) -> Batch:
         """As Store.scan."""
         form = self.form(collection, field)
-        records = self._records(
+        pages = self._pages(
             collection,
             self._named(partition, after),
             form.limits,
@@ -289,7 +299,8 @@ class QdrantPoints:
             with_payload=True,
             with_vectors=True,
         )
-        return form.batch(list(records))
+        # Page by page, as points take far more memory and work of the garbage collector than rows.
+        return joined([form.batch(page) for page in pages] or [form.batch([])])
 
     def get(
         self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
@@ -302,8 +313,11 @@ class QdrantPoints:
     ) -> None:
         """As Store.upsert."""
         form = self.form(collection, field)
-        for points in self._parts(form.points(batch), form.limits):
-            self.ask("upsert", collection, points=points, **SURE)
+        # The points of one request at a time, as in `scan`.
+        for start in range(0, len(batch), MOST_ROWS):
+            rows = batch.take(range(start, min(start + MOST_ROWS, len(batch))))
+            for points in self._parts(form.points(rows), form.limits):
+                self.ask("upsert", collection, points=points, **SURE)
 
     def insert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
@@ -363,7 +377,7 @@ class QdrantPoints:
         """Return the form in which points of the collection are read and written with this vector
         as the field.
         """
-        described = self.ask("get_collection", collection)
+        described = self._described(collection)
         normalised = schema.normalised(described, self.units)
         limits = Limits.of(described)
         state = self._states(collection, described).get(field)
@@ -394,16 +408,42 @@ class QdrantPoints:
 
     # -- helpers ---------------------------------------------------------------------------
 
+    def _described(self, collection: str) -> models.CollectionInfo:
+        described: models.CollectionInfo = self.ask("get_collection", collection)
+        self._recent.put(collection, Limits.of(described))
+        return described
+
     def _limits(self, collection: str) -> Limits:
-        return Limits.of(self.ask("get_collection", collection))
+        return Limits.of(self._described(collection))
+
+    def _within_limits(self, collection: str, read: Callable[[Limits], T]) -> T:
+        """Return what `read` returns, given the limits of the collection.
+
+        Limits that were read a moment ago save a request. They may have changed since: if the
+        server refuses what they allow, this reads again within the present ones.
+        """
+        recent = self._recent.get(collection)
+        if recent is not None:
+            try:
+                return read(recent)
+            except ServerUnavailable:
+                raise
+            except StoreError:
+                # Assumes nothing: the read begins again, and fails for good if it fails again.
+                self._recent.forget(collection)
+        return read(self._limits(collection))
 
     def _real_name(self, collection: str) -> str:
         return self._behind(collection) or collection
 
     def _behind(self, alias: str) -> str | None:
-        with turn(self.client), translated(alias):
+        return self._aliases(alias).get(alias)
+
+    def _aliases(self, name: str) -> dict[str, str]:
+        """Return all aliases, each with its collection. name: whose it is that messages name."""
+        with turn(self.client), translated(name):
             aliases = self.client.get_aliases().aliases
-        return next((entry.collection_name for entry in aliases if entry.alias_name == alias), None)
+        return {entry.alias_name: entry.collection_name for entry in aliases}
 
     def _properties(self, collection: str, described: Any) -> dict[str, str]:
         """Return the properties of a collection, given its name or an alias."""
@@ -442,20 +482,49 @@ class QdrantPoints:
         with_payload: Any = False,
         with_vectors: bool = False,
     ) -> Iterator[Any]:
+        """Yield the first points as `_pages` does, one by one."""
+        pages = self._pages(
+            collection,
+            partition,
+            limits,
+            after=after,
+            upto=upto,
+            most=most,
+            page=page,
+            where=where,
+            with_payload=with_payload,
+            with_vectors=with_vectors,
+        )
+        return chain.from_iterable(pages)
+
+    def _pages(
+        self,
+        collection: str,
+        partition: str | None,
+        limits: Limits,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        most: int = UNLIMITED,
+        page: int,
+        where: models.Filter | None = None,
+        with_payload: Any,
+        with_vectors: bool,
+    ) -> Iterator[list[Any]]:
         """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order.
-        page: the number of points that are read at once, if strict mode allows so many.
+        partition: None for both. page: the number of points that are read at once, if strict mode
+        allows so many.
         """
         content = {"with_payload": with_payload, "with_vectors": with_vectors}
         left = most
         while left > 0:
             size = min(left, page, limits.rows_per_read)
             records = self._page(collection, partition, after, size, where, **content)
-            for record in records:
-                if upto is not None and record.id > upto:
-                    return
+            if upto is not None and records and records[-1].id > upto:
+                yield [record for record in records if record.id <= upto]
+                return
 
-                yield record
-
+            yield records
             if len(records) < size or (upto is not None and records[-1].id == upto):
                 return
 
@@ -465,7 +534,7 @@ class QdrantPoints:
     def _page(
         self,
         collection: str,
-        partition: str,
+        partition: str | None,
         after: Key | None,
         limit: int,
         where: models.Filter | None = None,
@@ -473,10 +542,13 @@ class QdrantPoints:
         with_payload: Any = False,
         with_vectors: bool = False,
     ) -> list[Any]:
-        """Return the first points of a partition after `after`."""
-        first: Key | None = 0 if partition == NUMBERS else FIRST_UUID
+        """Return the first points of a partition after `after`; of both, if it is None."""
+        first: Key | None = FIRST_UUID if partition == UUIDS else 0
         if after is not None:
             first = _next(after)
+            # Numbers come before UUIDs.
+            if first is None and partition is None and partition_of(after) == NUMBERS:
+                first = FIRST_UUID
         if first is None:
             return []
 
@@ -490,10 +562,10 @@ class QdrantPoints:
             with_vectors=with_vectors,
             **self._reads,
         )
-        if records and partition_of(records[-1].id) == partition:
+        if partition is None or (records and partition_of(records[-1].id) == partition):
             return list(records)
 
-        # Numbers come before UUIDs: the page has reached the next partition.
+        # The page has reached the next partition.
         return [record for record in records if partition_of(record.id) == partition]
 
     @staticmethod

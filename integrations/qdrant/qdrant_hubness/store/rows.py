@@ -281,6 +281,17 @@ def as_model(value: Any) -> Any:
     return models.SparseVector(**value) if isinstance(value, dict) else value
 
 
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of one or more batches in one."""
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        keys=[key for batch in batches for key in batch.keys],
+        vectors=np.concatenate([batch.vectors for batch in batches]),
+        rows=[row for batch in batches for row in batch.rows],
+    )
+
+
 def in_order(records: Iterable[Any], keys: Sequence[Key]) -> list[Any]:
     """Return the existing points in the order of `keys`."""
     by_key = {record.id: record for record in records}

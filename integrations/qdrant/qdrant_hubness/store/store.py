@@ -68,18 +68,19 @@ class QdrantStore(QdrantWriteIntents):
     def info(
         self, collection: str, *, counted: bool = True, checked: bool = True
     ) -> CollectionInfo:
-        name = self._real_name(collection)
-        described = self.ask("get_collection", name)
+        aliases = self._aliases(collection)
+        name = aliases.get(collection, collection)
+        described = self._described(name)
         properties = self.properties.of(name, described)
-        with turn(self.client), translated(name):
-            aliases = self.client.get_collection_aliases(name).aliases
         info = CollectionInfo(
             name=name,
             key_field="id",
             vector_fields=schema.vector_fields(described),
             rows=self._count(name, Limits.of(described)) if counted else 0,
             partitions=PARTITIONS,
-            aliases=tuple(alias.alias_name for alias in aliases if not is_fence(alias.alias_name)),
+            aliases=tuple(
+                alias for alias, behind in aliases.items() if behind == name and not is_fence(alias)
+            ),
             states=read_states(properties, name),
             verdicts=Verdicts.read(properties, name) or Verdicts(),
             is_bank=BANK_PROPERTY in properties,
@@ -385,11 +386,14 @@ class QdrantStore(QdrantWriteIntents):
         the optimiser busy, this goes on with a warning.
         """
         optimiser = Optimiser(collection)
-        if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
+        described = self.ask("get_collection", collection)
+        if described.status == models.CollectionStatus.GREY:
             # After a restart the optimiser waits for a change.
             self.ask(
                 "update_collection", collection, optimizers_config=models.OptimizersConfigDiff()
             )
+        elif optimiser.standing(described) is None:
+            return
 
         wait_until(
             f"Qdrant to optimise {collection!r}",
