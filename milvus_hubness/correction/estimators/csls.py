@@ -19,6 +19,7 @@ class CSLS(Estimator, alias="csls"):
     """
 
     k: int = 10
+    """How many bank queries count, 1 ≤ k ≤ |bank|."""
     device: str = field(default="auto", repr=False, compare=False)
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:

@@ -147,7 +147,7 @@ class RayGallery:
                     target_bank=target_bank,
                     start=before[:, columns] if before is not None and part.potentials else None,
                 )
-                for part, columns in estimator.parts()
+                for part, columns in estimator.with_columns()
             ]
             fitted = replace(estimator, estimators=tuple(part.estimator for part in parts))
             potentials = np.hstack([part.potentials for part in parts])
