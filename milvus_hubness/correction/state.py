@@ -127,6 +127,7 @@ def _expect_parameters(values: dict[str, Any]) -> None:
     # A list in place of recursion: the state comes from outside, and may be nested without end.
     rest: list[tuple[Any, int]] = [(values, 0)]
     count = 0
+
     while rest:
         value, level = rest.pop()
         count += 1
@@ -158,6 +159,7 @@ class BankReference(FrozenModel):
     """Reference to one generation of a bank collection."""
 
     collection: CollectionName
+    """Name of the bank collection."""
     generation: str = Field(pattern="^[0-9a-f]+$", max_length=64)
     """Digest of its queries, potentials and targets; it names the rows of the generation."""
     fingerprint: Fingerprint
@@ -181,7 +183,7 @@ class BankReference(FrozenModel):
 class Former(FrozenModel):
     """The former source of a profile's biases.
 
-    A refresh that goes back computes them from it again.
+    A refresh that goes back computes them from it again. The fields are those of `Profile`.
     """
 
     estimator: StoredEstimator
@@ -275,6 +277,7 @@ class CollectionState(FrozenModel):
     """The state of a corrected vector field, for clients and jobs."""
 
     version: Literal[1] = VERSION
+    """Version of the form of the state."""
     field: Name
     """The corrected vector field."""
     suffix: Name = ""
@@ -331,11 +334,13 @@ class CollectionState(FrozenModel):
             raise InvalidParameter(
                 "second_vector and reranking are both set: a field has one bias location"
             )
+
         if self.second_vector not in (None, SECOND_VECTOR_FIELD + self.suffix):
             raise InvalidParameter(
                 f"second_vector is {self.second_vector!r}, "
                 f"not {SECOND_VECTOR_FIELD + self.suffix!r}"
             )
+
         # Their scalar fields, or columns, have fixed names: they hold one profile.
         if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
             raise InvalidParameter(

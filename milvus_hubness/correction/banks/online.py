@@ -73,7 +73,8 @@ def priorities(origins: Origins, terms: Terms) -> Doubles:
 
     It has the same order as the key u_i^(1/w_i).
     """
-    # The keys themselves would all be 1 in float64: 1/w_i is below its precision after 53 half-lives.
+    # The keys themselves would all be 1: 1/w_i is below the precision of float64 after 53
+    # half-lives.
     uniform = _uniform(origins.numbers, terms.seed)
     log_weights = math.log(2) / terms.half_life_seconds * origins.at.astype(np.float64)
     ordered: Doubles = log_weights - np.log(-np.log(uniform))

@@ -172,7 +172,7 @@ class RowCodec(ABC):
         """The fields that `decode_rows` needs besides `field`."""
         return ()
 
-    # -- rows ---------------------------------------------------------------------------------------
+    # -- rows -------------------------------------------------------------------------------------
 
     def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
         """Return the columns of stored rows that the other methods read.
@@ -273,7 +273,7 @@ class RowCodec(ABC):
             columns[self.epoch_field] = [biases.epoch] * rows
         return columns
 
-    # -- searches -----------------------------------------------------------------------------------
+    # -- searches ---------------------------------------------------------------------------------
 
     def pack_queries(
         self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0

@@ -64,8 +64,8 @@ class Layout:
     slots: int = 2
     """Columns for biases; a refresh fills a standby slot and then switches to it."""
     multiple_of: int = ALIGNMENT
-    """The width is a multiple of it: 16 suits SIMD code, and product quantisation with m sub-vectors
-    needs lcm(16, m)."""
+    """The width is a multiple of it: 16 suits SIMD code, and product quantisation with m
+    sub-vectors needs lcm(16, m)."""
     offset: float = 0.0
     """m, for L2 only."""
     scale: float = 1.0
@@ -145,6 +145,7 @@ class Layout:
                 "a length_pull, with an anchor, both above 0, is for IP: got "
                 f"{self.length_pull:g} and {self.anchor:g} for {self.metric}"
             )
+
         if bool(self.locality_hints) != (self.reach > 0):
             raise InvalidParameter(
                 f"locality hint columns need directions and a length above 0, got {self.reach}"
@@ -242,7 +243,7 @@ class Layout:
         return self._mean.taken_off
 
     def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return which numbers of vectors (n, d) would not be read back bit for bit, bool (n, d)."""
+        """Return which numbers of vectors would not be read back bit for bit, bool (n, d)."""
         return lost(self.rows(vectors), self.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -256,8 +257,9 @@ class Layout:
         return lengths
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
-        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2).
+        """Return gallery vectors for the similarity of the bias estimate.
 
+        They are (n, d), under L2 (n, d + 2).
         Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
         """
         rows = self._seen(self.rows(vectors))

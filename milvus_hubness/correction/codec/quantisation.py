@@ -75,7 +75,7 @@ def spread_for(dim: int, metric: str) -> int:
 
 
 def with_spread(layout: Layout, spread: int) -> Layout:
-    """Return the layout with another spread, and without the constants that are measured for one."""
+    """Return the layout with another spread, without the constants that are measured for one."""
     unhinted = replace(layout, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
     return replace(unhinted, spread=spread, bias_scale=1.0)
 
@@ -85,7 +85,9 @@ def with_bias_scale(
 ) -> Layout:
     """Return the layout with f measured on valid vectors (n, d) and their biases (n,).
 
-    strength: that of the queries. The layout stays as it is if biases have one column each, or are all alike.
+    The layout stays as it is if biases have one column each, or are all alike.
+
+    strength: that of the queries.
     """
     deviation = float(biases.std(dtype=np.float64)) if len(biases) else 0.0
     size = _size_of_numbers(layout, vectors)

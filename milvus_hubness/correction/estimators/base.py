@@ -66,6 +66,7 @@ class FitInputs(NamedTuple):
     gallery: npt.ArrayLike | None
     """(n, d), checked if the estimator needs it."""
     target_bank: BankLike | None
+    """Checked by the estimators that need it."""
     start: npt.ArrayLike | None
     """(|bank|, p) potentials of an earlier fit."""
 
@@ -91,18 +92,20 @@ class Estimator(ABC):
             return
 
         # A class may take its own names again: a reloaded module defines it a second time.
-        for name, registered in ((cls.__name__, ESTIMATORS), (alias, ALIASES)):
-            former = ESTIMATORS.get(ALIASES.get(name, name)) if name in registered else None
+        with_name = ESTIMATORS.get(cls.__name__)
+        with_alias = ESTIMATORS.get(ALIASES.get(alias, ""))
+        for name, former in ((cls.__name__, with_name), (alias, with_alias)):
             if former is not None and former.__module__ != cls.__module__:
                 raise InvalidParameter(
-                    f"the name {name!r} of the estimator {cls.__module__}.{cls.__name__} is taken by "
-                    f"{former.__module__}.{former.__name__}: choose another one"
+                    f"the name {name!r} of the estimator {cls.__module__}.{cls.__name__} is taken "
+                    f"by {former.__module__}.{former.__name__}: choose another one"
                 )
+
         ESTIMATORS[cls.__name__] = cls
         ALIASES[alias] = cls.__name__
 
     def __post_init__(self) -> None:
-        """Check and convert all numbers, by their annotations; None stays where it is the default."""
+        """Check and convert numbers by their annotations; None stays where it is the default."""
         # The annotations are text, since each module of an estimator postpones their evaluation.
         for parameter in fields(self):
             convert = _CONVERSIONS.get(str(parameter.type))
@@ -217,7 +220,7 @@ class Estimator(ABC):
             potentials=np.empty((len(bank), 0), np.float32),
         )
 
-    # -- temperatures -------------------------------------------------------------------------------
+    # -- temperatures -----------------------------------------------------------------------------
 
     @property
     def has_temperature(self) -> bool:
@@ -353,8 +356,10 @@ class FittedBias:
     """With the tau that follows from a temperature, and its agreement."""
 
     bank: QueryBank
+    """The bank of the fit."""
 
     formula: Formula = field(repr=False)
+    """Of the items of the fit."""
 
     diagnostics: Any
     """The estimator's named tuple."""
@@ -439,6 +444,7 @@ class BankDiagnostics(NamedTuple):
     bank_size: int
     dim: int
     target_bank_size: int = 0
+    """0 without a target bank."""
 
 
 @cache
@@ -509,6 +515,7 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
         raise InvalidParameter(
             f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}"
         )
+
     values = {
         parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))
     }

@@ -32,7 +32,7 @@ from milvus_hubness.errors import InvalidParameter
 class BlendDiagnostics(NamedTuple):
     """Diagnostics of a Blend."""
 
-    parts: tuple[Any, ...]
+    by_estimator: tuple[Any, ...]
     """Those of its estimators, in their order."""
 
 
@@ -68,7 +68,8 @@ class Blend(Estimator, alias="blend"):
 
         if not self.estimators or len(self.estimators) != len(weights):
             raise InvalidParameter(
-                f"a Blend needs one weight per estimator, not {len(weights)} for {len(self.estimators)}"
+                f"a Blend needs one weight per estimator, not {len(weights)} for "
+                f"{len(self.estimators)}"
             )
         if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
             raise InvalidParameter(

@@ -36,6 +36,8 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
     temperature_target: float | None = None
     """Used in place of tau_target, in units of the spread of the bank's scores; 25 by default."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

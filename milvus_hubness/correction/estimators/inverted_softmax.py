@@ -26,6 +26,8 @@ class InvertedSoftmax(Estimator, alias="is"):
     temperature: float | None = None
     """Used in place of tau, in units of the spread of scores; 0.5 by default."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -159,6 +159,7 @@ def _warnings(queries: int, items: int, bias_spread: float, gap: float) -> list[
             f"{1 / FEW_QUERIES:.0f}: most items have no query of their own, and matching may put "
             "them in front of right answers"
         )
+
     if bias_spread > LARGEST_BIAS_SPREAD or gap > LARGEST_GAP:
         warnings.append(
             "the queries seem to ask for some of the items only, as if they were of one topic, and "

@@ -52,6 +52,8 @@ class NNN(Estimator, alias="nnn"):
     """`dense` is exact. `approximate` searches an index of the bank, tuned on the gallery until the
     mean error of the biases is 1% of their standard deviation, or is exact if that is faster."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,6 +40,8 @@ class RelativeNNN(Estimator, alias="relative"):
     finds: int = 10
     """How many of a bank query's best items f_i is the mean of."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     @property
     def needs_gallery(self) -> bool:

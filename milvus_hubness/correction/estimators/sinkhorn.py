@@ -57,6 +57,7 @@ class Balance(NamedTuple):
     g: Potentials
     """(n,), of the items."""
     iterations: int
+    """Number of the iterations until then."""
     marginal_error: float
     """Σ_i |marginal of bank query i − 1/m|, between 0 and 2."""
     converged: bool
@@ -107,6 +108,7 @@ class SinkhornDiagnostics(NamedTuple):
     items: int | None
     """Number of gallery items (and targets) of the iteration."""
     iterations: int | None
+    """Number of iterations, those on the nearest pairs included."""
     marginal_error: float | None
     """That of `Balance`."""
     converged: bool | None
@@ -138,6 +140,8 @@ class Sinkhorn(Estimator, alias="sn"):
     items: int | None = None
     """The number of items of a fit, which sets it."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
