@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,13 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
 from milvus_hubness.correction.codec.base import RowBiases
-from milvus_hubness.correction.codec.index_hints import NEAR, columns, coordinates, evenly, places
+from milvus_hubness.correction.codec.index_hints import (
+    NEAR,
+    columns,
+    coordinates,
+    evenly,
+    landmark_rows,
+)
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.correction.estimators.base import TargetBank
@@ -32,23 +38,38 @@ Biases = npt.NDArray[np.floating[Any]]
 BIAS_TOLERANCE = 1e-5
 """How much two computations of one bias may differ, relative to a centred bias of at least 1."""
 ROUNDING = 2.0**-20
-"""How much they may differ relative to the numbers that they add up: eight units in the last place of float32."""
+"""How much they may differ relative to the numbers that they add up.
+
+It is eight units in the last place of float32.
+"""
+
+
+class _Landmarks(NamedTuple):
+    """The m bank queries that items are compared with for their locality hints."""
+
+    directions: Floats
+    """(m, d): the queries at length 1."""
+    coordinates: Floats
+    """(m, c): their coordinates in the locality hint columns."""
+    lengths: Floats
+    """(m,): the lengths of the queries in the bank; 1 in place of 0."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Biases of a collection's vectors, in its own metric.
-
-    mean_bias: c, subtracted from every bias so that the stored column stays near zero, which costs an ANN index less
-    recall; no ranking changes. are_new: whether the items were added together after the fit, see `FittedBias.new_bias`.
-    compute: maps vectors (m, d) and are_new to their biases (m,), in place of the fit.
-    """
+    """Biases of a collection's vectors, in its own metric."""
 
     layout: Layout
+    """It reduces the vectors to inner products with the bank."""
     fitted: FittedBias
+    """The fit on the reduced bank."""
     mean_bias: float = 0.0
+    """c, subtracted from every bias so that the stored column stays near zero, which costs an ANN
+    index less recall; no ranking changes."""
     are_new: bool = False
+    """Whether the items were added together after the fit, see `FittedBias.new_bias`."""
     compute: Callable[[Floats, bool], Biases] | None = None
+    """Maps vectors (m, d) and are_new to their biases (m,), in place of the fit."""
 
     @classmethod
     def fit(
@@ -71,15 +92,18 @@ class Correction:
         missing.
         """
         reduced = _reduced_bank(layout, bank)
-        others: dict[str, Any] = {
-            "gallery": None if gallery is None else layout.reduce_items(_valid(layout, gallery)),
-            "target_bank": None if target_bank is None else reduced_targets(layout, target_bank),
-        }
+        inputs: dict[str, Any] = {"gallery": None, "target_bank": None}
+        if gallery is not None:
+            inputs["gallery"] = layout.reduce_items(_valid(layout, gallery))
+        if target_bank is not None:
+            inputs["target_bank"] = reduced_targets(layout, target_bank)
+        # Potentials of another estimator are no starting point, but no mistake of the user either.
         if start is not None and start.shape == (len(reduced), estimator.potentials):
-            others["start"] = start
+            inputs["start"] = start
+
         if fit is not None:
-            return cls(layout, fit(estimator, reduced, **others))
-        return cls(layout, estimator.fit(reduced, **others))
+            return cls(layout, fit(estimator, reduced, **inputs))
+        return cls(layout, estimator.fit(reduced, **inputs))
 
     @classmethod
     def restore(
@@ -90,70 +114,87 @@ class Correction:
         Raises as `fit` does.
         """
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
-        fitted = estimator.restore(
-            _reduced_bank(layout, bank.queries), bank.potentials, target_bank=targets
-        )
+        queries = _reduced_bank(layout, bank.queries)
+        fitted = estimator.restore(queries, bank.potentials, target_bank=targets)
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
-        """Return the c locality hint columns of vectors (n, d), float32 (n, c), from the nearest
-        bank queries; 0 for vectors that can have no bias.
+        """Return the c locality hint columns of vectors (n, d), float32 (n, c).
+
+        They follow from the nearest bank queries, and are 0 for vectors that can have no bias.
         """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
         if hints.size and valid.any():
-            landmarks, coordinates, _ = self._landmarks
-            near = topk(self.layout.reduce_items(rows[valid]), landmarks, min(NEAR, len(landmarks)))
-            hints[valid] = columns(coordinates[np.asarray(near.indices)], self.layout.reach)
+            landmarks = self._landmarks
+            items = self.layout.reduce_items(rows[valid])
+            count = min(NEAR, len(landmarks.directions))
+            near = topk(items, landmarks.directions, count)
+            hints[valid] = self._hints_of(np.asarray(near.indices))
         return hints
 
+    def _hints_of(self, near: npt.NDArray[np.int64]) -> Floats:
+        """Return the locality hint columns of items by their nearest landmarks (n, k)."""
+        return columns(self._landmarks.coordinates[near], self.layout.reach)
+
     def of_rows(self, vectors: Floats, *, are_new: bool) -> tuple[Floats, Floats]:
-        """Return what `centred` and `locality_hints` return of vectors (n, d), from one product
-        with the bank if it is of a size that NumPy computes at once. are_new: in place of that of
-        the correction.
+        """Return what `centred` and `locality_hints` return of vectors (n, d).
+
+        Both follow from one product with the bank if it is of a size that NumPy computes at once.
+
+        are_new: in place of that of the correction.
         """
-        bank = self.fitted.bank.vectors
-        count = len(vectors) * len(self.fitted.bank)
-        on_cuda = not uses_numpy(count * bank.shape[1]) and resolve_device().type == "cuda"
-        if (
-            on_cuda
-            or count > MOST_PRODUCTS
-            or not self.fitted.takes_products
-            or self.compute is not None
-        ):
-            return replace(self, are_new=are_new).centred(vectors), self.locality_hints(vectors)
+        if not self._computes_at_once(len(vectors)):
+            correction = replace(self, are_new=are_new)
+            return correction.centred(vectors), self.locality_hints(vectors)
+
         biases = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
         valid = ~self.layout.invalid(vectors)
-        if valid.any():
-            products = self.layout.reduce_items(vectors[valid]) @ bank.T
-            uncentred = self.fitted.bias_of_products(products, are_new=are_new)
-            biases[valid] = self._finite(uncentred - np.float32(self.mean_bias))
-            if hints.size:
-                _, coordinates, lengths = self._landmarks
-                scores = products[:, places(len(bank))] / lengths
-                near = np.argpartition(scores, -min(NEAR, len(lengths)), axis=1)[:, -NEAR:]
-                hints[valid] = columns(coordinates[near], self.layout.reach)
+        if not valid.any():
+            return biases, hints
+
+        products = self.layout.reduce_items(vectors[valid]) @ self.fitted.bank.vectors.T
+        uncentred = self.fitted.bias_of_products(products, are_new=are_new)
+        biases[valid] = self._finite(uncentred - np.float32(self.mean_bias))
+
+        if hints.size:
+            # The nearest landmark has the largest product with its direction, not with itself.
+            landmarks = self._landmarks
+            scores = products[:, landmark_rows(products.shape[1])] / landmarks.lengths
+            count = min(NEAR, scores.shape[1])
+            near = np.argpartition(scores, -count, axis=1)[:, -count:]
+            hints[valid] = self._hints_of(near)
         return biases, hints
 
-    @cached_property
-    def _landmarks(self) -> tuple[Floats, Floats, Floats]:
-        """Queries of the bank, of length 1, their coordinates in the locality hint columns, and
-        their lengths.
-        """
+    def _computes_at_once(self, rows: int) -> bool:
+        """Whether NumPy should compute all products of so many vectors with the bank at once."""
         bank = self.fitted.bank.vectors
-        landmarks = evenly(bank)
-        lengths = lengths_of(bank[places(len(bank))]).astype(np.float32)
-        return (
-            landmarks,
-            coordinates(landmarks, self.layout.locality_directions),
-            np.where(lengths == 0, 1, lengths),
+        product_count = rows * len(bank)
+        if product_count > MOST_PRODUCTS:
+            return False
+        if self.compute is not None or not self.fitted.takes_products:
+            return False
+        # Only CUDA computes a large product so much faster that two of them take less time.
+        is_small = uses_numpy(product_count * bank.shape[1])
+        return is_small or resolve_device().type != "cuda"
+
+    @cached_property
+    def _landmarks(self) -> _Landmarks:
+        bank = self.fitted.bank.vectors
+        directions = evenly(bank)
+        lengths = lengths_of(bank[landmark_rows(len(bank))]).astype(np.float32)
+        return _Landmarks(
+            directions=directions,
+            coordinates=coordinates(directions, self.layout.locality_directions),
+            lengths=np.where(lengths == 0, 1, lengths),
         )
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
-        """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under
-        COSINE, zero.
+        """Return b(r) − c of vectors (n, d), float32 (n,).
+
+        It is 0 for rows that are not finite or, under COSINE, zero.
         """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
@@ -165,13 +206,14 @@ class Correction:
     def allowed_differences(
         self, vectors: Floats, centred: Floats, tolerance: float = BIAS_TOLERANCE
     ) -> Floats:
-        """Return how much stored biases may differ from `centred`, those of vectors (n, d) computed
-        now, (n,).
+        """Return how much stored biases may differ from those computed now, (n,).
 
-        tolerance: relative to centred biases of at least 1. Similarities, and biases before they
-        are centred, may be far larger than that, if vectors are long or far from the bank. Their
-        float32 rounding depends on the other rows of the same computation, so that it is allowed
-        too.
+        Similarities, and biases before they are centred, may be far larger than centred biases, if
+        vectors are long or far from the bank. Their float32 rounding depends on the other rows of
+        the same computation, so that it is allowed too.
+
+        vectors: (n, d). centred: (n,), their biases. tolerance: relative to centred biases of at
+        least 1.
         """
         valid = ~self.layout.invalid(vectors)
         size = np.zeros(len(vectors))
@@ -180,7 +222,9 @@ class Correction:
             largest = np.abs(self.fitted.bank.vectors).max(axis=0)
             terms = np.abs(self.layout.reduce_items(vectors[valid])) @ largest
             size[valid] = np.maximum(terms, np.abs(centred[valid] + self.mean_bias))
-        return np.maximum(tolerance * np.maximum(1, np.abs(centred)), ROUNDING * size)
+
+        of_biases = tolerance * np.maximum(1, np.abs(centred))
+        return np.maximum(of_biases, ROUNDING * size)
 
     def _finite(self, biases: Biases) -> Floats:
         """Return the biases as float32.
@@ -191,7 +235,8 @@ class Correction:
             rounded = np.asarray(biases, np.float32)
         if not np.isfinite(rounded).all():
             raise InvalidInput(
-                f"{self.fitted.estimator!r} gives biases that are not finite in float32: choose other parameters"
+                f"{self.fitted.estimator!r} gives biases that are not finite in float32: "
+                "choose other parameters"
             )
         return rounded
 
@@ -209,18 +254,23 @@ def row_biases(
     state: CollectionState,
     epoch: int | None,
 ) -> RowBiases:
-    """Return the biases of vectors (n, d) from the corrections by slot, and the locality hints of
-    the active profile. Slots that share a correction share its biases.
+    """Return the biases of vectors (n, d) from the corrections by slot.
+
+    The locality hints are those of the active profile.
     """
+    # Slots that share a correction share its biases: in a new collection all do.
     distinct = {id(correction): correction for correction in corrections.values()}
-    biases = {number: correction.centred(vectors) for number, correction in distinct.items()}
+    biases = {identity: correction.centred(vectors) for identity, correction in distinct.items()}
     by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
-    return RowBiases(by_slot, epoch, corrections[state.profile.slot].locality_hints(vectors))
+
+    active = corrections[state.profile.slot]
+    return RowBiases(by_slot, epoch, active.locality_hints(vectors))
 
 
 def epoch_of_new_rows(state: CollectionState) -> int:
-    """Return the epoch of rows with the biases of new rows: negative if the formula gives them
-    others.
+    """Return the epoch of rows with the biases of new rows.
+
+    It is negative if the formula gives these rows other biases than those of the gallery.
     """
     leave_room = any(from_dict(profile.estimator).potentials for profile in state.profiles.values())
     return -state.profile.epoch if leave_room else state.profile.epoch
@@ -263,12 +313,16 @@ def initial_state(
 
 
 def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
+    """Reduce the queries of a bank to inner products.
+
+    Raises DimensionMismatch, and ZeroVectors if all queries are zero.
+    """
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
     if not bank.vectors.any():
         raise ZeroVectors(
-            f"the bank from {bank.source} has only zero vectors, which are near no item: pass queries "
-            "as the application sends them"
+            f"the bank from {bank.source} has only zero vectors, which are near no item: "
+            "pass queries as the application sends them"
         )
     return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
 

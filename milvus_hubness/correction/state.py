@@ -41,6 +41,7 @@ VERSION: Literal[1] = 1
 
 SLOTS_PER_PROFILE = 2
 """One slot that searches read, and one that the next refresh writes."""
+
 Model = TypeVar("Model", bound="PropertyModel")
 
 
@@ -69,16 +70,16 @@ class PropertyModel(FrozenModel):
 
     @classmethod
     def read(cls: type[Model], properties: Mapping[str, str], collection: str) -> Model | None:
-        """Read the record from the properties of a collection, which messages name; None if the
-        property is missing or, on servers that cannot drop one, empty. Raises StateError if the
-        record is broken.
+        """Read the record from the properties of a collection, which messages name.
+
+        Returns None if the property is missing. Raises StateError if the record is broken.
         """
         text = properties.get(cls.property_name)
+        # Servers that cannot drop a property have it empty.
         if not text:
             return None
-        return read_record(
-            cls.model_validate_json, text, described_property(cls.property_name, collection), REMEDY
-        )
+        what = described_property(cls.property_name, collection)
+        return read_record(cls.model_validate_json, text, what, REMEDY)
 
 
 REMEDY = "give it its former value again"
@@ -89,10 +90,14 @@ def described_property(property_name: str, collection: str) -> str:
     return f"the collection property {shown(property_name)!r} of {shown(collection)!r}"
 
 
-MOST_PARAMETERS, MOST_LEVELS = 1_000, 20
-"""Largest numbers of values, and of levels, in the description of an estimator; a tuned blend has some 60 and 3."""
-SMALLEST_PARAMETER, LARGEST_PARAMETER = 1e-100, 1e37
-"""Bounds of the sizes of an estimator's numbers, other than 0, within which scores divided by them are finite."""
+MOST_PARAMETERS = 1_000
+"""Largest number of values in the description of an estimator; a tuned blend has some 60."""
+MOST_LEVELS = 20
+"""Largest number of levels of such a description; a tuned blend has 3."""
+SMALLEST_PARAMETER = 1e-100
+LARGEST_PARAMETER = 1e37
+"""Bounds of the sizes of an estimator's numbers, other than 0: scores divided by them are finite.
+"""
 
 
 def _valid_estimator(values: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +108,8 @@ def _valid_estimator(values: dict[str, Any]) -> dict[str, Any]:
     An estimator that this process does not know, of another package or of a newer version, is
     judged where it computes: searches and the proxy need no more than the stored biases.
     """
-    # This takes 50 ms once; torch is imported only where an estimator computes.
+    # Here, since it takes 50 ms once, and a search of an uncorrected collection reads no state.
+    # torch is imported only where an estimator computes.
     from milvus_hubness.correction.estimators import from_dict
     from milvus_hubness.correction.estimators.base import ESTIMATORS, names_in
 
@@ -118,8 +124,10 @@ def _expect_parameters(values: dict[str, Any]) -> None:
 
     Raises InvalidParameter.
     """
+    # A list in place of recursion: the state comes from outside, and may be nested without end.
     rest: list[tuple[Any, int]] = [(values, 0)]
     count = 0
+
     while rest:
         value, level = rest.pop()
         count += 1
@@ -127,17 +135,19 @@ def _expect_parameters(values: dict[str, Any]) -> None:
             raise InvalidParameter(
                 f"an estimator has at most {MOST_PARAMETERS:,} values in {MOST_LEVELS} levels"
             )
-        if isinstance(value, dict | list):
-            rest += [
-                (part, level + 1) for part in (value.values() if isinstance(value, dict) else value)
-            ]
+
+        if isinstance(value, dict):
+            rest += [(inner, level + 1) for inner in value.values()]
+        elif isinstance(value, list):
+            rest += [(inner, level + 1) for inner in value]
         elif (
             isinstance(value, int | float)
             and value
             and not SMALLEST_PARAMETER <= abs(value) <= LARGEST_PARAMETER
         ):
             raise InvalidParameter(
-                f"the numbers of an estimator are finite, from {SMALLEST_PARAMETER:g} to {LARGEST_PARAMETER:g} in size"
+                f"the numbers of an estimator are finite, from {SMALLEST_PARAMETER:g} to "
+                f"{LARGEST_PARAMETER:g} in size"
             )
 
 
@@ -149,6 +159,7 @@ class BankReference(FrozenModel):
     """Reference to one generation of a bank collection."""
 
     collection: CollectionName
+    """Name of the bank collection."""
     generation: str = Field(pattern="^[0-9a-f]+$", max_length=64)
     """Digest of its queries, potentials and targets; it names the rows of the generation."""
     fingerprint: Fingerprint
@@ -162,15 +173,17 @@ class BankReference(FrozenModel):
 
     @property
     def rows(self) -> tuple[str, str]:
-        """What identifies the generation's rows: two references differ if only one names nearest
-        items.
+        """What identifies the generation's rows.
+
+        Two references to the same rows differ if only one names nearest items.
         """
         return self.collection, self.generation
 
 
 class Former(FrozenModel):
-    """The former source of a profile's biases, from which a refresh that goes back computes them
-    again.
+    """The former source of a profile's biases.
+
+    A refresh that goes back computes them from it again. The fields are those of `Profile`.
     """
 
     estimator: StoredEstimator
@@ -264,6 +277,7 @@ class CollectionState(FrozenModel):
     """The state of a corrected vector field, for clients and jobs."""
 
     version: Literal[1] = VERSION
+    """Version of the form of the state."""
     field: Name
     """The corrected vector field."""
     suffix: Name = ""
@@ -302,7 +316,7 @@ class CollectionState(FrozenModel):
 
     @model_validator(mode="after")
     def _expect_parts_that_fit(self) -> CollectionState:
-        """Check what concerns several fields. Raises InvalidParameter, which names the place."""
+        """Check what concerns several fields. Raises InvalidParameter, which names the field."""
         if self.active not in self.profiles:
             raise InvalidParameter(f"active is {self.active!r}, which is none of the profiles")
         if self.suffix not in ("", f"_{self.field}"):
@@ -320,43 +334,59 @@ class CollectionState(FrozenModel):
             raise InvalidParameter(
                 "second_vector and reranking are both set: a field has one bias location"
             )
+
         if self.second_vector not in (None, SECOND_VECTOR_FIELD + self.suffix):
             raise InvalidParameter(
-                f"second_vector is {self.second_vector!r}, not {SECOND_VECTOR_FIELD + self.suffix!r}"
+                f"second_vector is {self.second_vector!r}, "
+                f"not {SECOND_VECTOR_FIELD + self.suffix!r}"
             )
+
+        # Their scalar fields, or columns, have fixed names: they hold one profile.
         if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
             raise InvalidParameter(
-                f"layout.slots is {self.slots}: fields and side collections have {SLOTS_PER_PROFILE} slots"
+                f"layout.slots is {self.slots}: fields and side collections have "
+                f"{SLOTS_PER_PROFILE} slots"
             )
 
     def _expect_slots(self) -> None:
         """Check that each slot exists and belongs to one profile."""
-        owners: dict[int, str] = {}
+        profile_of_slot: dict[int, str] = {}
         for name, profile in self.profiles.items():
-            self._claim_slots(owners, f"profiles.{name}", name, profile)
-        for place, change in (("incoming", self.incoming), ("outgoing", self.outgoing)):
+            self._claim_slots(profile_of_slot, f"profiles.{name}", name, profile)
+
+        for label, change in (("incoming", self.incoming), ("outgoing", self.outgoing)):
             if change is None:
                 continue
-            if place == "outgoing" and change.name not in self.profiles:
+            # An incoming profile may be a new one; an outgoing one has been there.
+            if label == "outgoing" and change.name not in self.profiles:
                 raise InvalidParameter(
                     f"outgoing.name is {change.name!r}, which is none of the profiles"
                 )
+
+            # A refresh fills the standby slot, and after the switch the former slot is on standby.
             current = self.profiles.get(change.name)
             if current is not None and change.profile.slot != current.standby:
                 raise InvalidParameter(
-                    f"{place}.profile.slot is {change.profile.slot}, not {current.standby}, the standby slot of "
-                    f"{change.name!r}"
+                    f"{label}.profile.slot is {change.profile.slot}, not {current.standby}, "
+                    f"the standby slot of {change.name!r}"
                 )
-            self._claim_slots(owners, f"{place}.profile", change.name, change.profile)
+            self._claim_slots(profile_of_slot, f"{label}.profile", change.name, change.profile)
 
-    def _claim_slots(self, owners: dict[int, str], place: str, name: str, profile: Profile) -> None:
+    def _claim_slots(
+        self, profile_of_slot: dict[int, str], label: str, name: str, profile: Profile
+    ) -> None:
+        """Enter the two slots of a profile, which messages call `label`.
+
+        Raises InvalidParameter for a slot of another profile.
+        """
         for key, slot in (("slot", profile.slot), ("standby", profile.standby)):
             if slot >= self.slots:
                 raise InvalidParameter(
-                    f"{place}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}"
+                    f"{label}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}"
                 )
-            if owners.setdefault(slot, name) != name:
-                raise InvalidParameter(f"{place}.{key} is {slot}, a slot of {owners[slot]!r}")
+            owner = profile_of_slot.setdefault(slot, name)
+            if owner != name:
+                raise InvalidParameter(f"{label}.{key} is {slot}, a slot of {owner!r}")
 
     @property
     def dim(self) -> int:
@@ -381,6 +411,7 @@ class CollectionState(FrozenModel):
             return SecondVectorCodec(*common, second=self.second_vector)
         if self.reranking is None:
             return VectorCodec(*common)
+
         side_collection = self.reranking.side_collection
         candidates = self.reranking.candidates
         if side_collection is None:
@@ -399,8 +430,9 @@ class CollectionState(FrozenModel):
 
     @property
     def miss_rate(self) -> float | None:
-        """Measured share of the exact corrected top 10 outside the candidates; None if there are
-        none.
+        """Measured share of the exact corrected top 10 outside the candidates.
+
+        None if there are no candidates.
         """
         return None if self.reranking is None else self.reranking.missed
 
@@ -425,8 +457,10 @@ class CollectionState(FrozenModel):
 
     @property
     def shown_slot(self) -> int:
-        """The slot whose bias `bias_field` shows: of the active profile, or of its next value
-        during a refresh.
+        """The slot whose bias `bias_field` shows.
+
+        It is that of the active profile, or of its next value during a refresh: the job then has no
+        need to write that field of all rows again after the switch.
         """
         if self.incoming is not None and self.incoming.name == self.active:
             return self.incoming.profile.slot
@@ -434,12 +468,14 @@ class CollectionState(FrozenModel):
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """The banks of all profiles: of the current biases, the former ones and those that a
-        refresh is writing.
+        """The banks of all profiles.
+
+        They are those of the current biases, the former ones and those that a refresh is writing.
         """
-        moving = [change.profile for change in (self.incoming, self.outgoing) if change is not None]
+        changes = (self.incoming, self.outgoing)
+        changing = [change.profile for change in changes if change is not None]
         return tuple(
-            bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks
+            bank for profile in (*self.profiles.values(), *changing) for bank in profile.banks
         )
 
     @property
@@ -461,19 +497,22 @@ class CollectionState(FrozenModel):
         return rows
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
-        """Return a message about a number in rows (n, d) that would not be read back bit for bit; empty if all would.
-        keys: names of the rows in the message.
+        """Return a message about a number in rows (n, d) that would not be read back bit for bit.
+
+        It is empty if all would. keys: names of the rows in the message.
         """
+        # Only a mean that is subtracted before rows are stored can cost a bit.
         if not self.layout.mean or self.codec.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)
         if not lost.any():
             return ""
+
         row, column = np.argwhere(lost)[0]
         return (
-            f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {self.field!r}, which float32 "
-            f"rounds against the mean of that dimension, {self.layout.taken_off[column]:g}: it must be 0, or "
-            "from half to twice the mean"
+            f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {self.field!r}, "
+            "which float32 rounds against the mean of that dimension, "
+            f"{self.layout.taken_off[column]:g}: it must be 0, or from half to twice the mean"
         )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:
@@ -489,24 +528,28 @@ class CollectionState(FrozenModel):
         Raises UnknownStateVersion for another version, StateError for a broken state.
         """
         what = described_property(property_name, collection)
+        # The version comes first: what another one means by its fields is not for this to say.
         value = read_value(text, what, REMEDY)
         version = value.get("version") if isinstance(value, dict) else None
         if version is None:
             raise StateError(f"{what} is not a state: {REMEDY}")
         if version != VERSION:
             raise UnknownStateVersion(
-                f"{what} has version {shown(version)}, this package reads {VERSION}: update milvus-hubness"
+                f"{what} has version {shown(version)}, this package reads {VERSION}: "
+                "update milvus-hubness"
             )
+
         state = read_record(cls.model_validate_json, text, what, REMEDY)
+        # A property that was copied from another field would correct that field twice.
         if state.property_name != property_name:
             raise StateError(f"{what} is the state of {state.property_name!r}: {REMEDY}")
         return state
 
 
 def read_states(properties: Mapping[str, str], collection: str) -> dict[str, CollectionState]:
-    """Return the states among the properties of a collection, which messages name, by vector field.
+    """Return the states among the properties of a collection by vector field.
 
-    Raises as `CollectionState.from_json` does.
+    collection: its name in messages. Raises as `CollectionState.from_json` does.
     """
     states = [
         CollectionState.from_json(text, collection, name)
@@ -521,15 +564,17 @@ def slots_for(profiles: int) -> int:
     most = MAX_WIDTH // SLOTS_PER_PROFILE
     if not 1 <= profiles <= most:
         raise InvalidParameter(
-            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} columns of the vectors, "
-            f"which have at most {MAX_WIDTH}"
+            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} "
+            f"columns of the vectors, which have at most {MAX_WIDTH}"
         )
     return SLOTS_PER_PROFILE * profiles
 
 
 def suffix_for(field: str, others: Collection[CollectionState]) -> str:
     """Return the suffix of a new field's state; `others` are the states of the collection."""
-    return f"_{field}" if any(not state.suffix for state in others if state.field != field) else ""
+    # One field of a collection goes without, and most collections have no second one.
+    is_taken = any(not state.suffix for state in others if state.field != field)
+    return f"_{field}" if is_taken else ""
 
 
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:

@@ -9,6 +9,8 @@ from milvus_hubness import (
     CollectionNotFound,
     MigrationOptions,
     QueryBank,
+    ResumeRefused,
+    WrongPhase,
     clean,
     cutover,
     migrate,
@@ -17,6 +19,7 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs.common.lease import forget_leases
+from milvus_hubness.jobs.migration import clean as migration_clean
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.clean import would_drop
 from milvus_hubness.jobs.migration.ledger import Ledger
@@ -244,34 +247,40 @@ class Killed(BaseException):
     """As if the process had ended."""
 
 
-def killed_at_the_identity(monkeypatch, store, *, sent):
-    """Let the process end at the removal of the identity: after it, or before it was sent."""
-    write = type(store).write_property
+def killed_after(monkeypatch, step):
+    """Let the process end after this function of `clean`."""
+    call = getattr(migration_clean, step)
 
-    def until_then(self, collection, name, value):
-        is_last = name == IDENTITY_PROPERTY and value is None
-        if sent or not is_last:
-            write(self, collection, name, value)
-        if is_last:
-            raise Killed
+    def until_then(*arguments):
+        call(*arguments)
+        raise Killed
 
-    monkeypatch.setattr(type(store), "write_property", until_then)
+    monkeypatch.setattr(migration_clean, step, until_then)
 
 
-@pytest.mark.parametrize("sent", [True, False])
+@pytest.mark.parametrize("step", ["_forget_identity", "drop_collection"])
 @pytest.mark.parametrize("then", ["run", "clean"])
-def test_a_clean_that_is_killed_at_the_identity_can_be_taken_over(lite, monkeypatch, sent, then):
-    """The source is then not taken for another collection of its name, and clean ends as before."""
-    world = Migrated(lite)
+def test_a_clean_that_is_killed_can_be_taken_over(backend, monkeypatch, step, then):
+    """The source is not taken for another collection of its name, nor is the copy missed."""
+    world = Migrated(backend)
+    before = world.store.properties_of(world.name)
     with monkeypatch.context() as killing:
-        killed_at_the_identity(killing, world.store, sent=sent)
+        killed_after(killing, step)
         with pytest.raises(Killed):
             clean(world.store, world.name, drop=world.target)
     forget_leases(world.store, world.name, world.target)
-    assert problem_of(world.store, Ledger(world.store).find(world.name)) == ""
+
+    migration = Ledger(world.store).find(world.name)
+    assert problem_of(world.store, migration) == ""
+    with pytest.raises(WrongPhase, match="complete it with a run"):
+        cutover(world.store, world.name, alias=backend.name("alias"))
+    with pytest.raises(ResumeRefused, match="pass its bank again"):
+        resume(world.store, world.name, ALONE)
 
     if then == "run":
-        assert resume(world.store, world.name, ALONE).phase == "verified"
+        assert world.migrate().phase == "verified"
+        assert len(all_keys(world.store, world.target)) == ITEMS
     clean(world.store, world.name, drop=world.target)
-    assert world.store.info(world.name).identity == ""
     assert not world.store.exists(world.target)
+    after = world.store.properties_of(world.name)
+    assert after == {name: text for name, text in before.items() if name != IDENTITY_PROPERTY}

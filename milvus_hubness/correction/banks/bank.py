@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
     BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
 else:
-    BankLike = Any  # Pydantic models with a field of this type evaluate it.
+    # Pydantic models with a field of this type evaluate it.
+    BankLike = Any
 """Type of the banks that `QueryBank.of` and every public function with a bank accept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """Origins of n queries.
-
-    numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query that
-    the bank started with. at: (n,) int64, the time of the query in Unix seconds.
-    """
+    """Origins of n queries."""
 
     numbers: npt.NDArray[np.int64]
+    """(n,): the number of a live query's sample, from 0 up; below 0 for a query that the bank
+    started with."""
     at: npt.NDArray[np.int64]
+    """(n,): the time of the query in Unix seconds."""
 
     @classmethod
     def seeds(cls, count: int, at: int) -> Origins:
@@ -76,28 +76,34 @@ class QueryBank:
 
     The bank has its own copy of them.
 
-    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only.
-    All-zero rows are allowed. source: where they came from, for people. origins: of the queries, if
-    the bank is or was online.
-
     Raises EmptyBank and, as `as_vectors`, NonFiniteVectors, DimensionMismatch and InvalidInput.
     """
 
     vectors: Vectors = field(repr=False)
+    """(n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero
+    rows are allowed."""
     source: str = "array"
+    """Where they came from, for people."""
     origins: Origins | None = field(default=None, repr=False)
+    """Origins of the queries, if the bank is or was online."""
 
     def __post_init__(self) -> None:
         rows: Any = self.vectors
+        # A single number has no length, and is no array without rows either.
         if isinstance(rows, np.ndarray) and not rows.ndim:
             raise InvalidInput(
                 f"the bank from {self.source} must be 2-D, one vector a row, but is one number"
             )
-        if (isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)) and len(rows) == 0:
+        has_length = isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)
+        if has_length and len(rows) == 0:
             raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
+
+        # `as_vectors` may return the caller's own array, which must stay writable.
         vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
         vectors.flags.writeable = False
+        # The only way to set a field of a frozen dataclass.
         object.__setattr__(self, "vectors", vectors)
+
         if self.origins is not None and len(self.origins) != len(vectors):
             raise InvalidInput(f"{len(vectors)} queries have {len(self.origins)} origins")
 
@@ -131,9 +137,12 @@ class QueryBank:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest "sha256:…" of the shape and the float32 values: equal for equal banks on every
-        machine.
+        """Digest "sha256:…" of the shape and the values.
+
+        It is equal for equal banks on every machine.
         """
+        # Without the shape, a bank of 2 × 3 numbers would equal one of 3 × 2. Bytes are those of a
+        # little-endian machine.
         digest = hashlib.sha256(f"{len(self)}x{self.dim}:".encode())
         digest.update(self.vectors.astype("<f4", copy=False).data)
         return f"sha256:{digest.hexdigest()}"
@@ -142,14 +151,16 @@ class QueryBank:
         if len(self) < at_least:
             noun = "query" if len(self) == 1 else "queries"
             raise BankTooSmall(
-                f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed"
+                f"the bank from {self.source} has {len(self)} {noun}; "
+                f"at least {at_least} are needed"
             )
 
     def expect_dim(self, dim: int, what: str) -> None:
         """Raise DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
         if dim != self.dim:
             raise DimensionMismatch(
-                f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}: embed both with one model"
+                f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}: "
+                "embed both with one model"
             )
 
 
@@ -173,31 +184,38 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
             f"{what} must hold real numbers, not a path: pass QueryBank.load({str(rows)!r})"
         )
     elif isinstance(rows, Sequence):
+        # NumPy's own message for rows of unequal length names no row.
         _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
         rows = without_tensors(rows)
+
     array = np.asarray(rows)
+    # NumPy makes an empty list an array of floats, and an empty array may be of any type.
     if array.dtype.kind not in "fiu" and array.size:
         raise InvalidInput(f"{what} must hold real numbers, not {array.dtype}")
     if array.ndim != 2:
         raise InvalidInput(f"{what} must be 2-D, one vector a row, but has shape {array.shape}")
     if array.shape[1] == 0:
         raise InvalidInput(f"{what} has vectors without a single number")
+
+    # A float64 beyond float32 becomes infinity, and is then refused with its row.
     with np.errstate(over="ignore"):
         vectors = np.ascontiguousarray(array, np.float32)
-    bad = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
-    if bad:
+    broken = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
+    if broken:
         raise NonFiniteVectors(
-            f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}"
+            f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(broken)}"
         )
     return vectors
 
 
 def _check_widths(widths: npt.ArrayLike, what: str) -> None:
+    """Raise DimensionMismatch, which names the first row that is not as wide as row 0."""
     sizes = np.asarray(widths)
-    odd = np.flatnonzero(sizes != sizes[:1])
-    if len(odd):
+    unequal = np.flatnonzero(sizes != sizes[:1])
+    if len(unequal):
+        row = unequal[0]
         raise DimensionMismatch(
-            f"{what} has {sizes[odd[0]]} numbers in row {odd[0]} and {sizes[0]} in row 0"
+            f"{what} has {sizes[row]} numbers in row {row} and {sizes[0]} in row 0"
         )
 
 
@@ -210,8 +228,10 @@ def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
 def _read_npz(path: Path, column: str | None) -> npt.NDArray[Any]:
     with open_archive(path) as archive:
         names = archive.names
-        if column is None and len(names) > 1:  # The others are texts or keys.
+        if column is None and len(names) > 1:
+            # The others are texts or keys.
             names = [name for name in names if len(archive.header(name).shape) == 2] or names
+
         name = _choose(path, column, names, "array")
         _expect_vectors(path, archive.header(name))
         return archive.read(name)
@@ -243,26 +263,39 @@ _READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
 def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
     import pyarrow.types as types
 
-    def holds_vectors(kind: Any) -> bool:
-        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        return bool(
-            is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
-        )
+    def holds_vectors(column_type: Any) -> bool:
+        if not (
+            types.is_list(column_type)
+            or types.is_large_list(column_type)
+            or types.is_fixed_size_list(column_type)
+        ):
+            return False
+        number_type = column_type.value_type
+        return bool(types.is_floating(number_type) or types.is_integer(number_type))
 
     names = [field.name for field in schema if holds_vectors(field.type)]
     return _choose(path, column, names, "vector column")
 
 
-def _choose(path: Path, column: str | None, names: list[str], kind: str) -> str:
+def _choose(path: Path, column: str | None, names: list[str], noun: str) -> str:
+    """Return the column, or the only one if none is named.
+
+    noun: what messages call a column. Raises InvalidInput.
+    """
     if column is None and len(names) == 1:
         return names[0]
     if column in names:
         return str(column)
-    fault = f"no {kind} {column!r}" if column else f"several {kind}s" if names else f"no {kind}"
-    remedy = (
-        f"choose one of {', '.join(map(repr, names))} with --bank-column" if names else "add one"
-    )
-    raise InvalidInput(f"{path} has {fault}: {remedy}")
+
+    problem = f"no {noun}"
+    if column:
+        problem = f"no {noun} {column!r}"
+    elif names:
+        problem = f"several {noun}s"
+    remedy = "add one"
+    if names:
+        remedy = f"choose one of {', '.join(map(repr, names))} with --bank-column"
+    raise InvalidInput(f"{path} has {problem}: {remedy}")
 
 
 def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
@@ -273,6 +306,9 @@ def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
         raise InvalidInput(f"{path}: {column!r} is null in row {name_some(empty)}")
     if len(cells) == 0:
         raise EmptyBank(f"{path}: {column!r} has no rows")
+
+    # `list_flatten` forgets where a row ends, so all must have one width.
     widths = pc.list_value_length(cells).to_numpy()
     _check_widths(widths, f"{path}: {column!r}")
-    return pc.list_flatten(cells).to_numpy().reshape(len(cells), widths[0])  # type: ignore[no-any-return]
+    numbers = pc.list_flatten(cells).to_numpy()
+    return numbers.reshape(len(cells), widths[0])  # type: ignore[no-any-return]

@@ -18,6 +18,7 @@ class StoredBank:
     """The bank of one fit, as a generation of a bank collection keeps it."""
 
     queries: QueryBank
+    """The queries of the bank, as the user gave them."""
     potentials: Floats
     """The estimator's result for each query, (|queries|, p) float32; p = 0 if it has none."""
     targets: QueryBank | None = None

@@ -1,18 +1,21 @@
-"""Vectors as float matrices, their metrics, lengths and mean, and their storage in half precision. No I/O.
+"""Vectors as float matrices, their metrics, lengths and mean, and half precision. No I/O.
 
-½‖r‖² in float32 loses bits in a gallery far from zero. So half squares are those of r − c and queries are sent as
-q − c, where c is the mean. A row is stored as r − a. In each dimension, a is the number of c if all rows have numbers
-between half and twice as large there, or 0; otherwise a is 0. All dtypes subtract such numbers without rounding
-(Sterbenz), so rows are read back bit for bit, except that −0 becomes 0.
+½‖r‖² in float32 loses bits in a gallery far from zero. So half squares are those of r − c and
+queries are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is
+the number of c if all rows have numbers between half and twice as large there, or 0; otherwise a is
+0. All dtypes subtract such numbers without rounding (Sterbenz), so rows are read back bit for bit,
+except that −0 becomes 0.
 
-float16 and bfloat16 fields store augmented vectors in this format:
+float16 and bfloat16 fields store augmented vectors in this format, for < r , n_0 , n_1 … 0 > with
+n = h + l, and for < q , w_0 , w_1 … 0 > with w = u + v:
 
-    vector   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >    for  < r , n_0 , n_1 … 0 >,  n = h + l
-    query    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >    for  < q , w_0 , w_1 … 0 >,  w = u + v
+    vector   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >
+    query    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >
 
-Half precision is too coarse for the numbers after a vector (½‖r‖² and the biases). So each is stored as two, the second
-the remainder of the first, and so is its weight: u(h + l) + v·h is n·w to 16 bits in bfloat16 and to 22 in float16. The
-last h is divided by 16, so that a graph, built on the inner products of stored vectors, does not count it twice.
+Half precision is too coarse for the numbers after a vector (½‖r‖² and the biases). So each is
+stored as two, the second the remainder of the first, and so is its weight: u(h + l) + v·h is n·w to
+16 bits in bfloat16 and to 22 in float16. The last h is divided by 16, so that a graph, built on the
+inner products of stored vectors, does not count it twice.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ def packed(vectors: Any, width: int) -> Floats | None:
         return None
     if not all(type(row) is list and len(row) == width for row in vectors):
         return None
+
     pack = struct.Struct(f"{width}f").pack
     try:
         content = b"".join([pack(*row) for row in vectors])
@@ -51,21 +55,21 @@ def packed(vectors: Any, width: int) -> Floats | None:
 
 
 def without_tensors(vectors: Any) -> Any:
-    """Return vectors with float32 arrays in place of tensors of torch, which may be half-precise,
-    on a device, or part of a graph of gradients; NumPy reads none of these. Raises InvalidInput for
-    complex tensors.
+    """Return vectors with float32 arrays in place of tensors of torch.
+
+    Tensors may be half-precise, on a device, or part of a graph of gradients; NumPy reads none of
+    these. Raises InvalidInput for complex tensors.
     """
+    # If torch is not loaded, there is no tensor, and nobody waits for its import.
     torch = sys.modules.get("torch")
     if torch is None:
         return vectors
     if isinstance(vectors, torch.Tensor):
         return _array_of(vectors)
-    if isinstance(vectors, list | tuple) and any(
-        isinstance(vector, torch.Tensor) for vector in vectors
-    ):
-        return [
-            _array_of(vector) if isinstance(vector, torch.Tensor) else vector for vector in vectors
-        ]
+
+    is_list = isinstance(vectors, list | tuple)
+    if is_list and any(isinstance(row, torch.Tensor) for row in vectors):
+        return [_array_of(row) if isinstance(row, torch.Tensor) else row for row in vectors]
     return vectors
 
 
@@ -85,12 +89,14 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
     try:
         if isinstance(vectors, list) and len(vectors) == 1 and isinstance(vectors[0], np.ndarray):
-            rows = np.asarray(vectors[0], np.float32)[None]  # This takes half the time.
+            # One query as an array, the most frequent search: this takes half the time.
+            rows = np.asarray(vectors[0], np.float32)[None]
         else:
             quick = packed(vectors, width)
             rows = np.asarray(vectors, np.float32) if quick is None else quick
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{what} must be rows of {width} numbers each: {error}") from None
+
     if rows.ndim != 2:
         raise InvalidInput(f"{what} must be of shape (n, {width}), got {rows.shape}")
     if rows.shape[1] != width:
@@ -99,8 +105,9 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
 
 
 def _is_complex(vectors: Any) -> bool:
-    """Whether NumPy would drop an imaginary part; NumPy itself rejects lists of Python's complex
-    numbers.
+    """Whether NumPy would drop an imaginary part.
+
+    NumPy itself rejects lists of Python's complex numbers.
     """
     if isinstance(vectors, list):
         return any(isinstance(row, np.ndarray) and row.dtype.kind == "c" for row in vectors)
@@ -119,30 +126,34 @@ def half_squares(rows: Floats) -> npt.NDArray[np.float64]:
 
 
 class Mean(NamedTuple):
-    """A mean of the gallery.
-
-    seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0.
-    """
+    """A mean of the gallery."""
 
     seen_from: Floats
+    """(d,): c."""
     taken_off: Floats
+    """(d,): a, in each dimension the number of c, or 0."""
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
-    """Return which numbers of rows (n, d) may be rounded when `taken_off` (d,) is subtracted, bool
-    (n, d).
+    """Return which numbers of rows may be rounded when `taken_off` (d,) is subtracted.
+
+    rows: (n, d). Returns bool (n, d).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        shares = rows / taken_off.astype(np.float64)
-    exact = (taken_off == 0) | (rows == 0) | ~np.isfinite(rows) | ((shares >= 0.5) & (shares <= 2))
+        ratios = rows / taken_off.astype(np.float64)
+    # Sterbenz: x − y is exact if y/2 ≤ x ≤ 2y.
+    is_near = (ratios >= 0.5) & (ratios <= 2)
+    exact = (taken_off == 0) | (rows == 0) | ~np.isfinite(rows) | is_near
     return np.asarray(~exact)
 
 
 def as_text(mean: Floats, far: npt.NDArray[np.bool_]) -> str:
-    """Return a mean (d,) and whether rows are stored without it (d,) as text: base64 of d float32
-    and d bits.
+    """Return a mean (d,) and whether rows are stored without it (d,) as text.
+
+    It is base64 of d float32 and d bits.
     """
-    return base64.b64encode(mean.astype("<f4").tobytes() + np.packbits(far).tobytes()).decode()
+    content = mean.astype("<f4").tobytes() + np.packbits(far).tobytes()
+    return base64.b64encode(content).decode()
 
 
 def mean_in(text: str, dim: int) -> Mean:
@@ -152,37 +163,49 @@ def mean_in(text: str, dim: int) -> Mean:
     """
     if not text:
         return Mean(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
+
     content = _from_base64(text, "the mean of a layout")
-    if len(content) != 4 * dim + -(-dim // 8):
+    bytes_of_bits = math.ceil(dim / 8)
+    if len(content) != 4 * dim + bytes_of_bits:
         raise InvalidParameter(f"{len(content)} bytes are no mean of {dim} dimensions")
+
     mean = np.frombuffer(content, "<f4", dim).astype(np.float32)
+    # NaN is not at most anything.
     if not half_squares(mean[None, :])[0] <= LARGEST_HALF_SQUARE:
         raise InvalidParameter(
             "the mean of a layout contains NaN or infinity, or is too long for float32"
         )
-    far = np.unpackbits(np.frombuffer(content, np.uint8, offset=4 * dim), count=dim).astype(
-        np.bool_
-    )
+
+    packed_bits = np.frombuffer(content, np.uint8, offset=4 * dim)
+    far = np.unpackbits(packed_bits, count=dim).astype(np.bool_)
     return Mean(mean, np.where(far, mean, np.float32(0)))
 
 
 def _from_base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError as error:  # binascii.Error, or characters outside ASCII
+    # binascii.Error, or characters outside ASCII.
+    except ValueError as error:
         raise InvalidParameter(f"{what} is not base64: {error}") from None
 
 
 Metric = Literal["IP", "COSINE", "L2"]
 
 ALIGNMENT = 16
+"""The width of augmented vectors is a multiple of it, which suits SIMD code."""
 LARGEST_HALF_SQUARE = 1e36
 """Largest ½‖c‖² of a mean c, so that those of rows around it fit into float32."""
 MAX_WIDTH = 32_768
+"""Largest dimension of a vector field of Milvus."""
 UNIT_TOLERANCE = 2.5e-7
+"""Vectors of a length that differs from 1 by at most this count as unit vectors: two units in the
+last place of float32."""
 
 QUERY_SCALE = 4
-"""Scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of what u adds."""
+"""Scale of v relative to u.
+
+v adds to the inner products among stored vectors a sixteenth of what u adds.
+"""
 
 
 def as_metric(name: str) -> Metric:
@@ -196,6 +219,7 @@ def as_metric(name: str) -> Metric:
 
 
 LARGEST_NUMBER = 127
+"""Largest number of a direction of locality hints, in int8."""
 
 
 def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
@@ -212,9 +236,12 @@ def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
 Dtype = Literal["float32", "float16", "bfloat16"]
 
 BYTES: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one number."""
 COLUMNS: dict[Dtype, int] = {"float32": 1, "float16": 3, "bfloat16": 3}
 """Columns of a field for one number after the vector."""
 DAMPING = np.float32(16)
+"""Divisor of the third column of a number, and factor of its weight: a power of two, so that
+neither is rounded."""
 SPACING: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Upper bound of one unit in the last place, relative to the number."""
 SMALLEST: dict[Dtype, float] = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
@@ -236,12 +263,11 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
     exact = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return exact
+
     with np.errstate(over="ignore"):
-        nearest = (
-            exact.astype(np.float16).astype(np.float32)
-            if dtype == "float16"
-            else _to_bfloat16(exact)
-        )
+        nearest = _to_float16(exact) if dtype == "float16" else _to_bfloat16(exact)
+
+    # An infinity of the user's is no number that became too large.
     if not np.array_equal(np.isinf(nearest), np.isinf(exact)):
         largest = np.abs(exact[np.isinf(nearest) & ~np.isinf(exact)]).max()
         raise InvalidInput(f"a number of size {largest:g} does not fit into {dtype}")
@@ -249,15 +275,20 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
 
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
-    """Return vectors (n, w) as pymilvus takes them: arrays of float32, or the bytes of
-    half-precision numbers. Raises InvalidInput if a number does not fit.
+    """Return vectors (n, w) as pymilvus takes them.
+
+    They are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a
+    number does not fit.
     """
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
+
     nearest = rounded(rows, dtype)
     if dtype == "float16":
         return [row.tobytes() for row in nearest.astype("<f2")]
-    return [row.tobytes() for row in (nearest.view(np.uint32) >> 16).astype("<u2")]
+    # bfloat16 is the upper half of float32.
+    upper = (nearest.view(np.uint32) >> 16).astype("<u2")
+    return [row.tobytes() for row in upper]
 
 
 def returned(rows: Floats, dtype: Dtype) -> list[Any]:
@@ -273,17 +304,18 @@ def unpacked(value: Any, dtype: Dtype) -> Any:
     """
     if dtype == "float32":
         return value
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
-        [value] = value
-    if not isinstance(value, bytes):
+    is_in_list = isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes)
+    content = value[0] if is_in_list else value
+    if not isinstance(content, bytes):
         return value
-    if len(value) % 2:
+    if len(content) % 2:
         raise InvalidInput(
-            f"{len(value)} bytes are no vector of {dtype}, which takes 2 for each number"
+            f"{len(content)} bytes are no vector of {dtype}, which takes 2 for each number"
         )
+
     if dtype == "float16":
-        return np.frombuffer(value, "<f2").astype(np.float32)
-    return (np.frombuffer(value, "<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.frombuffer(content, "<f2").astype(np.float32)
+    return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
 def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
@@ -301,33 +333,36 @@ def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
 
 
 def rounded_to_sums(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape;
-    idempotent.
+    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape.
+
+    A second rounding changes nothing.
     """
-    coarse, left = _two_parts(np.asarray(numbers, np.float32), dtype)
-    return cast(Floats, coarse + left)
+    coarse, remainder = _coarse_and_remainder(np.asarray(numbers, np.float32), dtype)
+    return cast(Floats, coarse + remainder)
 
 
 @dataclass(frozen=True)
 class StorageFormat:
-    """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 > in a field of type
-    `dtype`.
+    """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 >.
 
-    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of:
-    the width is a multiple of it. Formats of one width are the same. Raises InvalidParameter if the
-    width exceeds Milvus's limit.
+    Formats of one width are the same. Raises InvalidParameter if the width exceeds Milvus's limit.
     """
 
     dtype: Dtype
+    """Type of the field."""
     dim: int
+    """d, the dimension of the vectors."""
     numbers: int = 0
+    """How many numbers follow the vector; 0 stores the vectors alone."""
     multiple_of: int = 1
+    """The width is a multiple of it."""
 
     def __post_init__(self) -> None:
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
-                f"dimension {self.dim} leaves no room for {self.width - self.dim} further columns of "
-                f"{self.dtype}: the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
+                f"dimension {self.dim} leaves no room for {self.width - self.dim} further columns "
+                f"of {self.dtype}: the stored width would be {self.width}, Milvus allows "
+                f"{MAX_WIDTH}"
             )
 
     @property
@@ -343,15 +378,16 @@ class StorageFormat:
         """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
         if self._is_plain:
             return encode(rows, self.dtype)
-        coarse, left = _two_parts(self._numbers(rows), self.dtype)
-        return encode(self._filled(rows, coarse, coarse, DAMPING * left), self.dtype)
+        coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
+        # u(h + l) + 16v · h/16: v·l, a product of two remainders, is below the precision.
+        return encode(self._filled(rows, coarse, coarse, DAMPING * remainder), self.dtype)
 
     def split(self, rows: Floats) -> Floats:
         """Return float32 (n, width): the rows in the columns of the field."""
         if self._is_plain:
             return rows
-        coarse, left = _two_parts(self._numbers(rows), self.dtype)
-        return self._filled(rows, coarse, left, rounded(coarse / DAMPING, self.dtype))
+        coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
+        return self._filled(rows, coarse, remainder, rounded(coarse / DAMPING, self.dtype))
 
     def joined(self, fields: Floats) -> Floats:
         """Return the rows from which `split` made `fields` (n, width); they are rounded."""
@@ -359,6 +395,7 @@ class StorageFormat:
             return fields
         rows = np.zeros((len(fields), self._aligned(1)), np.float32)
         rows[:, : self.dim] = fields[:, : self.dim]
+        # h + l; the third column has nothing that these do not have.
         triples = fields[:, self.dim : self.dim + 3 * self._stored]
         rows[:, self.dim : self.dim + self._stored] = triples[:, ::3] + triples[:, 1::3]
         return rows
@@ -373,29 +410,41 @@ class StorageFormat:
         return min(self._aligned(1) - self.dim, (self.width - self.dim) // 3)
 
     def _numbers(self, rows: Floats) -> Floats:
+        """Return the numbers after the vectors, (n, stored)."""
         return rows[:, self.dim : self.dim + self._stored]
 
     def _filled(self, rows: Floats, *thirds: Floats) -> Floats:
+        """Return fields (n, width) with the vectors, and three columns for each number."""
         fields = np.zeros((len(rows), self.width), np.float32)
         fields[:, : self.dim] = rows[:, : self.dim]
-        for place, columns in enumerate(thirds):
-            fields[:, self.dim + place : self.dim + 3 * self._stored : 3] = columns
+        end = self.dim + 3 * self._stored
+        for offset, columns in enumerate(thirds):
+            fields[:, self.dim + offset : end : 3] = columns
         return fields
 
     def _aligned(self, columns_of_a_number: int) -> int:
+        """Return the width if each number takes so many columns."""
         columns = self.dim + columns_of_a_number * self.numbers
         return math.ceil(columns / self.multiple_of) * self.multiple_of
 
 
-def _two_parts(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
+def _coarse_and_remainder(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
     """Return each number rounded to `dtype`, and the remainder rounded to `dtype`."""
     coarse = rounded(numbers, dtype)
     with np.errstate(invalid="ignore"):
-        left = numbers - coarse
-    return coarse, rounded(np.where(np.isfinite(coarse), left, 0), dtype)
+        remainder = numbers - coarse
+    # ∞ − ∞ is NaN, which would replace an infinity when both are added again.
+    return coarse, rounded(np.where(np.isfinite(coarse), remainder, 0), dtype)
+
+
+def _to_float16(values: Floats) -> Floats:
+    return values.astype(np.float16).astype(np.float32)
 
 
 def _to_bfloat16(values: Floats) -> Floats:
+    """Round to the nearest bfloat16, ties to even, as float32."""
+    # Half a step of the upper 16 bits, or a little less if the last of them is even, and then a
+    # truncation. The sum can turn a NaN into another number.
     bits = values.view(np.uint32)
     last_bit = (bits >> 16) & 1
     upper = (bits + (last_bit + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)

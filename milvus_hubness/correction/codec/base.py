@@ -1,6 +1,7 @@
 """Codecs encode and decode the rows, queries and scores of a corrected field. No I/O.
 
-There is one class for each bias location, here that of `vector`. Their methods take and return columns.
+There is one class for each bias location, here that of `vector`. Their methods take and return
+columns.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]
 Columns = dict[str, Any]
-"""Values by field name: float32 (n, width) of vectors, in the layout's columns; lists of other fields."""
+"""Values by field name: float32 (n, width) of vectors, in the layout's columns; lists of other
+fields."""
 
 BIAS_FIELD = "hubness_bias"
 EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
 
 PENDING = 0
-"""Value of `hubness_epoch` in rows whose bias is not computed yet. A negative epoch is that of a row whose biases were
-computed as those of a new row: they depend on the rows that were written together with it."""
+"""Value of `hubness_epoch` in rows whose bias is not computed yet. A negative epoch is that of a
+row whose biases were computed as those of a new row: they depend on the rows that were written
+together with it."""
 
 
 class RowBiases(NamedTuple):
-    """Biases of n rows.
-
-    by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c)
-    numbers of the locality hint columns; None leaves those of stored rows.
-    """
+    """Biases of n rows."""
 
     by_slot: Mapping[int, Floats]
+    """(n,) biases of some slots."""
     epoch: int | None = None
+    """The epoch of the biases; None leaves that of stored rows."""
     locality_hints: Floats | None = None
+    """(n, c) numbers of the locality hint columns; None leaves those of stored rows."""
 
 
 def with_columns(
@@ -58,13 +60,14 @@ def with_columns(
     """Return the rows with these values of fields, by field name."""
     if not columns:
         return [dict(row) for row in rows]
-    values = zip(*columns.values(), strict=True)
+    values_of_rows = zip(*columns.values(), strict=True)
     return [
-        {**row, **dict(zip(columns, own, strict=True))}
-        for row, own in zip(rows, values, strict=True)
+        {**row, **dict(zip(columns, values, strict=True))}
+        for row, values in zip(rows, values_of_rows, strict=True)
     ]
 
 
+# Each call of a client makes a codec, and nearly all of its calls need the same few formats.
 _form = lru_cache(maxsize=256)(StorageFormat)
 
 
@@ -78,22 +81,23 @@ def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
 
 @dataclass(frozen=True)
 class RowCodec(ABC):
-    """Encodes and decodes the rows of one corrected field, its queries and its scores.
-
-    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the
-    columns of augmented vectors. dtype: of the numbers in the field. shown_slot: the slot whose
-    bias `bias_field` has. side_collection: the collection that holds the biases under the keys of
-    the rows; None if the rows hold them. candidates: the number of candidates of a search for ten
-    results, if it needs any.
-    """
+    """Encodes and decodes the rows of one corrected field, its queries and its scores."""
 
     field: str
+    """The user's vector field."""
     suffix: str
+    """End of the names of the hidden fields."""
     layout: Layout
+    """The columns of augmented vectors."""
     dtype: Dtype
+    """Type of the numbers in the field."""
     shown_slot: int
+    """The slot whose bias `bias_field` has."""
     side_collection: str | None = None
+    """The collection that holds the biases under the keys of the rows; None if the rows hold them.
+    """
     candidates: int = 0
+    """The number of candidates of a search for ten results, if it needs any."""
 
     location: ClassVar[BiasLocation]
     leaves_vectors: ClassVar[bool]
@@ -110,9 +114,11 @@ class RowCodec(ABC):
 
     @property
     def bias_factor(self) -> float:
-        """Factor of a bias in the user's metric: squared distances grow by twice the bias, others
-        fall.
+        """Factor of a bias in the user's metric.
+
+        Squared distances grow by twice the bias, other scores fall.
         """
+        # −½‖q−r‖² − b, the inner product under L2, is −½ times ‖q−r‖² + 2b.
         return 2.0 if self.layout.metric == "L2" else -1.0
 
     def slot_field(self, slot: int) -> str | None:
@@ -150,14 +156,15 @@ class RowCodec(ABC):
         return form_of(self.layout, self.dtype)
 
     def _slots(self, biases: RowBiases, slots: int | Floats) -> Floats:
-        """Set the columns of `slots` (n, slots) that have biases, by default of n rows of zeros,
-        and return it.
+        """Set the columns of `slots` (n, slots) that have biases, and return it.
+
+        A number n in its place stands for n rows of zeros.
         """
-        columns = (
-            np.zeros((slots, self.layout.slots), np.float32) if isinstance(slots, int) else slots
-        )
-        for slot, column in biases.by_slot.items():
-            columns[:, slot] = column
+        columns = slots
+        if isinstance(columns, int):
+            columns = np.zeros((columns, self.layout.slots), np.float32)
+        for slot, biases_of_slot in biases.by_slot.items():
+            columns[:, slot] = biases_of_slot
         return columns
 
     @property
@@ -165,7 +172,7 @@ class RowCodec(ABC):
         """The fields that `decode_rows` needs besides `field`."""
         return ()
 
-    # -- rows -------------------------------------------------------------------------------------------
+    # -- rows -------------------------------------------------------------------------------------
 
     def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
         """Return the columns of stored rows that the other methods read.
@@ -181,11 +188,14 @@ class RowCodec(ABC):
         Raises StateError if the stored vectors have another width than the codec.
         """
         width = self.layout.dim if self.leaves_vectors else self.form.width
+        # A cached state may be older than a rebuild with another width.
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
-                f"field {self.field!r} has vectors of width {stored.shape[-1]}, its collection state says {width}: "
-                f"call again, or open the iterator again"
+                f"field {self.field!r} has vectors of width {stored.shape[-1]}, "
+                f"its collection state says {width}: call again, or open the iterator again"
             )
+
+        # No rows are an array without columns.
         stored = stored.reshape(-1, width)
         return stored if self.leaves_vectors else self.form.joined(stored)
 
@@ -194,17 +204,20 @@ class RowCodec(ABC):
 
         Raises InvalidInput for a number too large.
         """
-        if (
-            self.leaves_vectors and self.searched_field == self.field
-        ) or self.searched_field not in columns:
+        # A candidate codec searches the user's own vectors, and a change of biases may have none.
+        searches_own_vectors = self.leaves_vectors and self.searched_field == self.field
+        if searches_own_vectors or self.searched_field not in columns:
             return columns
-        return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
+
+        packed = self.form.encode_rows(columns[self.searched_field])
+        return {**columns, self.searched_field: packed}
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
         """Return the columns that are stored in place of, or in addition to, those of the user.
 
-        They are for the rows of a side collection if the codec has one. vectors: (n, d). Other
-        slots are 0.
+        They are for the rows of a side collection if the codec has one. Slots without biases are 0.
+
+        vectors: (n, d).
         """
         slots = self._slots(biases, len(vectors))
         stored = {self.searched_field: self.layout.augment(vectors, slots, biases.locality_hints)}
@@ -234,9 +247,8 @@ class RowCodec(ABC):
 
     def are_new(self, columns: Columns) -> Flags:
         """Return (n,) whether the biases of a row were computed as those of a new row."""
-        return np.array(
-            [(epoch or PENDING) < PENDING for epoch in columns[self.epoch_field]], np.bool_
-        )
+        epochs = columns[self.epoch_field]
+        return np.array([(epoch or PENDING) < PENDING for epoch in epochs], np.bool_)
 
     def stale(self, columns: Columns) -> Flags:
         """Return (n,) whether the biases of a row are visibly those of another vector."""
@@ -255,16 +267,13 @@ class RowCodec(ABC):
         """Return the columns with the shown bias and the epoch, as far as they change."""
         columns: Columns = {}
         if self.shown_slot in biases.by_slot:
-            columns[self.bias_field] = np.asarray(
-                biases.by_slot[self.shown_slot], np.float32
-            ).tolist()
-        return (
-            columns
-            if biases.epoch is None
-            else {**columns, self.epoch_field: [biases.epoch] * rows}
-        )
+            shown = np.asarray(biases.by_slot[self.shown_slot], np.float32)
+            columns[self.bias_field] = shown.tolist()
+        if biases.epoch is not None:
+            columns[self.epoch_field] = [biases.epoch] * rows
+        return columns
 
-    # -- searches ---------------------------------------------------------------------------------------
+    # -- searches ---------------------------------------------------------------------------------
 
     def pack_queries(
         self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
@@ -273,12 +282,13 @@ class RowCodec(ABC):
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
-        """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's
-        metric.
+        """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,).
+
+        They are in the user's metric.
         """
-        products: Floats = (
-            self.layout.reduce_items(vectors) @ self.layout.reduce_queries(query[None, :])[0]
-        )
+        [reduced_query] = self.layout.reduce_queries(query[None, :])
+        products: Floats = self.layout.reduce_items(vectors) @ reduced_query
+        # Rounding can make the distance of equal vectors negative.
         return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
 
     def encode_query(
@@ -297,16 +307,18 @@ class RowCodec(ABC):
         strength: float = 1.0,
         biases: npt.ArrayLike | None = None,
     ) -> npt.NDArray[np.float64]:
-        """Return the corrected scores (m, k), in the user's metric, of those that the database
-        returns. queries: (m, d). biases: (m, k) of candidates, which need them; others have them in
-        their score.
+        """Return the corrected scores (m, k), in the user's metric.
+
+        scores: (m, k) as the database returns them. queries: (m, d). biases: (m, k) of candidates,
+        which need them; other scores contain them.
         """
         return self.layout.scores(scores, queries, strength)
 
 
 class VectorCodec(RowCodec):
-    """The bias location `vector`: columns of the field's vectors, and a scalar field with the
-    active bias.
+    """The bias location `vector`: columns of the field's vectors hold the biases.
+
+    A scalar field shows the active one.
     """
 
     location = "vector"
@@ -314,7 +326,10 @@ class VectorCodec(RowCodec):
 
     @property
     def norm_field(self) -> str | None:
-        """The scalar field with ‖r‖, which COSINE needs to decode vectors; None for other metrics."""
+        """The scalar field with ‖r‖, which COSINE needs to decode vectors.
+
+        None for other metrics.
+        """
         return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
 
     @property
@@ -326,20 +341,25 @@ class VectorCodec(RowCodec):
         return (self.bias_field, self.epoch_field, *self.decoding_fields)
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        norms = {self.norm_field: self.layout.norms(vectors).tolist()} if self.norm_field else {}
-        return super().encode_rows(vectors, biases) | norms
+        columns = super().encode_rows(vectors, biases)
+        if self.norm_field:
+            columns[self.norm_field] = self.layout.norms(vectors).tolist()
+        return columns
 
     def decode_rows(self, columns: Columns) -> Floats:
-        """Return the vectors, (n, d): within one unit in the last place, and exact for IP, for
-        norms of 1, and for L2 except for the numbers of `lost`.
+        """Return the vectors, (n, d), within one unit in the last place.
+
+        They are exact for IP, for norms of 1, and for L2 except for the numbers of `lost`.
         """
         rows = columns[self.field][:, : self.layout.dim]
         if self.norm_field:
+            # The products are rounded to float32 once, from float64.
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
             rows = np.multiply(
                 rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind"
             )
         elif self.layout.mean:
+            # Where nothing was taken off, −0 and NaN stay as they are.
             taken_off = self.layout.taken_off
             rows = np.where(taken_off == 0, rows, rows + taken_off)
         return rounded(rows, self.dtype)
@@ -350,6 +370,8 @@ class VectorCodec(RowCodec):
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Also check that one of these slots has the bias of the bias field."""
+        # Compared as stored, since that is where they were rounded: a half-precision field holds a
+        # bias as the sum of two numbers.
         shown = self.layout.as_stored(np.array(columns[self.bias_field], np.float32))
         stored = self.layout.as_stored(self.read_biases(columns)[:, list(slots)])
         same = (stored == rounded_to_sums(shown, self.dtype)[:, None]).any(axis=1)

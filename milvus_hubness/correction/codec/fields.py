@@ -1,4 +1,7 @@
-"""The bias locations `fields` and `side_collection`: vectors stay, and searches re-rank candidates."""
+"""The bias locations `fields` and `side_collection`: searches re-rank candidates.
+
+Vectors are stored as the user gave them.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,7 @@ class CandidateCodec(RowCodec):
 
     @property
     def form(self) -> StorageFormat:
+        # No numbers follow the vector: its dtype is all that counts.
         return StorageFormat(self.dtype, self.layout.dim)
 
     def encode_query(
@@ -75,24 +79,24 @@ class FieldsCodec(CandidateCodec):
         return (*self.slot_fields, self.epoch_field)
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        slots = self._slots(biases, len(vectors)).T.tolist()
-        epochs = [biases.epoch] * len(vectors)
-        return {**dict(zip(self.slot_fields, slots, strict=True)), self.epoch_field: epochs}
+        slots = self._slots(biases, len(vectors))
+        columns: Columns = dict(zip(self.slot_fields, slots.T.tolist(), strict=True))
+        columns[self.epoch_field] = [biases.epoch] * len(vectors)
+        return columns
 
     def read_biases(self, columns: Columns) -> Floats:
+        # The fields are nullable: rows that were inserted past this package have None.
         slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_fields]
         return np.array(slots, np.float32).T
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        rows = len(columns[self.field])
-        columns = {
-            self.slot_fields[slot]: column.tolist() for slot, column in biases.by_slot.items()
+        changed: Columns = {
+            self.slot_fields[slot]: biases_of_slot.tolist()
+            for slot, biases_of_slot in biases.by_slot.items()
         }
-        return (
-            columns
-            if biases.epoch is None
-            else {**columns, self.epoch_field: [biases.epoch] * rows}
-        )
+        if biases.epoch is not None:
+            changed[self.epoch_field] = [biases.epoch] * len(columns[self.field])
+        return changed
 
 
 class SideCollectionCodec(CandidateCodec):
@@ -114,9 +118,11 @@ class SideCollectionCodec(CandidateCodec):
         return np.asarray(np.nan_to_num(columns[SIDE_FIELD]), np.float32)
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        # A row of the side collection is written whole, so the other slots are written again.
         return self._entries(self._slots(biases, self.read_biases(columns)), biases.epoch)
 
     def _entries(self, slots: Floats, epoch: int | None) -> Columns:
+        """Return the columns of the side collection for biases (n, slots)."""
         return {SIDE_FIELD: slots, EPOCH_FIELD: [epoch or PENDING] * len(slots)}
 
     def pending(self, columns: Columns) -> Flags:

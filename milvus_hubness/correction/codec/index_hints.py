@@ -69,14 +69,14 @@ COMPARED_ROWS = 2_048
 """Number of items, and of bank queries, from which that cosine is measured."""
 
 
-def places(size: int, most: int = LANDMARKS) -> slice | npt.NDArray[np.int64]:
-    """Return at most `most` places in a bank of this size, spread evenly."""
+def landmark_rows(size: int, most: int = LANDMARKS) -> slice | npt.NDArray[np.int64]:
+    """Return at most `most` rows of a bank of this size, spread evenly."""
     return slice(None) if size <= most else np.linspace(0, size - 1, most).astype(np.int64)
 
 
 def evenly(bank: Floats, most: int = LANDMARKS) -> Floats:
-    """Return the rows of the bank (m, d) at these `places`, scaled to length 1."""
-    return np.asarray(_unit(bank[places(len(bank), most)]), np.float32)
+    """Return the rows of the bank (m, d) at these `landmark_rows`, scaled to length 1."""
+    return np.asarray(_unit(bank[landmark_rows(len(bank), most)]), np.float32)
 
 
 def hint_directions(bank: Floats, count: int) -> str:
@@ -101,7 +101,7 @@ def foremost(text: str, dim: int, count: int) -> str:
 
 
 def coordinates(landmarks: Floats, directions: Floats) -> Floats:
-    """Return the coordinates (m, c) of queries (m, d) along directions (d, c), from their mean on."""
+    """Return the coordinates of queries (m, d) along directions (d, c), from their mean on."""
     return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)
 
 
@@ -164,17 +164,24 @@ Above it corrected searches gain little and raw ones lose; under L2 that begins 
 """
 
 LENGTHS_VARY = 0.2
-"""Range of the items' lengths under IP, from the 1st to the 99th percentile and in units of the median,
-above which a layout has the constants below. Vectors of nearly one length do without them."""
+"""Range of the items' lengths under IP above which a layout has the constants below.
+
+It is from the 1st to the 99th percentile, in units of the median. Vectors of nearly one length do
+without them.
+"""
 LENGTH_SHARE = 0.1
 """κ, the share of −½‖r‖² in the links of items of varying lengths. At 1 the graph is that of L2."""
 FAR_ANCHOR = 8.0
-"""a, in lengths of an item, if lengths vary: the products of what the graph hint column subtracts are
-then small, and its terms only add up."""
+"""a, in lengths of an item, if lengths vary.
+
+The products of what the graph hint column subtracts are then small, and its terms only add up.
+"""
 SMALL_BIASES = 0.25
-"""Size of a stored bias if lengths vary, where 1 is its size for queries of length 1. The inner product
-of two stored vectors has b·b' once for each slot, which draws links to the items that corrected
-searches avoid; a sixteenth of that does no harm."""
+"""Size of a stored bias if lengths vary, where 1 is its size for queries of length 1.
+
+The inner product of two stored vectors has b·b' once for each slot, which draws links to the items
+that corrected searches avoid; a sixteenth of that does no harm.
+"""
 MOST_HALVINGS = 60
 """Largest number of times that biases are halved for queries that are long."""
 
@@ -357,8 +364,10 @@ def _bias_scale(factor: float) -> float:
 
 
 def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
-    """Return the layout with the mean of vectors (n, d), invalid ones left out, under L2 if half squares need it.
-    taken_off: whether rows may be stored without the mean, which suits rows similar to these.
+    """Return the layout with the mean of vectors (n, d), under L2 if half squares need it.
+
+    Invalid vectors are left out. taken_off: whether rows may be stored without the mean, which
+    suits rows similar to these.
     """
     if layout.metric != "L2":
         return layout
@@ -367,8 +376,11 @@ def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True)
 
 
 def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
-    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing
-    without it. In each dimension, numbers beyond the 1st and 99th percentile are clipped to these.
+    """Return the mean of finite rows (n, d) as text.
+
+    It is empty if half squares lose next to nothing without it. In each dimension, numbers beyond
+    the 1st and 99th percentile are clipped to these.
+
     taken_off: see `with_mean`.
     """
     sample = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +38,7 @@ from milvus_hubness.errors import (
 LARGEST_CONSTANT = 1e38
 """Largest size of a constant: float32 has numbers up to 3.4e38."""
 LARGEST_SCALE = 2.0**100
+"""Largest scale, and the inverse of the smallest one."""
 MOST_SCALES = 2.0**20
 """Largest offset, in units of scale². A measured one is at most 2."""
 LARGEST_SPREAD = 64
@@ -49,14 +49,6 @@ LARGEST_SPREAD = 64
 class Layout:
     """The columns of augmented vectors and augmented queries of one field.
 
-    dim, metric: the user's. slots: columns for biases; a refresh fills a standby slot and then switches to it.
-    multiple_of: the width is a multiple of it (16 suits SIMD code; product quantisation with m sub-vectors needs
-    lcm(16, m)). offset, scale: m and s, for L2 only; s is a power of two, so that biases and their weights are stored
-    and sent exactly, to within the smallest number of float32. mean: c as `index_hints.mean_of` returns it, for L2
-    only. anchor, pull: a and p of the graph hint column, the last one if a is not 0. locality_hints, reach: the
-    directions and the length of the locality hint columns, for IP and COSINE only; none if the text is empty. The width
-    must have the hint columns to spare.
-
     Quantisers that treat all columns alike need biases that look like the vector's own numbers: for
     them `bias_scale` and `spread` are chosen, see `quantisation`. A graph of unquantised vectors
     needs small biases where queries are long or the lengths of items vary: see `index_hints`, which
@@ -66,46 +58,74 @@ class Layout:
     """
 
     dim: int
+    """Dimension of the user's vectors."""
     metric: Metric
+    """The user's metric."""
     slots: int = 2
+    """Columns for biases; a refresh fills a standby slot and then switches to it."""
     multiple_of: int = ALIGNMENT
+    """The width is a multiple of it: 16 suits SIMD code, and product quantisation with m
+    sub-vectors needs lcm(16, m)."""
     offset: float = 0.0
+    """m, for L2 only."""
     scale: float = 1.0
+    """s, a power of two, for L2 only. So biases and their weights are stored and sent exactly, to
+    within the smallest number of float32."""
     anchor: float = 0.0
+    """a of the graph hint column, the last one if a is not 0."""
     pull: float = 0.0
+    """p of the graph hint column."""
     locality_hints: str = ""
+    """Directions of the locality hint columns as text, for IP and COSINE only; empty without such
+    columns. The width must have the hint columns to spare."""
     reach: float = 0.0
+    """Length of an item's numbers in the locality hint columns."""
     mean: str = ""
+    """c as `index_hints.mean_of` returns it, for L2 only."""
     bias_scale: float = 1.0
-    """f, a power of two: a bias b is stored as f·b/s, and its weight is sent as w·s/f. It is 1 under L2 and COSINE
-    unless biases are spread."""
+    """f, a power of two: a bias b is stored as f·b/s, and its weight is sent as w·s/f. It is 1
+    under L2 and COSINE unless biases are spread."""
     spread: int = 1
-    """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
-    each. If n is above 1, the column u of L2, which no query reads, is 0."""
+    """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of
+    its weight in each. If n is above 1, the column u of L2, which no query reads, is 0."""
     length_pull: float = 0.0
     """g, for IP only: the graph hint column is lower by g·½‖r‖², but by no more than a."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
-        # Later arithmetic may rely on numbers of limited size.
+        # Collection states come from outside, so the sizes come first: later arithmetic may rely on
+        # numbers of limited size.
+        self._validate_sizes()
+        self._validate_scales()
+        self._validate_hints()
+        self._validate_width()
+        # It raises if the text is no mean of this dimension.
+        _ = self._mean
+
+    def _validate_sizes(self) -> None:
         for name in ("dim", "slots", "multiple_of"):
-            if not 1 <= getattr(self, name) <= MAX_WIDTH:
-                raise InvalidParameter(
-                    f"{name} is from 1 to {MAX_WIDTH}, got {getattr(self, name)!r:.20}"
-                )
+            value = getattr(self, name)
+            if not 1 <= value <= MAX_WIDTH:
+                raise InvalidParameter(f"{name} is from 1 to {MAX_WIDTH}, got {value!r:.20}")
         for name in ("offset", "anchor", "pull", "length_pull", "reach"):
-            if not abs(getattr(self, name)) <= LARGEST_CONSTANT:
+            value = getattr(self, name)
+            # NaN is not at most anything.
+            if not abs(value) <= LARGEST_CONSTANT:
                 raise InvalidParameter(
-                    f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {getattr(self, name)!r:.20}"
+                    f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {value!r:.20}"
                 )
+
+    def _validate_scales(self) -> None:
         if self.metric != "L2" and (self.offset, self.scale, self.mean) != (0.0, 1.0, ""):
             raise InvalidParameter(
-                f"a mean, an offset and a scale are for L2: got {self.offset:g} and {self.scale:g} for {self.metric}"
+                f"a mean, an offset and a scale are for L2: got {self.offset:g} and "
+                f"{self.scale:g} for {self.metric}"
             )
         _require_power_of_two("scale", self.scale)
         _require_power_of_two("bias_scale", self.bias_scale)
-        # Biases are multiplied by it.
+        # Both may be valid and their ratio, by which biases are multiplied, too large.
         _require_power_of_two("bias_scale divided by scale", self._bias_factor)
+
         if not 1 <= self.spread <= LARGEST_SPREAD or not _is_power_of_two(self.spread):
             raise InvalidParameter(
                 f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}"
@@ -114,37 +134,42 @@ class Layout:
             raise InvalidParameter(
                 f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}"
             )
+
+    def _validate_hints(self) -> None:
         if (self.pull or self.length_pull) and not self.anchor:
             raise InvalidParameter(
                 f"a graph hint column needs an anchor, got {self.anchor:g} and {self.pull:g}"
             )
         if self.length_pull and (self.metric != "IP" or self.length_pull < 0 or self.anchor < 0):
             raise InvalidParameter(
-                f"a length_pull, with an anchor, both above 0, is for IP: got {self.length_pull:g} and "
-                f"{self.anchor:g} for {self.metric}"
+                "a length_pull, with an anchor, both above 0, is for IP: got "
+                f"{self.length_pull:g} and {self.anchor:g} for {self.metric}"
             )
+
         if bool(self.locality_hints) != (self.reach > 0):
             raise InvalidParameter(
                 f"locality hint columns need directions and a length above 0, got {self.reach}"
             )
         if self.locality_hints and self.metric == "L2":
             raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
+
+    def _validate_width(self) -> None:
         hints = self.locality_hint_count + bool(self.anchor)
         if self.spare < hints:
             raise InvalidParameter(
-                f"after dimension {self.dim} and its slots, a width of {self.width} has {self.spare} columns "
-                f"to spare, not {hints}"
+                f"after dimension {self.dim} and its slots, a width of {self.width} has "
+                f"{self.spare} columns to spare, not {hints}"
             )
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
                 f"dimension {self.dim} leaves no room for {self.slots} bias columns: "
                 f"the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
             )
-        _ = self._mean  # It raises if the text is no mean of this dimension.
 
     @cached_property
     def first_slot(self) -> int:
         """Column of slot 0."""
+        # Under L2, u and the columns of v come before it.
         return self.dim + (1 + self.spread) * (self.metric == "L2")
 
     @property
@@ -154,8 +179,9 @@ class Layout:
 
     @cached_property
     def width(self) -> int:
-        """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the
-        slots.
+        """Stored width.
+
+        It is the least multiple of `multiple_of` with room for r, u and v (L2) and the slots.
         """
         return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
 
@@ -166,6 +192,7 @@ class Layout:
 
     @cached_property
     def _unhinted(self) -> Layout:
+        """The layout without what changes biases and index hints only."""
         return replace(
             self,
             bias_scale=1.0,
@@ -179,9 +206,8 @@ class Layout:
     @cached_property
     def locality_directions(self) -> Floats:
         """(d, c) directions of the c locality hint columns."""
-        return np.asarray(
-            hint_directions_in(self.locality_hints, self.dim) / LARGEST_NUMBER, np.float32
-        )
+        directions = hint_directions_in(self.locality_hints, self.dim)
+        return np.asarray(directions / LARGEST_NUMBER, np.float32)
 
     @property
     def locality_hint_count(self) -> int:
@@ -200,6 +226,7 @@ class Layout:
     @cached_property
     def _query_offset(self) -> float:
         """m′: typical for ½‖r − c‖², as m − s² is for ½‖r‖²."""
+        # A stored row is r − c + o, so on average its half square has ½‖o‖² more.
         return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
 
     def stores_like(self, other: Layout) -> bool:
@@ -216,29 +243,32 @@ class Layout:
         return self._mean.taken_off
 
     def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return which numbers of vectors (n, d) would not be read back bit for bit, bool (n, d)."""
+        """Return which numbers of vectors would not be read back bit for bit, bool (n, d)."""
         return lost(self.rows(vectors), self.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32
-        accuracy. Such rows are stored and read back bit for bit.
+        """Return the lengths that COSINE divides by, (n,).
+
+        They are exactly 1.0 for unit vectors to float32 accuracy: such rows are stored and read
+        back bit for bit.
         """
         lengths = lengths_of(self.rows(vectors))
         lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
         return lengths
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
-        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n,
-        d+2). Their inner product with reduced queries is the similarity: q·r, the cosine, or
-        −½‖q−r‖².
+        """Return gallery vectors for the similarity of the bias estimate.
+
+        They are (n, d), under L2 (n, d + 2).
+        Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
         """
         rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack(
-                [rows, half_squares(rows).astype(np.float32), np.ones(len(rows), np.float32)]
-            )
+            # −½‖q−r‖² = q·r − 1·½‖r‖² − ½‖q‖²·1
+            squares = half_squares(rows).astype(np.float32)
+            return np.column_stack([rows, squares, np.ones(len(rows), np.float32)])
         return rows
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
@@ -247,9 +277,8 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack(
-                [rows, -np.ones(len(rows), np.float32), -half_squares(rows).astype(np.float32)]
-            )
+            squares = half_squares(rows).astype(np.float32)
+            return np.column_stack([rows, -np.ones(len(rows), np.float32), -squares])
         return rows
 
     def augment(
@@ -270,25 +299,36 @@ class Layout:
         slots = np.asarray(biases, np.float32)
         if slots.shape not in {(len(rows),), (len(rows), self.slots)}:
             raise InvalidInput(
-                f"{len(rows)} vectors need biases of shape ({len(rows)},) or ({len(rows)}, {self.slots}), "
-                f"got {slots.shape}"
+                f"{len(rows)} vectors need biases of shape ({len(rows)},) or "
+                f"({len(rows)}, {self.slots}), got {slots.shape}"
             )
+
         stored = np.zeros((len(rows), self.width), np.float32)
-        stored[:, : self.dim] = (
-            self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
-        )
+        if self.metric == "COSINE":
+            stored[:, : self.dim] = self._unit(rows)
+        else:
+            stored[:, : self.dim] = self.without_mean(rows)
         if self.metric == "L2":
-            if self.spread == 1:
-                stored[:, self.dim] = (
-                    half_squares(stored[:, : self.dim]) - self.offset
-                ) / self.scale
-            squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
-            half = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
-            stored[:, self.dim + 1 : self.first_slot] = half[:, None]
+            self._set_half_squares(stored, rows)
+
         in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
         by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
+
+        # Last, because the graph hint column follows from the slots.
         return self._set_hints(stored, locality_hints)
+
+    def _set_half_squares(self, stored: Floats, rows: Floats) -> None:
+        """Set the columns u and v of L2, for rows (n, d), in place."""
+        if self.spread == 1:
+            # Of the numbers as they were rounded, since the graph compares stored vectors.
+            u = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
+            stored[:, self.dim] = u
+
+        # From the mean in float64: in float32 the difference would lose digits of the score.
+        squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
+        v = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
+        stored[:, self.dim + 1 : self.first_slot] = v[:, None]
 
     def with_biases(
         self,
@@ -301,10 +341,11 @@ class Layout:
         locality_hints: (n, c) new numbers of the locality hint columns; None leaves them.
         """
         changed = stored.copy()
-        for slot, column in biases.items():
-            changed[:, self.columns_of(slot)] = self.as_stored(np.asarray(column, np.float32))[
-                :, None
-            ]
+        for slot, biases_of_slot in biases.items():
+            numbers = self.as_stored(np.asarray(biases_of_slot, np.float32))
+            changed[:, self.columns_of(slot)] = numbers[:, None]
+
+        # Without new biases the graph hint column, which follows from them, stays as it is.
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
 
     def held_locality_hints(self, stored: Floats) -> Floats:
@@ -312,8 +353,9 @@ class Layout:
         return stored[:, self._locality_hint_columns]
 
     def lacks_locality_hints(self, stored: Floats) -> npt.NDArray[np.bool_]:
-        """Return true for rows whose locality hint columns are empty but could be filled, bool
-        (n,).
+        """Return whether the locality hint columns of a row are empty but could be filled.
+
+        Returns bool (n,).
         """
         if not self.locality_hints:
             return np.zeros(len(stored), np.bool_)
@@ -327,40 +369,49 @@ class Layout:
         """Return augmented queries, (m, width).
 
         Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that
-        by an amount that `scores` subtracts. queries: (m, d) float32. strength: one number, or one
-        for each query; 0 gives the raw ranking. Raises DimensionMismatch, InvalidInput,
-        InvalidParameter, and NonFiniteVectors naming the queries.
+        by an amount that `scores` subtracts.
+
+        queries: (m, d) float32. strength: one number, or one for each query; 0 gives the raw
+        ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors
+        naming the queries.
         """
         rows = self.rows(queries)
+        # A search of one query spends much of its time here: `math` is faster than NumPy for a
+        # single number.
         weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
-        if not (
+        is_finite = (
             math.isfinite(weights) if isinstance(weights, float) else np.isfinite(weights).all()
-        ):
+        )
+        if not is_finite:
             raise InvalidParameter(f"strength must be finite, got {strength!r}")
         if not 0 <= slot < self.slots:
             raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
-        query_vectors = np.zeros((len(rows), self.width), np.float32)
         self.require_finite(rows, "query")
-        query_vectors[:, : self.dim] = (
-            self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
-        )
+
+        # The other slots, u and the index hints stay 0: they count in no score.
+        query_vectors = np.zeros((len(rows), self.width), np.float32)
+        if self.metric == "COSINE":
+            query_vectors[:, : self.dim] = self._unit(rows)
+        else:
+            query_vectors[:, : self.dim] = self._seen(rows)
         if self.metric == "L2":
-            query_vectors[:, self.dim + 1 : self.first_slot] = (
-                -QUERY_SCALE * self.scale / self.spread
-            )
+            weight_of_v = -QUERY_SCALE * self.scale / self.spread
+            query_vectors[:, self.dim + 1 : self.first_slot] = weight_of_v
+
         sent = np.asarray(-weights / self._bias_factor / self.spread)
         query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
-        return stored[:, self._slot_columns][:, :: self.spread][:, slot] / np.float32(
-            self._bias_factor
-        )
+        # The columns of a slot are equal: the first of each is enough.
+        by_slot = stored[:, self._slot_columns][:, :: self.spread]
+        return by_slot[:, slot] / np.float32(self._bias_factor)
 
     def as_stored(self, biases: Floats) -> Floats:
-        """Return biases in the unit of the stored columns, in the same shape; the factor is a power
-        of two.
+        """Return biases in the unit of the stored columns, in the same shape.
+
+        The factor is a power of two, so no bias is rounded.
         """
         return biases * np.float32(self._bias_factor)
 
@@ -381,16 +432,19 @@ class Layout:
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
             return values
+
         distances = 2 * (self._above(self.rows(queries))[:, None] - values)
-        raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
-        return np.where(raw, np.maximum(distances, 0), distances)
+        # Rounding can make a distance of 0 negative; a corrected one may well be below 0.
+        is_raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
+        return np.where(is_raw, np.maximum(distances, 0), distances)
 
     def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Convert scores of one query (d,) to inner products: the inverse of `scores`."""
         values = np.asarray(scores, np.float64)
         if self.metric != "L2":
             return values
-        return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
+        [above] = self._above(self.rows(np.asarray(query)[None, :]))
+        return float(above) - values / 2
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """Return `vectors` as float32 (n, d).
@@ -398,8 +452,11 @@ class Layout:
         Raises DimensionMismatch, and NonFiniteVectors naming the rows.
         """
         rows = self.rows(vectors)
+        # One pass without a temporary array. A large sum may overflow, so only then each number
+        # counts.
         if math.isfinite(np.vdot(rows, rows)):
             return rows
+
         broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if broken.size:
             raise NonFiniteVectors(
@@ -416,20 +473,21 @@ class Layout:
         zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
             raise ZeroVectors(
-                f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}"
+                f"a zero vector has no direction under COSINE: remove {what} "
+                f"{name_some(zero.tolist())}"
             )
         return rows
 
     def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool
-        (n,).
+        """Return whether a row can have no bias, bool (n,).
+
+        Such a row has NaN or infinity, or is a zero vector under COSINE.
         """
         rows = self.rows(vectors)
-        finite = np.isfinite(rows).all(axis=1)
-        return cast(
-            "npt.NDArray[np.bool_]",
-            ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite,
-        )
+        valid = np.asarray(np.isfinite(rows).all(axis=1), np.bool_)
+        if self.metric == "COSINE":
+            valid &= rows.any(axis=1)
+        return ~valid
 
     def _seen(self, rows: Floats) -> Floats:
         """Return the rows relative to the mean, (n, d)."""
@@ -441,19 +499,23 @@ class Layout:
 
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
         """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""
+        # ½‖q − c‖², the part of the mean that stored rows contain, and what v was stored without.
         seen = self._seen(queries)
         return half_squares(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
 
     def _set_hints(
         self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True
     ) -> Floats:
-        """Set the graph hint column, from the slots, and the locality hint columns of stored
-        vectors, in place.
+        """Set the hint columns of stored vectors, in place.
+
+        The graph hint column follows from the slots.
         """
+        # Products with the factor can overflow, though the biases themselves are finite.
         if not np.isfinite(stored[:, self._slot_columns]).all():
             raise InvalidInput(
                 "biases must be finite numbers of float32, in units of the layout's scale"
             )
+
         if self.anchor and graph_hint:
             mean = self.biases(stored, slice(None)).mean(axis=1, dtype=np.float64)
             stored[:, -1] = self.anchor - self.pull * mean - self._lowered_by_length(stored)
@@ -485,11 +547,14 @@ class Layout:
 
     @property
     def _locality_hint_columns(self) -> slice:
+        # The last columns, before that of the graph hint if there is one.
         end = self.width - bool(self.anchor)
         return slice(end - self.locality_hint_count, end)
 
     def _unit(self, rows: Floats) -> Floats:
+        """Return the rows at length 1, (n, d); zero rows stay zero."""
         lengths = self.norms(rows)
+        # Unit vectors, as most encoders return them, need no copy.
         if (lengths == 1).all():
             return rows
         lengths[lengths == 0] = 1.0
@@ -499,12 +564,15 @@ class Layout:
 def _require_power_of_two(name: str, number: float) -> None:
     if not _is_power_of_two(number):
         raise InvalidParameter(
-            f"{name} is a power of two from {1 / LARGEST_SCALE:g} to {LARGEST_SCALE:g}, got {number!r:.30}"
+            f"{name} is a power of two from {1 / LARGEST_SCALE:g} to {LARGEST_SCALE:g}, "
+            f"got {number!r:.30}"
         )
 
 
 def _is_power_of_two(number: float) -> bool:
-    """Whether a number is a power of two from 1/LARGEST_SCALE to LARGEST_SCALE: products with it
-    are exact.
+    """Whether a number is a power of two from 1/LARGEST_SCALE to LARGEST_SCALE.
+
+    Products with it are exact.
     """
+    # A power of two has no other digit than the first.
     return 1 / LARGEST_SCALE <= number <= LARGEST_SCALE and math.frexp(number)[0] == 0.5

@@ -1,16 +1,18 @@
 """Scale and spread of biases, for quantisers that treat all columns alike. No I/O.
 
-A quantiser with one range for all columns (scalar int8 in Qdrant), or one that rotates vectors before it rounds them
-(RaBitQ, Qdrant's turbo), rounds a bias b as it rounds any other number of the vector, but the query's −1 multiplies
-that error by some twenty times the weight of other numbers; int8 even clips the −1 to the range of the vectors, and the
-correction is gone. Both end if the bias column looks like the vector's own: f·b in n columns, −w/(n·f) in each column
-of the query (see Layout).
+A quantiser with one range for all columns (scalar int8 in Qdrant), or one that rotates vectors
+before it rounds them (RaBitQ, Qdrant's turbo), rounds a bias b as it rounds any other number of the
+vector, but the query's −1 multiplies that error by some twenty times the weight of other numbers;
+int8 even clips the −1 to the range of the vectors, and the correction is gone. Both end if the bias
+column looks like the vector's own: f·b in n columns, −w/(n·f) in each column of the query (see
+Layout).
 
     f = ρ/sd(b),    ρ = the root mean square of the numbers of stored vectors
 
-gives f·b the size of the vector's numbers. The weight is then w·sd(b)/(n·ρ): n, in proportion to the dimension, brings
-it into the range as well. Quantisers with a range for each column (SQ6 and SQ8 in FAISS and Milvus) round the same with
-any f and n. benchmarks/quantised_recall.py measures all of them.
+gives f·b the size of the vector's numbers. The weight is then w·sd(b)/(n·ρ): n, in proportion to
+the dimension, brings it into the range as well. Quantisers with a range for each column (SQ6 and
+SQ8 in FAISS and Milvus) round the same with any f and n. benchmarks/quantised_recall.py measures
+all of them.
 """
 
 from __future__ import annotations
@@ -31,32 +33,49 @@ from milvus_hubness.correction.codec.arrays import (
 from milvus_hubness.correction.codec.layout import LARGEST_SPREAD, Layout
 
 DIMENSIONS_PER_COLUMN: dict[Metric, int] = {"IP": 48, "COSINE": 48, "L2": 24}
-"""One column of a number for each so many dimensions, rounded up to a power of two: 8 for 256 and 384, 32 for 1,536.
-Half squares, under L2, differ more than biases."""
+"""One column of a number for each so many dimensions, rounded up to a power of two.
+
+That is 8 for 256 and 384, 32 for 1,536. Half squares, under L2, differ more than biases.
+"""
 LARGEST_WEIGHT = 2.5
-"""Largest weight of a column of the query, in ρ: 99% of a vector's numbers are within it, and int8 clips others."""
+"""Largest weight of a column of the query, in ρ.
+
+99% of a vector's numbers are within it, and int8 clips others.
+"""
 OUT_OF_SCALE = 4
-"""Least factor between two scales that costs recall: a factor of 2 costs int8 0.01, one of 4 costs 0.04 and more."""
+"""Least factor between two scales that costs recall.
+
+A factor of 2 costs int8 0.01, one of 4 costs 0.04 and more.
+"""
 LEAST_LENGTHS = 512
-"""Least s under L2, as a fraction of the length of an item: rows of nearly one length need no column ½‖r‖²."""
+"""Least s under L2, as a fraction of the length of an item.
+
+Rows of nearly one length need no column ½‖r‖².
+"""
 DEVIATIONS = 4.65
 """Standard deviations of normal numbers from their 1st to their 99th percentile."""
 LARGEST_EXPONENT = 48
-"""Of two, in f and s: biases that differ less, or more, are no signal, and layouts accept twice that."""
+"""Largest exponent of two, of either sign, in f and s.
+
+Biases that differ less, or more, are no signal, and layouts accept twice that.
+"""
 
 
 def spread_for(dim: int, metric: str) -> int:
-    """Return n, the number of columns of a bias with vectors of this dimension: a power of two, at
-    least 2; 1 for metrics that cannot be corrected.
+    """Return n, the number of columns of a bias with vectors of this dimension.
+
+    It is a power of two, at least 2, and 1 for metrics that cannot be corrected.
     """
     if metric not in DIMENSIONS_PER_COLUMN:
         return 1
+
     columns = math.ceil(dim / DIMENSIONS_PER_COLUMN[as_metric(metric)])
-    return min(LARGEST_SPREAD, 1 << max(1, (columns - 1).bit_length()))
+    rounded_up = 1 << max(1, (columns - 1).bit_length())
+    return min(LARGEST_SPREAD, rounded_up)
 
 
 def with_spread(layout: Layout, spread: int) -> Layout:
-    """Return the layout with another spread, and without the constants that are measured for one."""
+    """Return the layout with another spread, without the constants that are measured for one."""
     unhinted = replace(layout, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
     return replace(unhinted, spread=spread, bias_scale=1.0)
 
@@ -64,49 +83,64 @@ def with_spread(layout: Layout, spread: int) -> Layout:
 def with_bias_scale(
     layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0
 ) -> Layout:
-    """Return the layout with f measured on valid vectors (n, d) and their biases (n,), for queries
-    of this strength.
+    """Return the layout with f measured on valid vectors (n, d) and their biases (n,).
 
-    It stays as it is if biases have one column each, or are all alike.
+    The layout stays as it is if biases have one column each, or are all alike.
+
+    strength: that of the queries.
     """
     deviation = float(biases.std(dtype=np.float64)) if len(biases) else 0.0
     size = _size_of_numbers(layout, vectors)
     if layout.spread == 1 or not deviation or not size:
         return layout
+
+    # At least so large that the query's weight, w/(n·f), is within the range: int8 clips others.
     like_the_vectors = size / deviation
     within_the_range = abs(strength) / (LARGEST_WEIGHT * size * layout.spread)
     factor = max(like_the_vectors, within_the_range)
+
+    # A bias is stored as bias_scale/s · b.
     return replace(layout, bias_scale=_power_of_two(factor) * layout.scale)
 
 
 def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> bool:
-    """Whether a scale measured on these valid vectors (n, d) and biases (n,) differs so much from
-    that of the layout that a quantiser loses by it: biases of another estimator may be several
-    times as large.
+    """Whether a quantiser loses recall by the scale of the layout.
+
+    It does if a scale measured on these valid vectors (n, d) and biases (n,) differs much from it:
+    biases of another estimator may be several times as large.
     """
     measured = with_bias_scale(layout, vectors, biases, strength)
-    return not 1 / OUT_OF_SCALE < measured.bias_scale / layout.bias_scale < OUT_OF_SCALE
+    factor = measured.bias_scale / layout.bias_scale
+    return not 1 / OUT_OF_SCALE < factor < OUT_OF_SCALE
 
 
 def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64]) -> float:
-    """Return s under L2 so that ½‖r‖²/(4·s), of rows with these half squares (n,), looks like a
-    vector's number.
+    """Return s under L2 so that ½‖r‖²/(4·s) looks like a vector's number.
+
+    half_squares: (n,) of the rows.
     """
     low, middle, high = np.percentile(half_squares, [1, 50, 99]).tolist()
+    # The median is 0 if more than half of the rows are.
     length = math.sqrt(2 * middle) or math.sqrt(2 * float(half_squares.max()))
     size = length / math.sqrt(layout.dim)
+
     like_the_vectors = (high - low) / DEVIATIONS / (QUERY_SCALE * size)
     within_the_range = LARGEST_WEIGHT * size * layout.spread / QUERY_SCALE
-    return _power_of_two(max(min(like_the_vectors, within_the_range), length / LEAST_LENGTHS))
+    scale = min(like_the_vectors, within_the_range)
+    return _power_of_two(max(scale, length / LEAST_LENGTHS))
 
 
 def _size_of_numbers(layout: Layout, vectors: Floats) -> float:
-    """Return ρ of vectors (n, d) as they are stored; a few long ones change little."""
+    """Return ρ of vectors (n, d) as they are stored."""
     if not len(vectors):
         return 0.0
+    # Under COSINE, vectors are stored with length 1.
     if layout.metric == "COSINE":
         return 1 / math.sqrt(layout.dim)
-    return math.sqrt(2 * float(np.median(half_squares(layout.without_mean(vectors)))) / layout.dim)
+
+    # The median, so that a few long vectors change little.
+    median = float(np.median(half_squares(layout.without_mean(vectors))))
+    return math.sqrt(2 * median / layout.dim)
 
 
 def _power_of_two(number: float) -> float:

@@ -16,11 +16,10 @@ SECOND_VECTOR_FIELD = "hubness_vector"
 
 @dataclass(frozen=True)
 class SecondVectorCodec(RowCodec):
-    """Augmented vectors in the field `second`, which searches use; the user's own field stays as it
-    is.
-    """
+    """Augmented vectors in a second field; the user's own field stays as it is."""
 
     second: str = SECOND_VECTOR_FIELD
+    """The field with the augmented vectors, which searches use."""
 
     location = "second_vector"
     leaves_vectors = True
@@ -37,13 +36,18 @@ class SecondVectorCodec(RowCodec):
     def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
         """Return the columns; an empty second vector becomes zeros."""
         columns = super().columns(vectors, rows)
+        values = columns[self.second]
+        # Rows that were inserted past this package have nothing in the hidden fields.
+        filled = [row for row, value in enumerate(values) if value is not None]
+
         stored = np.zeros((len(rows), self.form.width), np.float32)
-        filled = [i for i, value in enumerate(columns[self.second]) if value is not None]
         if filled:
-            stored[filled] = decode([columns[self.second][i] for i in filled], self.dtype)
+            stored[filled] = decode([values[row] for row in filled], self.dtype)
         return {**columns, self.second: self.form.joined(stored)}
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        # Augmented again from the user's field, which repairs stale rows; what the new biases do
+        # not name stays.
         hints = biases.locality_hints
         if hints is None:
             hints = self.layout.held_locality_hints(columns[self.second])
@@ -52,17 +56,18 @@ class SecondVectorCodec(RowCodec):
         return {self.second: stored, **self._hidden(biases, len(stored))}
 
     def stale(self, columns: Columns) -> Flags:
-        """Return (n,) whether the second field is empty or holds the augmented form of another
-        vector.
-        """
+        """Return (n,) whether the second field belongs to another vector, or is empty."""
         stored = columns[self.second]
         hints = self.layout.held_locality_hints(stored)
-        packed = self.form.encode_rows(
-            self.layout.augment(columns[self.field], self.read_biases(columns), hints)
-        )
+        augmented = self.layout.augment(columns[self.field], self.read_biases(columns), hints)
+
+        # Through the storage format and back, so that both sides have been rounded alike.
+        packed = self.form.encode_rows(augmented)
         expected = self.form.joined(decode(packed, self.dtype).reshape(-1, self.form.width))
-        last_place = (
-            2 * SPACING[self.dtype] * np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
-        )
-        same = (np.abs(stored - expected) <= last_place) | (np.isnan(stored) & np.isnan(expected))
+
+        # Two units in the last place of the largest number: another machine may sum ½‖r‖² in
+        # another order.
+        largest = np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
+        tolerance = 2 * SPACING[self.dtype] * largest
+        same = (np.abs(stored - expected) <= tolerance) | (np.isnan(stored) & np.isnan(expected))
         return np.asarray(~same.all(axis=1), np.bool_)

@@ -1,9 +1,9 @@
-"""The estimator and the fitted estimator: their base classes, inputs, temperatures and dictionaries.
+"""The estimator and the fitted estimator: base classes, inputs, temperatures and dictionaries.
 
-Vectors of twice the length score four times as high, so no tau suits every collection. An estimator with a
-temperature gets its tau in the fit: temperature · spread. The fitted estimator has both; its tau is stored
-with the biases, and the next fit measures the spread again. The agreement of a bank's halves is measured,
-stored and measured again in the same way.
+Vectors of twice the length score four times as high, so no tau suits every collection. An estimator
+with a temperature gets its tau in the fit: temperature · spread. The fitted estimator has both; its
+tau is stored with the biases, and the next fit measures the spread again. The agreement of a bank's
+halves is measured, stored and measured again in the same way.
 """
 
 from __future__ import annotations
@@ -44,58 +44,75 @@ ALIASES: dict[str, str] = {}
 """The names of the classes by their names for users."""
 
 _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
-    "int": whole_number, "int | None": whole_number, "float": finite_number, "float | None": finite_number,
-}  # fmt: skip
+    "int": whole_number,
+    "int | None": whole_number,
+    "float": finite_number,
+    "float | None": finite_number,
+}
+"""What checks and converts a parameter, by its annotation."""
 
 QUERIES = 1_000
+"""Most bank queries from which the spread of scores is measured."""
 ITEMS = 20_000
+"""Most items from which a spread or an agreement is measured."""
 
 Strength: TypeAlias = float | Literal["agreement"]
+"""Factor on the biases, or the name of the one that a fit measures."""
 
 
 class FitInputs(NamedTuple):
     """The optional arguments of `Estimator.fit`."""
 
     gallery: npt.ArrayLike | None
+    """(n, d), checked if the estimator needs it."""
     target_bank: BankLike | None
+    """Checked by the estimators that need it."""
     start: npt.ArrayLike | None
+    """(|bank|, p) potentials of an earlier fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator(ABC):
     """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
 
-    strength: factor on the biases. "agreement": that of `agreement`, the ρ which a fit measures:
-    the correlation of the biases from two random halves of the bank, or 0 where it is negative.
-    What the halves do not agree on is noise, so ρ is the share of the bias to apply (as in
-    empirical Bayes). alias, of a subclass: a further name for users; with it, collection states can
-    hold the estimator.
+    alias, of a subclass: a further name for users; with it, collection states can hold the
+    estimator.
     """
 
     strength: Strength = field(default=1.0, repr=False)
+    """Factor on the biases; "agreement" stands for the value of `agreement`."""
     agreement: float | None = field(default=None, repr=False)
+    """ρ, which a fit measures: the correlation of the biases from two random halves of the bank, or
+    0 where it is negative. What the halves do not agree on is noise, so ρ is the share of the bias
+    to apply (as in empirical Bayes)."""
 
     def __init_subclass__(cls, alias: str | None = None) -> None:
         super().__init_subclass__()
         if alias is None:
             return
-        for name, registered in ((cls.__name__, ESTIMATORS), (alias, ALIASES)):
-            former = ESTIMATORS.get(ALIASES.get(name, name)) if name in registered else None
+
+        # A class may take its own names again: a reloaded module defines it a second time.
+        with_name = ESTIMATORS.get(cls.__name__)
+        with_alias = ESTIMATORS.get(ALIASES.get(alias, ""))
+        for name, former in ((cls.__name__, with_name), (alias, with_alias)):
             if former is not None and former.__module__ != cls.__module__:
                 raise InvalidParameter(
-                    f"the name {name!r} of the estimator {cls.__module__}.{cls.__name__} is taken by "
-                    f"{former.__module__}.{former.__name__}: choose another one"
+                    f"the name {name!r} of the estimator {cls.__module__}.{cls.__name__} is taken "
+                    f"by {former.__module__}.{former.__name__}: choose another one"
                 )
+
         ESTIMATORS[cls.__name__] = cls
         ALIASES[alias] = cls.__name__
 
     def __post_init__(self) -> None:
-        """Check and convert all numbers, by their annotations; None stays where it is the default."""
+        """Check and convert numbers by their annotations; None stays where it is the default."""
+        # The annotations are text, since each module of an estimator postpones their evaluation.
         for parameter in fields(self):
             convert = _CONVERSIONS.get(str(parameter.type))
             value = getattr(self, parameter.name)
             if convert and (value is not None or parameter.default is not None):
                 object.__setattr__(self, parameter.name, convert(parameter.name, value))
+
         if self.strength != "agreement":
             if not isinstance(self.strength, str):
                 object.__setattr__(self, "strength", finite_number("strength", self.strength))
@@ -120,8 +137,9 @@ class Estimator(ABC):
 
     @property
     def needs_gallery(self) -> bool:
-        """Whether `fit` raises InvalidInput without a gallery: here, to measure its scores' spread
-        or an agreement.
+        """Whether `fit` raises InvalidInput without a gallery.
+
+        Here, it does to measure the spread of its scores, or an agreement.
         """
         return self.has_temperature or self.strength == "agreement"
 
@@ -148,10 +166,13 @@ class Estimator(ABC):
         start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point. Raises
         BankTooSmall, DimensionMismatch, NonFiniteVectors, and InvalidInput for a missing argument.
         """
+        # A fit takes long enough to be worth the import of torch.
         prefer_torch()
         bank = QueryBank.of(bank)
         if not self.needs_gallery:
             return self._fit(bank, FitInputs(gallery, target_bank, start))
+
+        # First the taus, which the fit needs; last the agreement, which is that of the fit.
         items = require_gallery(bank, gallery, type(self).__name__)
         fitted = self.measured(bank, items)._fit(bank, FitInputs(items, target_bank, start))
         return fitted.with_agreement(items, target_bank)
@@ -171,10 +192,11 @@ class Estimator(ABC):
         pairs = self._temperatures()
         for tau, _ in pairs:
             self.tau_of(tau)
+
+        # Without temperatures, the fit needs no gallery to measure the spread on.
         absolute = self._replaced({temperature: None for _, temperature in pairs})
-        return replace(
-            absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self
-        )
+        fitted = absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None))
+        return replace(fitted, estimator=self)
 
     def clamped(self, bank_size: int) -> Self:
         """Return the estimator with a k that a bank of this size has."""
@@ -198,7 +220,7 @@ class Estimator(ABC):
             potentials=np.empty((len(bank), 0), np.float32),
         )
 
-    # -- temperatures -------------------------------------------------------------------------------
+    # -- temperatures -----------------------------------------------------------------------------
 
     @property
     def has_temperature(self) -> bool:
@@ -224,12 +246,11 @@ class Estimator(ABC):
         """
         if not self.has_temperature:
             return self
+
         unit = score_spread(bank, items)
-        unit = (
-            unit
-            or float(np.sqrt(np.mean((bank.vectors[:QUERIES] @ items[:QUERIES].T) ** 2)))
-            or 1.0
-        )
+        if not unit:
+            scores = bank.vectors[:QUERIES] @ items[:QUERIES].T
+            unit = float(np.sqrt(np.mean(scores**2))) or 1.0
         temperatures = {
             tau: getattr(self, temperature) for tau, temperature in self._temperatures()
         }
@@ -238,9 +259,11 @@ class Estimator(ABC):
         )
 
     def unmeasured(self) -> Self:
-        """Return the estimator as before its fit: without the number of items and the measured
-        taus.
+        """Return the estimator as before its fit.
+
+        It is without the number of items, the agreement and the measured taus.
         """
+        # A tau without a temperature is the user's own, and stays.
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
         measured |= MEASURED
         return self._replaced(
@@ -248,8 +271,9 @@ class Estimator(ABC):
         )
 
     def _set_temperatures(self, **defaults: float) -> None:
-        """Check each tau and temperature under construction; without either, set the default
-        temperature.
+        """Check each tau and temperature under construction.
+
+        Without either, set the default temperature.
         """
         for tau, temperature in self._temperatures():
             chosen = [name for name in (tau, temperature) if getattr(self, name) is not None]
@@ -267,16 +291,21 @@ class Estimator(ABC):
 
 
 def score_spread(bank: QueryBank, gallery: Vectors) -> float:
-    """Return the standard deviation of a bank query's scores over the items; 0 if all items score
-    alike.
+    """Return the standard deviation of a bank query's scores over the items.
 
     It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d),
-    spread evenly.
+    spread evenly; 0 if all items score alike.
     """
     queries = _evenly(bank.vectors, QUERIES)
     items = _evenly(gallery, ITEMS)
+
+    # The variance of q·r over the items is qᵀ C q, C their covariance: d × d numbers in place of
+    # the products of all queries and items.
     centred = items - items.mean(0)
-    spread = np.sqrt(np.mean((queries @ (centred.T @ centred / len(items))) * queries, 0).sum())
+    covariance = centred.T @ centred / len(items)
+    spread = np.sqrt(np.mean((queries @ covariance) * queries, 0).sum())
+
+    # Less than that is the rounding of equal scores in float32.
     largest = np.abs(queries @ items[:QUERIES].T).max()
     return float(spread) if spread > 1e-6 * largest else 0.0
 
@@ -286,19 +315,23 @@ def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
 
 
 def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of at most `most` rows, spread evenly."""
     return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
 
 
 def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
     """Return the numbers of the queries in two random halves of a bank of this size."""
+    # One seed for all: a bank has the same halves in each process, and so the same agreement.
     return np.split(np.random.default_rng(0).permutation(size), [size // 2])
 
 
 def correlation(first: Vectors, second: Vectors) -> float:
     """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
-    one, other = (
-        part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64))
-    )
+    one = first.astype(np.float64)
+    one -= one.mean()
+    other = second.astype(np.float64)
+    other -= other.mean()
+
     scale = float(np.sqrt((one @ one) * (other @ other)))
     return max(0.0, float(one @ other) / scale) if scale else 0.0
 
@@ -311,8 +344,8 @@ class Formula:
     """Computes them from the items' vectors (n, d), by kernels that never hold all products."""
 
     of_products: Callable[[Numbers], Numbers] | None = None
-    """Computes them from the items' inner products (n, |bank|) with the whole bank; None if these are
-    not enough. Where the products are at hand, the biases need no other product."""
+    """Computes them from the items' inner products (n, |bank|) with the whole bank; None if these
+    are not enough. Where the products are at hand, the biases need no other product."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,15 +356,17 @@ class FittedBias:
     """With the tau that follows from a temperature, and its agreement."""
 
     bank: QueryBank
+    """The bank of the fit."""
 
     formula: Formula = field(repr=False)
+    """Of the items of the fit."""
 
     diagnostics: Any
     """The estimator's named tuple."""
 
     potentials: Vectors = field(repr=False)
-    """(|bank|, p) float32, stored with the bank to restore the fit without the gallery; p = 0 if the
-    bank alone is enough."""
+    """(|bank|, p) float32, stored with the bank to restore the fit without the gallery; p = 0 if
+    the bank alone is enough."""
 
     new_formula: Formula | None = field(default=None, repr=False)
     """Of items that were added together after the fit; None if it is the same."""
@@ -344,11 +379,10 @@ class FittedBias:
         return self._evaluated(self.formula.of_vectors, vectors)
 
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
-        """Return biases as `bias` does, of items that were added together after the fit, in any
-        order.
+        """Return biases as `bias` does, of items that were added together after the fit.
 
-        For an estimator that balances the bank against its items, the new items leave room for each
-        other, as many at a time as have MOST_PRODUCTS with the bank.
+        Their order does not matter. For an estimator that balances the bank against its items, the
+        new items leave room for each other, as many at a time as have MOST_PRODUCTS with the bank.
         """
         return self._evaluated(self._formula(are_new=True).of_vectors, vectors)
 
@@ -358,8 +392,9 @@ class FittedBias:
         return self.formula.of_products is not None
 
     def bias_of_products(self, products: Numbers, *, are_new: bool) -> Numbers:
-        """Return what `bias` or `new_bias` returns, not rounded to float32, from inner products (n,
-        |bank|) of the items and the whole bank.
+        """Return what `bias` or `new_bias` returns, not rounded to float32.
+
+        products: inner products (n, |bank|) of the items and the whole bank.
         """
         of_products = self._formula(are_new=are_new).of_products
         if of_products is None:
@@ -374,30 +409,31 @@ class FittedBias:
     def _evaluated(self, formula: Callable[[Vectors], Numbers], vectors: npt.ArrayLike) -> Vectors:
         items = as_vectors(vectors, "the vectors")
         self.bank.expect_dim(items.shape[1], "a vector")
+        # Kernels need a row.
         if not len(items):
             return np.empty(0, np.float32)
         return (self.estimator.share * formula(items)).astype(np.float32, copy=False)
 
     def with_agreement(self, items: Vectors, target_bank: BankLike | None) -> FittedBias:
-        """Return the fit with the agreement of the bank's halves on up to 20,000 items (n, d), if
-        its strength is one.
+        """Return the fit with the agreement of the bank's halves, if its strength is one.
 
-        Both halves are fitted on these items. The agreement is 0 for a bank of one query.
+        items: (n, d); both halves are fitted on up to 20,000 of them. The agreement is 0 for a bank
+        of one query.
         """
         if self.estimator.strength != "agreement":
             return self
-        sample = items[_places(items, ITEMS)]
+
         agreement = 0.0
-        if middle := len(self.bank) // 2:
-            estimator = replace(self.estimator, strength=1.0).clamped(middle)
-            parts = (
-                QueryBank(self.bank.vectors[half], self.bank.source)
-                for half in split_in_half(len(self.bank))
-            )
-            biases = [
-                estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample)
-                for half in parts
-            ]
+        half_size = len(self.bank) // 2
+        if half_size:
+            sample = items[_places(items, ITEMS)]
+            # At strength 1: otherwise each half would measure an agreement of its own halves.
+            estimator = replace(self.estimator, strength=1.0).clamped(half_size)
+            biases = []
+            for rows in split_in_half(len(self.bank)):
+                half = QueryBank(self.bank.vectors[rows], self.bank.source)
+                fitted = estimator.fit(half, gallery=sample, target_bank=target_bank)
+                biases.append(fitted.bias(sample))
             agreement = correlation(*biases)
         return replace(self, estimator=replace(self.estimator, agreement=agreement))
 
@@ -408,6 +444,7 @@ class BankDiagnostics(NamedTuple):
     bank_size: int
     dim: int
     target_bank_size: int = 0
+    """0 without a target bank."""
 
 
 @cache
@@ -421,14 +458,16 @@ def load_installed() -> None:
         what = f"the estimator {entry_point.name!r} of the installed package {package!r}"
         try:
             loaded = entry_point.load()
-        except Exception as error:  # The code of another package may raise anything.
+        # The code of another package may raise anything.
+        except Exception as error:
             raise InvalidParameter(
                 f"{what} cannot be loaded: {error}: repair or remove the package"
             ) from error
+
         if loaded is not ESTIMATORS.get(ALIASES.get(entry_point.name, "")):
             raise InvalidParameter(
-                f"{what} is no Estimator with alias={entry_point.name!r}: its entry point in {INSTALLED} "
-                "must have the alias as its name"
+                f"{what} is no Estimator with alias={entry_point.name!r}: its entry point in "
+                f"{INSTALLED} must have the alias as its name"
             )
 
 
@@ -438,6 +477,7 @@ def class_name(method: str) -> str:
     Raises InvalidParameter.
     """
     name = _methods().get(method.lower())
+    # Other packages take time to import, so they are loaded for names that nobody here has.
     if name is None:
         load_installed()
         name = _methods().get(method.lower())
@@ -467,18 +507,19 @@ def class_of(name: object) -> type[Estimator]:
 def to_dict(estimator: Estimator) -> dict[str, Any]:
     """Return {"name": "NNN", "k": 128, …}: the class and its parameters, fit for JSON.
 
-    The device is left out, and so is the default strength, and each tau, temperature or measured value that is not
-    set. Raises
-    InvalidParameter for an estimator that is not one of this package's.
+    The device is left out, and so is the default strength, and each tau, temperature or measured
+    value that is not set. Raises InvalidParameter for an estimator that has no alias.
     """
     name = type(estimator).__name__
     if ESTIMATORS.get(name) is not type(estimator):
         raise InvalidParameter(
             f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}"
         )
+
     values = {
         parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))
     }
+    # A collection state has little room, and most estimators have none of these.
     optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), *MEASURED}
     if estimator.strength == type(estimator).strength:
         del values["strength"]
@@ -490,22 +531,26 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a parameter fit for JSON."""
     if isinstance(value, tuple):
-        return [_plain(part) for part in value]
+        return [_plain(element) for element in value]
     return to_dict(value) if isinstance(value, Estimator) else value
 
 
 def names_in(values: Mapping[str, Any]) -> set[str]:
-    """Return the names of the estimators in a description: its own, and those of a Blend's
-    estimators. Raises InvalidParameter for a description without a name.
+    """Return the names of the estimators in a description: its own, and those of a Blend's.
+
+    Raises InvalidParameter for a description without a name.
     """
     name = values.get("name")
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidParameter(f"an estimator has a name, not {name!r}")
-    parts = values.get("estimators", ())
-    if not isinstance(parts, list | tuple):
+
+    # Whether these are estimators is for `from_dict` to say: here only their names count.
+    inner = values.get("estimators", ())
+    if not isinstance(inner, list | tuple):
         return {name}
-    return {name}.union(*(names_in(part) for part in parts if isinstance(part, Mapping)))
+    return {name}.union(*(names_in(value) for value in inner if isinstance(value, Mapping)))
 
 
 def from_dict(values: Mapping[str, Any]) -> Estimator:
@@ -518,20 +563,21 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
     parameters = dict(values)
     name = parameters.pop("name", None)
-    kind = class_of(name)
-    allowed = _parameters(kind)
+    estimator_class = class_of(name)
+    allowed = _parameters(estimator_class)
     unknown = [parameter for parameter in parameters if parameter not in allowed]
     if unknown:
         raise InvalidParameter(
             f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}"
         )
+
     if "estimators" in parameters:
         if not isinstance(parameters["estimators"], list | tuple):
             raise InvalidParameter(
                 f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}"
             )
         parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
-    return kind(**parameters)
+    return estimator_class(**parameters)
 
 
 def expect_estimator(estimator: object) -> None:
@@ -570,22 +616,22 @@ def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> di
     return changed | dict(changes)
 
 
-def _parameters(kind: type[Any]) -> list[str]:
+def _parameters(estimator_class: type[Any]) -> list[str]:
     """Return the parameters but the device; those of all estimators come last."""
-    names = [field.name for field in fields(kind) if field.name != "device"]
+    names = [field.name for field in fields(estimator_class) if field.name != "device"]
     return sorted(names, key=lambda name: name in Estimator.__annotations__)
 
 
 @dataclass(frozen=True, eq=False)
 class TargetBank(QueryBank):
-    """Items under a metric that reduces items and queries to different vectors, as L2 is reduced to
-    IP.
+    """Items under a metric that reduces items and queries to different vectors.
 
-    vectors: (t, d) as items, to be balanced against the bank. asking: (t, d) float32 as queries,
-    whose inner products with items are similarities.
+    L2 does, as it is reduced to IP. `vectors`, (t, d), are the items as items, to be balanced
+    against the bank.
     """
 
     asking: Vectors = field(default_factory=lambda: np.empty((0, 0), np.float32), repr=False)
+    """(t, d) float32, the items as queries, whose inner products with items are similarities."""
 
 
 def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
@@ -596,6 +642,7 @@ def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -
     shape = np.shape(potentials)
     if shape != (len(bank), columns):
         raise InvalidInput(f"potentials must have shape ({len(bank)}, {columns}), not {shape}")
+    # `as_vectors` refuses rows without a number, but an estimator may have no potentials.
     return as_vectors(potentials, "the potentials") if columns else np.empty(shape, np.float32)
 
 
@@ -608,7 +655,7 @@ def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) ->
         raise InvalidInput(
             f"{who} is fitted on the gallery, or takes its scale from it: pass gallery=…"
         )
-    return _fitting(bank, as_vectors(gallery, "the gallery"), "the gallery")
+    return _checked(bank, as_vectors(gallery, "the gallery"), "the gallery")
 
 
 def require_target_bank(
@@ -620,14 +667,15 @@ def require_target_bank(
     """
     if target_bank is None:
         raise InvalidInput(f"{who} needs reference items: pass target_bank= (--target-bank)")
+
     if as_queries and isinstance(target_bank, TargetBank):
         target_bank = target_bank.asking
     elif isinstance(target_bank, QueryBank):
         target_bank = target_bank.vectors
-    return _fitting(bank, as_vectors(target_bank, "the target bank"), "the target bank")
+    return _checked(bank, as_vectors(target_bank, "the target bank"), "the target bank")
 
 
-def _fitting(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:
+def _checked(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:
     bank.expect_dim(vectors.shape[1], what)
     if len(vectors) == 0:
         raise InvalidInput(f"{what} is empty")

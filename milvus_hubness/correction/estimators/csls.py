@@ -19,7 +19,10 @@ class CSLS(Estimator, alias="csls"):
     """
 
     k: int = 10
+    """How many bank queries count, 1 ≤ k ≤ |bank|."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)

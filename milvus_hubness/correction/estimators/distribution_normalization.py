@@ -19,11 +19,14 @@ class DistributionNormalization(Estimator, alias="dn"):
     """
 
     lam: float = 0.5
+    """Share of the bank's mean to subtract; the paper's is ½."""
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        # In float64: sums of a large bank in float32 lose digits that the biases need.
         mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
         return self._fitted(
             bank,
             lambda items: items @ mean,
+            # The mean of the products is the product with the mean.
             of_products=lambda products: self.lam * products.mean(1, dtype=np.float64),
         )

@@ -24,18 +24,20 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
 
     q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query +
     tau_target): the paper multiplies the two inverted softmaxes, and λ times the logarithm of the
-    product is s − b.
-
-    tau_query, tau_target: in units of the score. temperature_query, temperature_target: used in
-    place of them, in units of the spread of the bank's scores; 0.5 and 25 by default. If both are
-    equal, similar items lose their own queries.
+    product is s − b. If both temperatures are equal, similar items lose their own queries.
     """
 
     tau_query: float | None = None
+    """In units of the score."""
     tau_target: float | None = None
+    """In units of the score."""
     temperature_query: float | None = None
+    """Used in place of tau_query, in units of the spread of the bank's scores; 0.5 by default."""
     temperature_target: float | None = None
+    """Used in place of tau_target, in units of the spread of the bank's scores; 25 by default."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,21 +48,21 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
         return True
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        # Under L2 a target as a query differs from itself as an item, and here it takes a query's
+        # place in the products.
         targets = require_target_bank(
             bank, inputs.target_bank, type(self).__name__, as_queries=True
         )
-        by_query, by_target, share = self._taus
+        tau_query = self.tau_of("tau_query")
+        tau_target = self.tau_of("tau_target")
 
-        def formula(items: Vectors) -> npt.NDArray[Any]:
-            to_queries = logsumexp(items, bank.vectors, by_query, device=self.device)
-            to_targets = logsumexp(items, targets, by_target, device=self.device)
+        # `logsumexp` is tau · log Σ, so the factors are λ/tau_query and λ/tau_target, whose sum
+        # is 1.
+        share = tau_target / (tau_query + tau_target)
+
+        def of_vectors(items: Vectors) -> npt.NDArray[Any]:
+            to_queries = logsumexp(items, bank.vectors, tau_query, device=self.device)
+            to_targets = logsumexp(items, targets, tau_target, device=self.device)
             return share * to_queries + (1 - share) * to_targets
 
-        return self._fitted(bank, formula, BankDiagnostics(len(bank), bank.dim, len(targets)))
-
-    @property
-    def _taus(self) -> tuple[float, float, float]:
-        """tau_query, tau_target, and λ / tau_query; the share of the targets is the rest of 1."""
-        query = self.tau_of("tau_query")
-        target = self.tau_of("tau_target")
-        return query, target, target / (query + target)
+        return self._fitted(bank, of_vectors, BankDiagnostics(len(bank), bank.dim, len(targets)))

@@ -19,30 +19,25 @@ from milvus_hubness.errors import InvalidParameter
 
 
 class NNNDiagnostics(NamedTuple):
-    """Diagnostics of NNN.
-
-    kernel: the exact one of the device, or the choice of `ApproximateBank`. mean_error, max_error:
-    of the bias; 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search,
-    on them.
-    """
+    """Diagnostics of NNN."""
 
     bank_size: int
     dim: int
     kernel: str
+    """The exact kernel of the device, or the choice of `ApproximateBank`."""
     mean_error: float
+    """Mean error of the bias; 0 if exact."""
     max_error: float
+    """Largest error of the bias; 0 if exact."""
     sampled: int
+    """Number of vectors on which the errors were measured."""
     recall: float | None = None
+    """Recall of the tuned bank search on them."""
 
 
 @dataclass(frozen=True)
 class NNN(Estimator, alias="nnn"):
     """b(r) = alpha · mean of the k largest inner products of r with the bank.
-
-    k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain.
-    alpha: share of that mean to subtract; the paper sweeps 0.25 … 1.5. kernel: "dense" is exact;
-    "approximate" searches an index of the bank, tuned on the gallery until the mean error of the
-    biases is 1% of their standard deviation, or is exact if that is faster.
 
     The fit raises BankTooSmall if the bank has fewer than k queries. It learns nothing from the
     gallery, so new items never need a refit; an approximate kernel is tuned on at least 32 items of
@@ -50,9 +45,15 @@ class NNN(Estimator, alias="nnn"):
     """
 
     k: int = 128
+    """How many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain."""
     alpha: float = 0.75
+    """Share of that mean to subtract; the paper sweeps 0.25 … 1.5."""
     kernel: Literal["dense", "approximate"] = "dense"
+    """`dense` is exact. `approximate` searches an index of the bank, tuned on the gallery until the
+    mean error of the biases is 1% of their standard deviation, or is exact if that is faster."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,23 +62,36 @@ class NNN(Estimator, alias="nnn"):
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
-        kernel = kernel_for(self.device)
-        if self.kernel == "approximate" and kernel != "numpy":
+        exact_kernel = kernel_for(self.device)
+        # Without torch, which `ApproximateBank` needs, all biases are exact.
+        if self.kernel == "approximate" and exact_kernel != "numpy":
             return self._fit_approximately(bank, inputs)
+
+        diagnostics = NNNDiagnostics(
+            bank_size=len(bank),
+            dim=bank.dim,
+            kernel=exact_kernel,
+            mean_error=0.0,
+            max_error=0.0,
+            sampled=0,
+        )
         return self._fitted(
             bank,
             lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
-            NNNDiagnostics(len(bank), bank.dim, kernel, 0.0, 0.0, 0),
+            diagnostics,
             of_products=self._of_products,
         )
 
     def _fit_approximately(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        # It imports FAISS and torch, which the exact kernels do without.
         from milvus_hubness.correction.kernels.approximate import ApproximateBank
 
+        # Without a gallery, the bank's own vectors stand in for items in the tuning.
         gallery = bank.vectors if inputs.gallery is None else inputs.gallery
         items = require_gallery(bank, gallery, "NNN")
         approximate = ApproximateBank(bank.vectors, items, self.k, device=self.device)
 
+        # The errors are those of the mean of products; the bias is alpha times that mean.
         share = abs(self.alpha)
         diagnostics = NNNDiagnostics(
             bank_size=len(bank),
@@ -96,4 +110,5 @@ class NNN(Estimator, alias="nnn"):
         )
 
     def _of_products(self, products: Numbers) -> Numbers:
+        """Return exact biases, with either kernel: where all products are there, none is missed."""
         return self.alpha * topk_mean_of(products, self.k)

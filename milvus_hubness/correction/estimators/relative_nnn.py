@@ -1,4 +1,7 @@
-"""Nearest Neighbor Normalization on scores relative to what each bank query finds. A method of this package."""
+"""Nearest Neighbor Normalization on scores relative to what each bank query finds.
+
+A method of this package.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ from milvus_hubness.correction.kernels import topk_mean
 
 @dataclass(frozen=True)
 class RelativeNNN(Estimator, alias="relative"):
-    """b(r) = mean of the k largest s(q_i, r) − discount · f_i, f_i the mean of q_i's `finds` best
-    item scores.
+    """b(r) = mean of the k largest s(q_i, r) − discount · f_i.
+
+    f_i is the mean of q_i's `finds` best item scores.
 
     A query that is near to all items says less about one of them: CSLS (Conneau et al., ICLR 2018)
     subtracts r_T(q) in the same way, and NNN (Chowdhury et al., EMNLP 2024) is the case discount =
@@ -30,9 +34,14 @@ class RelativeNNN(Estimator, alias="relative"):
     """
 
     k: int = 8
+    """How many bank queries count, 1 ≤ k ≤ |bank|."""
     discount: float = 0.5
+    """Share of f_i that is subtracted from the scores of query i."""
     finds: int = 10
+    """How many of a bank query's best items f_i is the mean of."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     @property
     def needs_gallery(self) -> bool:
@@ -45,11 +54,13 @@ class RelativeNNN(Estimator, alias="relative"):
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
         items = np.asarray(inputs.gallery, np.float32)
-        finds = topk_mean(bank.vectors, items, min(self.finds, len(items)), device=self.device)
+        count = min(self.finds, len(items))
+        finds = topk_mean(bank.vectors, items, count, device=self.device)
         return self.with_finds(bank, finds)
 
     def with_finds(self, bank: QueryBank, finds: npt.NDArray[np.floating]) -> FittedBias:
         """Return the fit of bank queries with these f (m,)."""
+        # Rounded as they are stored, so that the fit and its restoration give the same biases.
         potentials = (-self.discount * finds).astype(np.float32)[:, None]
         return self.restore(bank, potentials)
 
@@ -60,7 +71,8 @@ class RelativeNNN(Estimator, alias="relative"):
         bank.require(at_least=self.k)
         values = check_potentials(bank, potentials, 1)
 
-        # One more column, of ones, adds the query's potential to its score.
+        # A column of ones in the items adds the query's potential to its score, so one kernel is
+        # enough: the largest sums are not those of the largest products.
         relative = np.hstack([bank.vectors, values])
 
         def of_vectors(items: Vectors) -> npt.NDArray[np.float32]:

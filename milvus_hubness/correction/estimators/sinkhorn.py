@@ -1,11 +1,14 @@
-"""Sinkhorn Normalization (SN) and Dual-bank Sinkhorn Normalization (DBSN): Pan et al., ACM Multimedia 2025.
+"""Sinkhorn Normalization (SN) and Dual-bank Sinkhorn Normalization (DBSN).
 
-All scores are computed once and stored if they fit into memory; otherwise every step computes them again. If
-there are too many even for that, an estimator uses the nearest pairs only.
+Pan et al., ACM Multimedia 2025.
+
+All scores are computed once and stored if they fit into memory; otherwise every step computes them
+again. If there are too many even for that, an estimator uses the nearest pairs only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -47,61 +50,71 @@ Step: TypeAlias = Callable[[Potentials, Taus], tuple[Potentials, Potentials]]
 
 
 class Balance(NamedTuple):
-    """Potentials f (m,) of the bank and g (n,) of the items, and how near to balance they are.
-
-    marginal_error: Σ_i |marginal of bank query i − 1/m|, between 0 and 2.
-    """
+    """The potentials of bank and items, and how near to balance they are."""
 
     f: Potentials
+    """(m,), of the bank."""
     g: Potentials
+    """(n,), of the items."""
     iterations: int
+    """Number of the iterations until then."""
     marginal_error: float
+    """Σ_i |marginal of bank query i − 1/m|, between 0 and 2."""
     converged: bool
+    """Whether the error is at most the tolerance."""
 
 
 def iterate(
     step: Step, f: Potentials, taus: Taus, items: int, iterations: int, tol: float
 ) -> list[Balance]:
-    """Compute for each tau potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals
-    of bank and items.
+    """Compute for each tau the potentials that balance bank and items.
 
-    The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank,
-    as in `AllScores`. So the items' marginal is exact, and the bank's has the reported error. Ends
-    for a tau when that is at most `tol`, or after `iterations`.
+    Then exp((s_ij + f_i + g_j) / tau) has uniform marginals of both. The iteration starts from f
+    (t, m), which it changes.
+
+    step: the g that follow from f, and the shares of the bank, as in `AllScores`. So the items'
+    marginal is exact, and the bank's has the reported error. Ends for a tau when that is at most
+    `tol`, or after `iterations`.
     """
     balances = {}
     active = np.arange(len(taus))
     for done in range(1, iterations + 1):
         g, shares = step(f[active], taus[active])
         errors = np.abs(shares / items - 1 / f.shape[1]).sum(1)
-        for row, (which, error) in enumerate(zip(active.tolist(), errors.tolist(), strict=True)):
+        for row, (number, error) in enumerate(zip(active.tolist(), errors.tolist(), strict=True)):
             if error <= tol or done == iterations:
-                balances[which] = Balance(f[which].copy(), g[row], done, error, error <= tol)
+                balances[number] = Balance(f[number].copy(), g[row], done, error, error <= tol)
+
+        # A pass costs the same for each tau, so those that have converged take part in no other.
         active = active[errors > tol]
         shares = shares[errors > tol]
         if not len(active):
             break
+
+        # After the balances: f stays the one from which their g follow.
         f[active] -= taus[active, None] * np.log(shares)
-    return [balances[which] for which in range(len(taus))]
+    return [balances[number] for number in range(len(taus))]
 
 
 NEIGHBORS = 64
+"""Number of the nearest on each side, if an iteration over all scores would take minutes."""
 
 
 class SinkhornDiagnostics(NamedTuple):
-    """The end of the iteration; all of it None for a fit from its stored potentials.
-
-    items: gallery items (and target bank) of the iteration. marginal_error: that of `Balance`.
-    converged: whether it is at most tol. scores: how the iteration got its scores.
-    """
+    """The end of the iteration; all of it None for a fit from its stored potentials."""
 
     bank_size: int
     dim: int
     items: int | None
+    """Number of gallery items (and targets) of the iteration."""
     iterations: int | None
+    """Number of iterations, those on the nearest pairs included."""
     marginal_error: float | None
+    """That of `Balance`."""
     converged: bool | None
+    """Whether the error is at most tol."""
     scores: Scores | None = None
+    """How the iteration got its scores."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +124,24 @@ class Sinkhorn(Estimator, alias="sn"):
     f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank ×
     gallery. Items that came later need `FittedBias.new_bias`: the formula corrects them too much,
     since the others have not made room for them.
-
-    tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by default.
-    iterations: largest number of them; the paper's results need 10. tol: the iteration ends earlier at this error of
-    the bank's marginal. neighbors: run all iterations but the last on each item's and each bank query's nearest only;
-    by default `scores_for` decides: all scores, or 64 neighbors. items: the number of items of a fit, which sets it.
     """
 
     tau: float | None = None
+    """In units of the score."""
     iterations: int = 10
+    """Largest number of iterations; the paper's results need 10."""
     tol: float = 1e-3
+    """The iteration ends earlier at this error of the bank's marginal."""
     neighbors: int | None = None
+    """Run all iterations but the last on so many of each item's and each bank query's nearest only.
+    By default `scores_for` decides: all scores, or 64 neighbors."""
     temperature: float | None = None
+    """Used in place of tau, in units of the spread of scores; 0.5 by default."""
     items: int | None = None
+    """The number of items of a fit, which sets it."""
     device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,7 +157,8 @@ class Sinkhorn(Estimator, alias="sn"):
         return 1
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        return fit_together([self], bank, inputs)[0][0]
+        [(fitted, _)] = fit_together([self], bank, inputs)
+        return fitted
 
     def restore(
         self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
@@ -151,6 +169,7 @@ class Sinkhorn(Estimator, alias="sn"):
 
     @property
     def _fitted_on(self) -> int:
+        """The number of items of the fit. Raises InvalidParameter if it is unknown."""
         if self.items is None:
             raise InvalidParameter(
                 f"{self!r} does not say how many items it was fitted on: pass items=…"
@@ -160,6 +179,7 @@ class Sinkhorn(Estimator, alias="sn"):
     def with_potentials(
         self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics
     ) -> FittedBias:
+        """Return the fit of bank queries with these potentials (m, 1)."""
         tau = self.tau_of()
         f = potentials[:, 0]
 
@@ -170,8 +190,12 @@ class Sinkhorn(Estimator, alias="sn"):
             return logsumexp_of(products + f, tau)
 
         def new_of_vectors(items: Vectors) -> Numbers:
-            parts = np.array_split(items, -(-len(items) * len(bank) // MOST_PRODUCTS))
-            return np.concatenate([new_of_products(part @ bank.vectors.T) for part in parts])
+            # Unlike the kernels above, this needs all products of its items with the bank at once.
+            count = math.ceil(len(items) * len(bank) / MOST_PRODUCTS)
+            biases = [
+                new_of_products(block @ bank.vectors.T) for block in np.array_split(items, count)
+            ]
+            return np.concatenate(biases)
 
         def new_of_products(products: Numbers) -> Numbers:
             return logsumexp_with_room(products, f, tau, self._fitted_on)
@@ -188,10 +212,11 @@ class Sinkhorn(Estimator, alias="sn"):
 
 @dataclass(frozen=True)
 class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
-    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside
-    the gallery.
+    """`Sinkhorn` over bank × [gallery; target bank].
 
-    The target bank has items of the gallery's kind, ideally those that the bank's queries ask for.
+    It is for a bank whose queries ask for items outside the gallery: without targets, these queries
+    would be balanced against items that answer none of them. The target bank has items of the
+    gallery's kind, ideally those that the bank's queries ask for.
     """
 
     @property
@@ -205,47 +230,73 @@ def fit_together(
     inputs: FitInputs,
     nearest: tuple[TopK, TopK] | None = None,
 ) -> list[tuple[FittedBias, Vectors]]:
-    """Return fits of estimators that differ in tau and temperature only, each with its biases of
-    the items: gallery, then target bank if it is needed. Each pass over the scores serves all.
+    """Return fits of estimators that differ in tau and temperature only, each with its biases.
+
+    The biases are those of the items: gallery, then target bank if it is needed. Each pass over the
+    scores serves all.
+
     nearest: as `PairSteps` has them; by default computed.
     """
-    one = estimators[0]
-    items = np.asarray(inputs.gallery, np.float32)
-    if one.needs_target_bank:
-        items = np.concatenate(
-            [items, require_target_bank(bank, inputs.target_bank, type(one).__name__)]
-        )
+    first = estimators[0]
+    items = _balanced_items(first, bank, inputs)
     taus = np.array([estimator.tau_of() for estimator in estimators])
-    iterations = one.iterations
-    steps = AllScores(bank.vectors, items, one.device, "sparse" if one.neighbors else None)
-    g = np.zeros((len(taus), len(items)), np.float32)
-    ahead = [0] * len(taus)
-    if inputs.start is not None:
-        g, _ = steps.from_bank(
-            np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus
-        )
+    steps = AllScores(bank.vectors, items, first.device, "sparse" if first.neighbors else None)
+    g = _start(steps, bank, inputs, taus, len(items))
+
+    iterations = first.iterations
+    iterations_before = [0] * len(taus)
     if steps.scores == "sparse" and iterations > 1:
-        k = one.neighbors or NEIGHBORS
-        sides = (items, bank.vectors)
-        near = PairSteps.nearest(*(nearest or (
-            topk(rows, columns, min(k, len(columns)), device=one.device) for rows, columns in (sides, sides[::-1])
-        )))  # fmt: skip
-        firsts = iterate(
-            near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol
-        )
-        g = np.stack([first.g for first in firsts])
-        ahead = [first.iterations for first in firsts]
+        near = PairSteps.nearest(*(nearest or _nearest(first, bank, items)))
+        f = near.from_items(g, taus)
+        sparse = iterate(near.from_bank, f, taus, len(items), iterations - 1, first.tol)
+
+        # The last iteration is over all scores: an item's bias depends on all bank queries.
+        g = np.stack([balance.g for balance in sparse])
+        iterations_before = [balance.iterations for balance in sparse]
         iterations = 1
-    balances = iterate(
-        steps.from_bank, steps.from_items(g, taus), taus, len(items), iterations, one.tol
-    )
+
+    f = steps.from_items(g, taus)
+    balances = iterate(steps.from_bank, f, taus, len(items), iterations, first.tol)
+
     fits = []
-    for estimator, before, (f, own_g, done, error, converged) in zip(
-        estimators, ahead, balances, strict=True
-    ):
+    for estimator, before, balance in zip(estimators, iterations_before, balances, strict=True):
         diagnostics = SinkhornDiagnostics(
-            len(bank), bank.dim, len(items), before + done, error, converged, steps.scores
+            bank_size=len(bank),
+            dim=bank.dim,
+            items=len(items),
+            iterations=before + balance.iterations,
+            marginal_error=balance.marginal_error,
+            converged=balance.converged,
+            scores=steps.scores,
         )
         fitted = replace(estimator, items=len(items))
-        fits.append((fitted.with_potentials(bank, f[:, None], diagnostics), -own_g))
+        fits.append((fitted.with_potentials(bank, balance.f[:, None], diagnostics), -balance.g))
     return fits
+
+
+def _balanced_items(estimator: Sinkhorn, bank: QueryBank, inputs: FitInputs) -> Vectors:
+    """Return the items to balance the bank against: gallery, then target bank if it is needed."""
+    items = np.asarray(inputs.gallery, np.float32)
+    if not estimator.needs_target_bank:
+        return items
+    targets = require_target_bank(bank, inputs.target_bank, type(estimator).__name__)
+    return np.concatenate([items, targets])
+
+
+def _start(
+    steps: AllScores, bank: QueryBank, inputs: FitInputs, taus: Taus, items: int
+) -> Potentials:
+    """Return potentials g (t, items) to start from: zeros, or those of an earlier fit."""
+    if inputs.start is None:
+        return np.zeros((len(taus), items), np.float32)
+    f = check_potentials(bank, inputs.start, 1)[:, 0]
+    g, _ = steps.from_bank(np.tile(f, (len(taus), 1)), taus)
+    return g
+
+
+def _nearest(estimator: Sinkhorn, bank: QueryBank, items: Vectors) -> tuple[TopK, TopK]:
+    """Return the bank queries nearest to each item, and the items nearest to each bank query."""
+    k = estimator.neighbors or NEIGHBORS
+    of_items = topk(items, bank.vectors, min(k, len(bank)), device=estimator.device)
+    of_queries = topk(bank.vectors, items, min(k, len(items)), device=estimator.device)
+    return of_items, of_queries

@@ -1,8 +1,13 @@
 """The steps of the Sinkhorn iteration: from potentials of the items to those of the bank, and back.
 
-Potentials g (t, n) of the items and f (t, m) of the bank have a row for each of the taus (t,), and one pass over the
-scores serves all. `from_items` returns f_i = −tau · log Σ_j exp((s_ij + g_j) / tau). `from_bank` returns the g that
-follow likewise from f, and shares (t, m): Σ_j exp((s_ij + f_i + g_j) / tau), n in all.
+Potentials g (t, n) of the items and f (t, m) of the bank have a row for each of the taus (t,), and
+one pass over the scores serves all.
+
+    from_items(g)   f_i = −tau · log Σ_j exp((s_ij + g_j) / tau)
+    from_bank(f)    g_j = −tau · log Σ_i exp((s_ij + f_i) / tau), and the shares of the bank
+    shares          (t, m): Σ_j exp((s_ij + f_i + g_j) / tau), n in all
+
+At balance each bank query has the share n/m.
 """
 
 from __future__ import annotations
@@ -21,11 +26,18 @@ from milvus_hubness.correction.kernels.primitives import TopK, score_tiles
 Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
 Taus: TypeAlias = npt.NDArray[np.float64]
 Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
+
 TINY = float(np.finfo(np.float32).tiny)
+"""Least divisor in place of a tau: a smaller one may be 0 in float32."""
 
 Scores: TypeAlias = Literal["float32", "recomputed", "sparse"]
+"""How the scores of all pairs are provided: stored, computed again in each pass, or those of the
+nearest pairs only."""
+
 CUDA_SHARE = 0.6
+"""Share of the free memory of a CUDA device that scores may fill."""
 MOST_ON_CUDA = 2e12
+"""Most pairs whose scores are computed again in each pass on a CUDA device."""
 
 
 def scores_for(m: int, n: int, free: float | None = None) -> Scores:
@@ -33,14 +45,21 @@ def scores_for(m: int, n: int, free: float | None = None) -> Scores:
 
     They are stored in float32 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA
     device; else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take
-    minutes: "sparse". free: bytes of memory of the CUDA device, if there is one.
+    minutes: "sparse".
+
+    free: bytes of free memory of the CUDA device, if there is one.
     """
-    memory, most = (
-        POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
-    )
-    if 4 * m * n <= memory:
+    memory: float
+    if free is None:
+        memory, most_pairs = POLICY.get().sinkhorn_limits
+    else:
+        memory = CUDA_SHARE * free
+        most_pairs = MOST_ON_CUDA
+
+    bytes_in_float32 = 4 * m * n
+    if bytes_in_float32 <= memory:
         return "float32"
-    return "recomputed" if m * n <= most else "sparse"
+    return "recomputed" if m * n <= most_pairs else "sparse"
 
 
 class AllScores:
@@ -60,53 +79,63 @@ class AllScores:
         self._bank = bank
         self._items = items
         self._device = device
+
         free = None
         if scores is None and not uses_numpy(bank.size * len(items), device):
+            # It takes seconds to import, and nothing before this needs it.
             import torch
 
-            place = resolve_device(device)
-            free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else None
+            torch_device = resolve_device(device)
+            if torch_device.type == "cuda":
+                free = torch.cuda.mem_get_info(torch_device)[0]
         self.scores = scores or scores_for(len(bank), len(items), free)
-        self._stored = list(score_tiles(items, bank, device)) if self.scores == "float32" else None
+
+        # Tiles of items, since `from_bank` runs in each iteration; `from_items` only starts one.
+        self._stored = None
+        if self.scores == "float32":
+            self._stored = list(score_tiles(items, bank, device))
 
     def from_items(self, g: Potentials, taus: Taus) -> Potentials:
-        return _pass(score_tiles(self._bank, self._items, self._device), len(self._bank), g, taus)[
-            0
-        ]
+        tiles = score_tiles(self._bank, self._items, self._device)
+        f, _ = _pass(tiles, len(self._bank), g, taus)
+        return f
 
     def from_bank(self, f: Potentials, taus: Taus) -> tuple[Potentials, Potentials]:
-        return _pass(
-            self._stored or score_tiles(self._items, self._bank, self._device),
-            len(self._items),
-            f,
-            taus,
-        )
+        tiles = self._stored or score_tiles(self._items, self._bank, self._device)
+        return _pass(tiles, len(self._items), f, taus)
 
 
 def _pass(
     tiles: Iterable[tuple[slice, Any]], n: int, potentials: Potentials, taus: Taus
 ) -> tuple[Potentials, Potentials]:
-    """Return −tau · log Σ exp((s + potential) / tau) of each of n rows, and the shares of the
-    columns.
+    """Return −tau · log Σ exp((s + potential) / tau) of each of n rows, and the columns' shares.
+
+    tiles: slices of the rows with their scores, (rows, columns). potentials: (t, columns).
     """
     softmin = np.empty((len(taus), n), np.float32)
     shares = np.zeros(potentials.shape)
+
     library: Any = np
     weights: Any = potentials.astype(np.float32)
-    for part, scores in tiles:
+    for rows, scores in tiles:
         if is_tensor(scores):
+            # A tensor exists, so torch has been imported: no need to import it by name.
             library = sys.modules["torch"]
             weights = library.as_tensor(weights, device=scores.device)
-        room = library.empty_like(scores)
-        for which, tau in enumerate(taus.tolist()):
-            terms = library.add(scores, weights[which], out=room)
+
+        # The stored scores serve the next pass, so no operation may write into them.
+        buffer = library.empty_like(scores)
+        for number, tau in enumerate(taus.tolist()):
+            terms = library.add(scores, weights[number], out=buffer)
+            # Without the largest, exp would overflow for small taus.
             largest = library.amax(terms, 1)
             terms -= largest[:, None]
             with np.errstate(over="ignore"):
                 terms /= max(tau, TINY)
             totals = library.sum(library.exp(terms, out=terms), 1)
-            softmin[which, part] = _array(-largest - tau * library.log(totals))
-            shares[which] += _array((1 / totals) @ terms)
+
+            softmin[number, rows] = _array(-largest - tau * library.log(totals))
+            shares[number] += _array((1 / totals) @ terms)
     return softmin, shares
 
 
@@ -115,56 +144,73 @@ def _array(values: Any) -> Potentials:
 
 
 class PairSteps:
-    """Steps over some pairs of items and queries only, by their numbers (p,) and scores (p,), by
-    NumPy in the dtype of scores and potentials. Each item and each query has a pair.
+    """Steps over some pairs of items and queries only, by NumPy.
+
+    items, queries, scores: (p,), by number; each item and each query has a pair. Results have the
+    dtype of scores and potentials.
     """
 
     def __init__(self, items: Numbers, queries: Numbers, scores: Potentials) -> None:
+        # `reduceat` needs the pairs of an item side by side, and for queries a second order.
         order = np.argsort(items, kind="stable")
         self._item = items[order]
         self._query = queries[order]
         self._scores = scores[order]
         self._by_query = np.argsort(self._query, kind="stable")
-        self._of_item = np.bincount(items)
-        self._of_query = np.bincount(queries)
+
+        self._pairs_of_item = np.bincount(items)
+        self._pairs_of_query = np.bincount(queries)
 
     @classmethod
     def nearest(cls, of_items: TopK, of_queries: TopK) -> PairSteps:
-        """Return the pairs of the nearest of each item and of each query, as `topk` has them, (n,
-        k) and (m, k).
+        """Return the pairs of the nearest of each item and of each query.
+
+        of_items: (n, k) queries, of_queries: (m, k) items, as `topk` returns them.
         """
         m = len(of_queries.values)
         n = len(of_items.values)
-        pairs = np.concatenate([np.ravel(of_items.indices + m * np.arange(n)[:, None]),
-                                np.ravel(of_queries.indices * m + np.arange(m)[:, None])])  # fmt: skip
-        pairs, first = np.unique(pairs, return_index=True)
-        return cls(
-            *np.divmod(pairs, m),
-            np.concatenate([of_items.values.ravel(), of_queries.values.ravel()])[first],
+        # One number for each pair, item · m + query, so that a pair on both sides counts once.
+        pairs = np.concatenate(
+            [
+                np.ravel(of_items.indices + m * np.arange(n)[:, None]),
+                np.ravel(of_queries.indices * m + np.arange(m)[:, None]),
+            ]
         )
+        scores = np.concatenate([of_items.values.ravel(), of_queries.values.ravel()])
+
+        pairs, first = np.unique(pairs, return_index=True)
+        items, queries = np.divmod(pairs, m)
+        return cls(items, queries, scores[first])
 
     def from_items(self, g: Potentials, taus: Taus) -> Potentials:
         values = (self._scores + g[:, self._item])[:, self._by_query]
-        return np.stack(
-            [_grouped(*pair, self._of_query)[0] for pair in zip(values, taus, strict=True)]
-        )
+        softmins = [
+            _grouped(row, tau, self._pairs_of_query)[0]
+            for row, tau in zip(values, taus, strict=True)
+        ]
+        return np.stack(softmins)
 
     def from_bank(self, f: Potentials, taus: Taus) -> tuple[Potentials, Potentials]:
         values = self._scores + f[:, self._query]
-        g, parts = zip(
-            *(_grouped(*pair, self._of_item) for pair in zip(values, taus, strict=True)),
-            strict=True,
-        )
-        return np.stack(g), np.stack([np.bincount(self._query, part) for part in parts])
+        g = []
+        shares = []
+        for row, tau in zip(values, taus, strict=True):
+            softmin, shares_of_pairs = _grouped(row, tau, self._pairs_of_item)
+            g.append(softmin)
+            shares.append(np.bincount(self._query, shares_of_pairs))
+        return np.stack(g), np.stack(shares)
 
 
 def _grouped(values: Potentials, tau: float, counts: Numbers) -> tuple[Potentials, Potentials]:
-    """Return −tau · log Σ exp(value / tau) of each group, of so many values in turn, and each
-    value's share of it.
+    """Return −tau · log Σ exp(value / tau) of each group, and each value's share of that sum.
+
+    counts: how many values each group has; the groups follow one another, and none is empty.
     """
     starts = np.cumsum(counts) - counts
     largest = np.maximum.reduceat(values, starts)
     with np.errstate(over="ignore"):
         terms = np.exp((values - np.repeat(largest, counts)) / values.dtype.type(max(tau, TINY)))
+
     totals = np.add.reduceat(terms, starts, dtype=np.float64)
-    return (-largest - tau * np.log(totals)).astype(values.dtype), terms / np.repeat(totals, counts)
+    softmin = (-largest - tau * np.log(totals)).astype(values.dtype)
+    return softmin, terms / np.repeat(totals, counts)

@@ -1,4 +1,4 @@
-"""Re-rankers: dynamic gates, globally-corrected retrieval, and the protocol of adaptive re-rankers."""
+"""Re-rankers: dynamic gates, globally-corrected retrieval, and the adaptive protocol."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ MARGIN = 4 * float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class DynamicGate:
-    """Correct a query only if its raw nearest item is activated: among the k nearest of some bank
-    query or, if `k_targets` is given, among the k_targets nearest of some item of the target bank,
-    which must not be the gallery: it would activate all its items.
+    """Correct a query only if its raw nearest item is activated.
+
+    An item is activated if it is among the k nearest of some bank query or, if `k_targets` is
+    given, among the k_targets nearest of some item of the target bank. The target bank must not be
+    the gallery, which would activate all its items.
 
     With InvertedSoftmax and without `k_targets` this is the paper's DIS. The authors' code of
     DualDIS (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
@@ -41,26 +43,34 @@ class DynamicGate:
     """
 
     k: int = 1
+    """How many nearest items of a bank query are activated."""
     k_targets: int | None = None
+    """How many nearest items of an item of the target bank are activated; None needs no target
+    bank."""
 
     def __post_init__(self) -> None:
-        convert_fields(
-            self, whole_number, "k", *(["k_targets"] if self.k_targets is not None else [])
-        )
+        convert_fields(self, whole_number, "k")
+        if self.k_targets is not None:
+            convert_fields(self, whole_number, "k_targets")
 
     def activated(
         self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is activated by bank (m, d) or, with
-        `k_targets`, by target_bank (t, d). Nearness is by inner product. Raises DimensionMismatch,
-        and BankTooSmall if the gallery has fewer than k or k_targets items.
+        """Return whether each row of gallery (n, d) is activated, bool (n,).
+
+        bank: (m, d). target_bank: (t, d), only with `k_targets`. Nearness is by inner product.
+        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k or k_targets
+        items.
         """
         items = np.asarray(gallery, np.float32)
-        sets = [(np.asarray(bank, np.float32), self.k)]
+        nearest_of_bank = topk(np.asarray(bank, np.float32), items, self.k).indices
+        nearest = np.ravel(nearest_of_bank)
+
         if self.k_targets is not None:
-            sets.append((np.asarray(target_bank, np.float32), self.k_targets))
-        nearest = [np.ravel(topk(vectors, items, k).indices) for vectors, k in sets]
-        return np.isin(np.arange(len(items)), np.concatenate(nearest))
+            targets = np.asarray(target_bank, np.float32)
+            nearest_of_targets = topk(targets, items, self.k_targets).indices
+            nearest = np.concatenate([nearest, np.ravel(nearest_of_targets)])
+        return np.isin(np.arange(len(items)), nearest)
 
 
 def gate(
@@ -69,19 +79,19 @@ def gate(
     raw_best: Iterable[Hashable | None],
     activated: AbstractSet[Hashable],
 ) -> list[Hits]:
-    """Return for each query the corrected hits if its raw best item is activated, else the raw
-    hits.
+    """Return for each query the corrected hits if its raw best item is activated, else the raw.
+
+    raw_best: the key of each query's raw best item; None, which activates nothing, without hits.
     """
     return [
-        after if best in activated else before
-        for before, after, best in zip(raw, corrected, raw_best, strict=True)
+        corrected_hits if best in activated else raw_hits
+        for raw_hits, corrected_hits, best in zip(raw, corrected, raw_best, strict=True)
     ]
 
 
 @dataclass(frozen=True)
 class GloballyCorrected:
-    """Rank `candidates` items of the raw search by Rank_r(q), ascending, and those of equal rank by
-    s(q, r).
+    """Rank items of the raw search by Rank_r(q), ascending, and those of equal rank by s(q, r).
 
     Rank_r(q) counts the bank queries that are nearer to r than q is. For cosines this is the order
     of the paper's GC(q, r) = Rank_r(q) − cos(q, r) (Dinu, Lazaridou and Baroni, 2015), and a score
@@ -89,6 +99,7 @@ class GloballyCorrected:
     """
 
     candidates: int = 100
+    """How many items of the raw search are ranked."""
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "candidates")
@@ -98,15 +109,19 @@ class GloballyCorrected:
     ) -> npt.NDArray[np.int64]:
         """Return (c,) the order of one query's candidates, best first.
 
-        scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner
+        scores: (c,) s(q, r) of the candidates. items: (c, d), bank: (m, d), with s as their inner
         product. A bank query is nearer only beyond rounding, so that a query which is in the bank
         itself is not nearer than itself.
         """
-        own = np.asarray(scores, np.float64)
-        others = np.asarray(items, np.float32) @ np.asarray(bank, np.float32).T
-        margin = MARGIN * max(np.abs(others).max(initial=0), np.abs(own).max(initial=0))
-        places = (others > own[:, None] + margin).sum(axis=1)
-        return np.lexsort((-own, places))
+        query_scores = np.asarray(scores, np.float64)
+        bank_scores = np.asarray(items, np.float32) @ np.asarray(bank, np.float32).T
+
+        # Both may be empty: there may be no candidates.
+        largest_score = np.abs(query_scores).max(initial=0)
+        margin = MARGIN * max(np.abs(bank_scores).max(initial=0), largest_score)
+        ranks = (bank_scores > query_scores[:, None] + margin).sum(axis=1)
+        # `lexsort` sorts by its last key first.
+        return np.lexsort((-query_scores, ranks))
 
 
 Floats = npt.NDArray[np.float32]
@@ -114,29 +129,31 @@ Floats = npt.NDArray[np.float32]
 
 @runtime_checkable
 class Adaptive(Protocol):
-    """A learned stage after the corrected search, such as `quari.QuariReranker`.
-
-    candidates: number of re-ranked items of the corrected search. correction: β, the share of the
-    search's bias that is also subtracted from the adapted scores. direct: whether there are no
-    candidates, and the search uses `direct_queries` in place of the queries.
-    """
+    """A learned stage after the corrected search, such as `quari.QuariReranker`."""
 
     @property
-    def candidates(self) -> int: ...
+    def candidates(self) -> int:
+        """Number of re-ranked items of the corrected search."""
 
     @property
-    def correction(self) -> float: ...
+    def correction(self) -> float:
+        """β, the share of the search's bias that is also subtracted from the adapted scores."""
 
     @property
-    def direct(self) -> bool: ...
+    def direct(self) -> bool:
+        """Whether the search uses `direct_queries` in place of the queries.
+
+        Then there are no candidates.
+        """
 
     def expect_dim(self, dim: int) -> None:
         """Check that it handles vectors of this dimension. Raises DimensionMismatch."""
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
-        """Return for each query (m, d) the scores (c_i,) of its own items, m arrays (c_i, d);
-        higher is better.
+        """Return for each query the scores (c_i,) of its own items; higher is better.
+
+        queries: (m, d). items: m arrays (c_i, d).
         """
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """Return (m, d) the vectors to search for in place of queries (m, d)."""
+        """Return the vectors to search for in place of queries (m, d), (m, d)."""

@@ -1,5 +1,8 @@
-"""The file of a trained network: safetensors, with metadata as JSON in the header; and the files of
-the authors."""
+"""The file of a trained network, and the files of the authors.
+
+It is a file of safetensors with the record of the training as JSON in its header. The names of its
+tensors begin with what they are: WEIGHTS, or what a training needs to continue.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,25 @@ from milvus_hubness.extras.quari.model import Quari
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 
 FORMAT = 1
+"""Version of the file."""
 HEADER = "quari"
+"""Key of the record in the header."""
 IMPORTED = "the authors' weights"
+"""What an imported network was trained on, in place of a fingerprint."""
 HYPERNETWORK = "hypernetwork."
+"""Prefix of the weights of the authors' network in a `Quari`."""
 NOT_IN_WEIGHTS = ("heads", "steps", "map_scale", "query_weight")
+"""Fields of QuariConfig that follow from no shape of the authors' weights."""
 WEIGHTS = "weights."
+"""Prefix of the weights of the best epoch."""
 LAST = "last."
+"""Prefix of the weights of the last epoch."""
 RNG = "rng"
+"""State of torch's generator."""
 CUDA_RNG = "cuda_rng"
+"""State of the generator of the CUDA device."""
 OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW stores of each parameter."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -41,6 +54,7 @@ class Epoch(NamedTuple):
     """An epoch of a training."""
 
     epoch: int
+    """Its number; 0 is the network before its first step."""
     loss: float | None
     """Mean loss of its steps; None for epoch 0, before the first step."""
     r1: float
@@ -57,13 +71,15 @@ def weights_of(network: Quari) -> dict[str, torch.Tensor]:
 def training_state(
     network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Tensors:
-    """Return copies of what a training needs to continue: the last weights, AdamW's state of each
-    parameter that has moved, and the states of torch's generators.
+    """Return copies of what a training needs to continue.
+
+    They are the last weights, AdamW's state of each parameter that has moved, and the states of
+    torch's generators.
     """
     tensors = {f"{LAST}{name}": weight for name, weight in weights_of(network).items()}
     for name, parameter in network.named_parameters():
-        for part, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{part}.{name}"] = value.cpu().clone()
+        for quantity, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{quantity}.{name}"] = value.cpu().clone()
 
     tensors[RNG] = torch.get_rng_state()
     if device.type == "cuda":
@@ -75,13 +91,18 @@ def restore_training(
     tensors: Tensors, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> None:
     """Restore the network, its optimizer and torch's generators from a `training_state`."""
-    network.load_state_dict(_part(tensors, LAST))
+    network.load_state_dict(_with_prefix(tensors, LAST))
     for name, parameter in network.named_parameters():
-        if f"{OPTIMIZER[0]}.{name}" in tensors:
-            optimizer.state[parameter] = {
-                part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True)
-                for part in OPTIMIZER
-            }
+        # A parameter that has not moved has no state.
+        if f"{OPTIMIZER[0]}.{name}" not in tensors:
+            continue
+        # AdamW counts its steps on the CPU.
+        optimizer.state[parameter] = {
+            quantity: tensors[f"{quantity}.{name}"].to(
+                "cpu" if quantity == "step" else device, copy=True
+            )
+            for quantity in OPTIMIZER
+        }
 
     torch.set_rng_state(tensors[RNG])
     if CUDA_RNG in tensors and device.type == "cuda":
@@ -93,8 +114,11 @@ class Checkpoint:
     """A network and the record of its training."""
 
     config: QuariConfig
+    """The sizes of the network."""
     settings: TrainingSettings
+    """The settings of its training."""
     encoder: str | None
+    """Name of the encoder of the vectors; None if the training named none."""
     trained_on: str
     """The fingerprint of the pairs."""
     pairs: int
@@ -108,7 +132,7 @@ class Checkpoint:
 
     @property
     def best_epoch(self) -> int:
-        """Return the first epoch with the highest validation MRR."""
+        """The first epoch with the highest validation MRR."""
         return max(self.history, key=lambda epoch: (epoch.mrr, -epoch.epoch)).epoch
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
@@ -124,6 +148,7 @@ class Checkpoint:
                     f"{name} must have the shape {shape}, and has {present}"
                 )
 
+        # Its first weights are random and are replaced: the caller's random numbers stay.
         with torch.random.fork_rng([]):
             network = Quari(self.config)
 
@@ -152,13 +177,14 @@ class Checkpoint:
 
         Raises UnreadableFile.
         """
-        weights = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
-        tensors = {
-            name: tensor.contiguous()
-            for name, tensor in {**weights, **(self.resumption or {})}.items()
-        }
+        tensors = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
+        tensors |= self.resumption or {}
+        # safetensors writes no other.
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+
         facts = self.facts()
         facts["digest"] = _digest(facts, tensors)
+        # A name on the same file system, where a rename replaces the file in one step.
         temporary = Path(f"{os.fspath(path)}.partial")
 
         try:
@@ -185,16 +211,18 @@ class Checkpoint:
                     f"{path} is damaged: its content has changed since it was saved"
                 )
 
+            resumption = {
+                name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)
+            }
             checkpoint = cls(
-                QuariConfig(**facts["config"]),
-                TrainingSettings(**facts["settings"]),
-                facts["encoder"],
-                facts["trained_on"],
-                facts["pairs"],
-                tuple(Epoch(**epoch) for epoch in facts["history"]),
-                _part(tensors, WEIGHTS),
-                {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)}
-                or None,
+                config=QuariConfig(**facts["config"]),
+                settings=TrainingSettings(**facts["settings"]),
+                encoder=facts["encoder"],
+                trained_on=facts["trained_on"],
+                pairs=facts["pairs"],
+                history=tuple(Epoch(**epoch) for epoch in facts["history"]),
+                weights=_with_prefix(tensors, WEIGHTS),
+                resumption=resumption or None,
             )
         except (
             json.JSONDecodeError,
@@ -206,6 +234,7 @@ class Checkpoint:
         ) as error:
             raise UnreadableFile(f"{path} is not a QuARI network: {error}") from None
 
+        # It raises if the weights do not fit the sizes: here rather than at the first search.
         checkpoint.network()
         return checkpoint
 
@@ -213,35 +242,40 @@ class Checkpoint:
     def load_published(
         cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
     ) -> Checkpoint:
-        """Read weights of the authors' code: safetensors, or a file of torch, of which only tensors
-        are loaded.
+        """Read weights of the authors' code: safetensors, or a file of torch.
+
+        Of a file of torch only tensors are loaded.
 
         options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the
         authors'. Weights under "state_dict", and with the prefix "hypernetwork.", are found too.
         Raises UnreadableFile, InvalidParameter.
         """
-        if unknown := options.keys() - set(NOT_IN_WEIGHTS):
+        unknown = options.keys() - set(NOT_IN_WEIGHTS)
+        if unknown:
             names = ", ".join(NOT_IN_WEIGHTS)
             raise InvalidParameter(
                 f"{min(unknown)}: unknown parameter; allowed parameters: {names}"
             )
 
-        tensors = _read(path)[0] if Path(path).suffix == ".safetensors" else _read_torch(path)
-        weights = _part(tensors, HYPERNETWORK) or dict(tensors)
+        if Path(path).suffix == ".safetensors":
+            tensors, _ = _read(path)
+        else:
+            tensors = _read_torch(path)
+        weights = _with_prefix(tensors, HYPERNETWORK) or dict(tensors)
+
+        # The sizes follow from the shapes.
         try:
             width, dim = weights["query_encoder.0.weight"].shape
             rank = len(weights["pos_emb"]) // 2
-            layers = len(
-                {name.split(".")[2] for name in weights if name.startswith("transformer.layers.")}
-            )
+            layer_names = [name for name in weights if name.startswith("transformer.layers.")]
+            layers = len({name.split(".")[2] for name in layer_names})
         except (KeyError, ValueError, TypeError) as error:
             raise UnreadableFile(
                 f"{path} does not have the weights of the authors' QuARI: {error}"
             ) from None
 
-        config = QuariConfig.published(
-            dim, **{"rank": rank, "width": width, "layers": layers, **options}
-        )
+        sizes = {"rank": rank, "width": width, "layers": layers}
+        config = QuariConfig.published(dim, **{**sizes, **options})
         named = {f"{HYPERNETWORK}{name}": weight.float() for name, weight in weights.items()}
         checkpoint = cls(config, TrainingSettings(), encoder, IMPORTED, 0, weights=named)
         checkpoint.network()
@@ -284,13 +318,15 @@ def _read_torch(path: str | os.PathLike[str]) -> Tensors:
         with open_file(path) as file:
             _expect_torch_archive(path, file)
             content = torch.load(file, map_location="cpu", weights_only=True)
+
         content = content.get("state_dict", content)
         tensors = {
             name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)
         }
     except UnreadableFile:
         raise
-    except Exception as error:  # A file may raise anything in torch's reader.
+    # A file may raise anything in torch's reader.
+    except Exception as error:
         reason = str(error).partition("\n")[0]
         raise UnreadableFile(
             f"{path} is not a file of weights that torch can read safely: {reason}"
@@ -307,8 +343,9 @@ def _read_torch(path: str | os.PathLike[str]) -> Tensors:
 
 
 def _expect_torch_archive(path: str | os.PathLike[str], file: BinaryIO) -> None:
-    """Raise UnreadableFile unless the file has the form of torch since 1.6, an archive that is not
-    compressed.
+    """Raise UnreadableFile unless the file has the form of torch since 1.6.
+
+    That is an archive that is not compressed: a small one could take all memory.
     """
     if not zipfile.is_zipfile(file):
         raise UnreadableFile(
@@ -320,10 +357,12 @@ def _expect_torch_archive(path: str | os.PathLike[str], file: BinaryIO) -> None:
     if any(member.compress_type or member.flag_bits & ENCRYPTED for member in members):
         raise UnreadableFile(f"{path} is compressed or encrypted: save it with torch.save again")
 
+    # `is_zipfile` and `ZipFile` have read from it.
     file.seek(0)
 
 
-def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+def _with_prefix(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+    """Return the tensors whose names begin with this, under the rest of their names."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -332,6 +371,7 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
 
 
 def _digest(facts: Mapping[str, Any], tensors: Tensors) -> str:
+    # In a fixed order, since a file may list its tensors in another.
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -43,29 +43,38 @@ from milvus_hubness.extras.quari.hypernetwork import Hypernetwork
 from milvus_hubness.extras.quari.settings import QuariConfig
 
 STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+"""Strengths of the memory that a training tries on its validation pairs."""
 TEMPERATURES = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
+"""Temperatures of the memory that it tries with each of them."""
+
+TINY = 1e-12
+"""Least length of a vector, and its square, in a division."""
+TINY_NORM = 1e-8
+"""What the norms of U and V are increased by, as in the authors' code."""
 
 
 class Memory(nn.Module):
-    """n remembered pairs, empty at first.
-
-    queries (n, d) of length 1, errors (n, d), strength and temperature (): buffers, saved with the
-    weights.
-    """
+    """n remembered pairs, empty at first."""
 
     queries: torch.Tensor
+    """(n, d), of length 1."""
     errors: torch.Tensor
+    """(n, d): e_i of each query."""
     strength: torch.Tensor
+    """(): the factor of what is recalled."""
     temperature: torch.Tensor
+    """(): the larger, the more pairs take part in it."""
 
     def __init__(self, count: int, dim: int) -> None:
         super().__init__()
+        # Buffers are saved with the weights, and no optimizer moves them.
         self.register_buffer("queries", torch.zeros(count, dim))
         self.register_buffer("errors", torch.zeros(count, dim))
         self.register_buffer("strength", torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
 
     def tune(self, strength: float, temperature: float) -> None:
+        """Set the strength and the temperature, in place."""
         self.strength.fill_(strength)
         self.temperature.fill_(temperature)
 
@@ -89,6 +98,7 @@ class Static(NamedTuple):
     weights: torch.Tensor
     """(k,): the weight of each direction."""
     base: float
+    """The square of the factor by which S stretches in all other directions."""
 
 
 class Adaptation(NamedTuple):
@@ -105,17 +115,19 @@ class Adaptation(NamedTuple):
 
 
 class Quari(nn.Module):
-    """The linear maps or the network with the sizes of `config`.
+    """The linear maps or the network with the sizes of `config`."""
 
-    hypernetwork: None for linear maps, which alone have query_map, item_map and memory.
-    """
+    hypernetwork: Hypernetwork | None
+    """None for linear maps, which alone have query_map, item_map and memory."""
 
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.config = config
-        self.hypernetwork: Hypernetwork | None = None
+        self.hypernetwork = None
         if config.form == "linear":
-            self.query_map, self.item_map = (nn.Parameter(torch.eye(config.dim)) for _ in range(2))
+            # From the identity: an untrained network ranks as the search does.
+            self.query_map = nn.Parameter(torch.eye(config.dim))
+            self.item_map = nn.Parameter(torch.eye(config.dim))
             self.memory = Memory(config.memory, config.dim)
         else:
             self.hypernetwork = Hypernetwork(config)
@@ -123,25 +135,31 @@ class Quari(nn.Module):
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
 
     def static(self) -> Static:
-        """Return the map of the items; in evaluation mode `truncated` to `config.directions`, once."""
+        """Return the map of the items.
+
+        In evaluation mode it is `truncated` to `config.directions`, once.
+        """
         S = self.item_map
         if self.training:
+            # ‖S r‖² from the rows of S: gradients through its eigenvectors would be unstable.
             return Static(S, S, S.new_ones(len(S)), 0.0)
+
+        # torch counts the changes of a tensor in place; one of inference mode counts none, and
+        # does not change.
         state = (None if S.is_inference() else S._version, S.device)
         if self._truncated is None or self._truncated[0] != state:
             self._truncated = (state, truncated(S.detach(), self.config.directions))
         return self._truncated[1]
 
     def remember(self, queries: torch.Tensor, items: torch.Tensor) -> None:
-        """Fill the memory with queries (n, d) of length 1 and the errors of their answers, items
-        (n, d).
+        """Fill the memory with queries and the errors of their answers.
+
+        queries: (n, d), of length 1. items: (n, d).
         """
-        targets = items @ self.item_map.T
-        mapped = queries @ self.query_map.T
+        targets = functional.normalize(items @ self.item_map.T, dim=1)
+        mapped = functional.normalize(queries @ self.query_map.T, dim=1)
         self.memory.queries.copy_(queries)
-        self.memory.errors.copy_(
-            functional.normalize(targets, dim=1) - functional.normalize(mapped, dim=1)
-        )
+        self.memory.errors.copy_(targets - mapped)
 
     def forward(self, queries: torch.Tensor) -> Adaptation:
         """Return the adaptation to the directions of queries (m, d).
@@ -149,64 +167,76 @@ class Quari(nn.Module):
         In training, the memory is not used.
         """
         unit = functional.normalize(queries, dim=1)
-        weight = self.config.query_weight
         if self.hypernetwork is None:
             query = unit @ self.query_map.T
-            none = unit.new_zeros(len(unit), 0, self.config.dim)
             if not self.training:
+                # The errors are those of vectors of length 1, and W q has another.
                 query = query + query.norm(dim=1, keepdim=True) * self.memory(unit)
-            return Adaptation(query, none, none, self.static())
+            no_rows = unit.new_zeros(len(unit), 0, self.config.dim)
+            return Adaptation(query, no_rows, no_rows, self.static())
 
         decoded, U, V = self.hypernetwork(unit)
-        U, V = (
-            rows / (torch.linalg.matrix_norm(rows)[:, None, None] + TINY_NORM) for rows in (U, V)
-        )
+        weight = self.config.query_weight
         return Adaptation(
-            weight * unit + (1 - weight) * decoded, self.config.map_scale * U, V, None
+            query=weight * unit + (1 - weight) * decoded,
+            U=self.config.map_scale * _at_norm_1(U),
+            V=_at_norm_1(V),
+            static=None,
         )
+
+
+def _at_norm_1(rows: torch.Tensor) -> torch.Tensor:
+    """Return matrices (m, r, d) divided by their Frobenius norms."""
+    norms: torch.Tensor = torch.linalg.matrix_norm(rows)
+    return rows / (norms[:, None, None] + TINY_NORM)
 
 
 def truncated(S: torch.Tensor, count: int) -> Static:
-    """Return S (d, d) with lengths from the `count` eigenvectors of SᵀS whose values are farthest
-    from the median, and the mean of the other values.
+    """Return S (d, d) with lengths from `count` eigenvectors of SᵀS.
+
+    They are those whose values are farthest from the median; the mean of the other values stands
+    for the rest.
     """
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
     chosen = order[:count]
     rest = order[count:]
+
     base = float(values[rest].mean()) if len(rest) else 0.0
     directions = vectors[:, chosen].T.to(S.dtype).contiguous()
     return Static(S, directions, (values[chosen] - base).to(S.dtype), base)
 
 
-TINY = 1e-12
-TINY_NORM = 1e-8
-
-
 def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
-    """Return (m, c) cos(q', T r) for m queries and shared items (c, d); 0 for an item that T maps
-    to zero.
+    """Return (m, c) cos(q', T r) for m queries and shared items (c, d).
+
+    It is 0 for an item that T maps to zero.
     """
     query, U, V, static = adaptation
     rank = U.shape[1]
-    onto = torch.matmul(query[:, None], U.transpose(1, 2)) @ V
-    H = torch.baddbmm(_seen(static, U), torch.matmul(U, U.transpose(1, 2)), V, beta=2)
-    products = _products(torch.cat([V, H, onto + _seen(static, query[:, None])], 1), items)
+
+    # What a query needs of an item is V r, H r and Tᵀq'·r: one product with rows of all three.
+    transformed = torch.matmul(query[:, None], U.transpose(1, 2)) @ V + _seen(
+        static, query[:, None]
+    )
+    gram = torch.matmul(U, U.transpose(1, 2))
+    H = torch.baddbmm(_seen(static, U), gram, V, beta=2)
+    products = _products(torch.cat([V, H, transformed], 1), items)
+
     z = products[:, :rank]
     along = products[:, -1]
     squares = (products[:, rank:-1] * z).sum(1) + _squares(static, items)
+    # Rounding may make the square of a short vector negative.
     lengths = squares.clamp_min(TINY).sqrt() * query.norm(dim=1, keepdim=True).clamp_min(TINY)
     cosine: torch.Tensor = along / lengths
-
     return cosine
 
 
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
     """Return (m, d) Tᵀq', whose inner product with r is q'·T r."""
     query, U, V, static = adaptation
-    return torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0] + _seen(
-        static, query
-    )
+    by_rank = torch.matmul(U, query[:, :, None]).transpose(1, 2)
+    return torch.matmul(by_rank, V)[:, 0] + _seen(static, query)
 
 
 def _seen(static: Static | None, rows: torch.Tensor) -> torch.Tensor:
@@ -223,8 +253,7 @@ def _squares(static: Static | None, items: torch.Tensor) -> torch.Tensor:
 
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """Return (m, k, c), the products of rows (m, k, d) and items (c, d), as one product of two
-    matrices.
-    """
+    """Return the products of rows (m, k, d) and items (c, d), (m, k, c)."""
+    # As one product of two matrices, since m small ones would take longer.
     count, per_query, dim = rows.shape
     return (rows.reshape(-1, dim) @ items.T).reshape(count, per_query, len(items))

@@ -18,13 +18,18 @@ from milvus_hubness.extras.quari.settings import TrainingSettings
 class Pairs:
     """Queries and the gallery item that answers each; several queries may share one item.
 
-    queries (n, d), gallery (g, d): stored at unit length. answers (n,): the number of each query's
-    item; by default item i answers query i. left_out: number of pairs whose query or item is all
-    zeros, which teach nothing.
-
     Raises DimensionMismatch, NonFiniteVectors, and InvalidInput if the numbers of queries and
     answers differ, an answer is no item, or no pair is left.
     """
+
+    queries: Floats
+    """(n, d), at length 1."""
+    gallery: Floats
+    """(g, d), at length 1; zero items stay zero."""
+    answers: npt.NDArray[np.int64]
+    """(n,): the number of each query's item; by default item i answers query i."""
+    left_out: int
+    """Number of pairs whose query or item is all zeros, which teach nothing."""
 
     def __init__(
         self, queries: npt.ArrayLike, gallery: npt.ArrayLike, answers: npt.ArrayLike | None = None
@@ -47,14 +52,15 @@ class Pairs:
         if numbers.min() < 0 or numbers.max() >= len(items):
             raise InvalidInput(f"answers must be among the {len(items)} gallery items")
 
+        # Cosines see no length, but a zero vector has no direction to learn.
         query_vectors = unit(query_vectors)
         self.gallery = unit(items)
         usable = query_vectors.any(axis=1) & self.gallery[numbers].any(axis=1)
         if not usable.any():
             raise InvalidInput("no pair can be learned from: its query or its answer is all zeros")
 
-        self.queries: Floats = query_vectors[usable]
-        self.answers: npt.NDArray[np.int64] = numbers[usable].astype(np.int64)
+        self.queries = query_vectors[usable]
+        self.answers = numbers[usable].astype(np.int64)
         self.left_out = int((~usable).sum())
 
     def __len__(self) -> int:
@@ -68,19 +74,22 @@ class Pairs:
     def fingerprint(self) -> str:
         """Digest of all data of the pairs."""
         digest = hashlib.sha256()
-        for part in (self.queries, self.gallery, self.answers):
-            digest.update(np.ascontiguousarray(part).tobytes())
+        for array in (self.queries, self.gallery, self.answers):
+            digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:16]
 
     def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
         """Return pairs to train on, and about this share of them to validate on.
 
-        An item that answers, with all its queries, is in only one part; items that answer nothing
-        are in both. Raises InvalidParameter, and BankTooSmall if a part would have fewer than two
+        An item that answers, with all its queries, is on one side only; items that answer nothing
+        are on both. Raises InvalidParameter, and BankTooSmall if a side would have fewer than two
         items that answer.
         """
+        # By item, not by pair: a network that has seen an item answer one query is no stranger to
+        # it, and its validation by another query would be too good.
         order = np.random.default_rng(seed).permutation(np.unique(self.answers))
         held_out = round(finite_number("share", share) * len(order))
+        # A ranking of one item has no wrong answer.
         if held_out < 2 or len(order) - held_out < 2:
             raise BankTooSmall(
                 f"{len(order)} answered items are too few for a split at {share:g}: each side "
@@ -90,15 +99,17 @@ class Pairs:
         return self._without(order[:held_out]), self._without(order[held_out:])
 
     def _without(self, items: npt.NDArray[np.int64]) -> Pairs:
+        """Return the pairs that these items do not answer, with a gallery without the items."""
         rest = np.setdiff1d(np.arange(len(self.gallery)), items)
-        pairs = ~np.isin(self.answers, items)
-        return Pairs(
-            self.queries[pairs], self.gallery[rest], np.searchsorted(rest, self.answers[pairs])
-        )
+        stays = ~np.isin(self.answers, items)
+        # `rest` ascends, so the place of an item in it is the item's new number.
+        answers = np.searchsorted(rest, self.answers[stays])
+        return Pairs(self.queries[stays], self.gallery[rest], answers)
 
 
 def unit(rows: Floats) -> Floats:
-    """Return (n, d) the rows at length 1; zero rows stay zero."""
+    """Return the rows (n, d) at length 1; zero rows stay zero."""
+    # In float64, since the squares of large float32 numbers overflow.
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return np.ascontiguousarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
 
@@ -108,30 +119,38 @@ def mine(
 ) -> tuple[npt.NDArray[np.int64], Floats]:
     """Return the semi-positives of every gallery item, as a possible right answer.
 
-    gallery (n, d): unit rows. Returns numbers of items, best first, and their weights, (n,
-    semi_positives) each: of a softmax over the cosines of each item's `neighbors` nearest other
-    items, or all others if there are fewer, the first weights. The paper does not say whose
-    neighbours it means, nor at what temperature. Here they are those of the answer, not of the
-    query, whose neighbours are the errors to correct; and the temperature is that of the loss.
+    Returns numbers of items, best first, and their weights, (n, semi_positives) each: of a softmax
+    over the cosines of each item's `neighbors` nearest other items, or all others if there are
+    fewer, the first weights.
 
-    Raises BankTooSmall if the gallery has fewer than semi_positives + 1 items.
+    The paper does not say whose neighbours it means, nor at what temperature. Here they are those
+    of the answer, not of the query, whose neighbours are the errors to correct; and the temperature
+    is that of the loss.
+
+    gallery: (n, d) unit rows. Raises BankTooSmall if the gallery has fewer than semi_positives + 1
+    items.
     """
-    keep = settings.semi_positives
+    semi_positives = settings.semi_positives
     count = len(gallery)
-    if count <= keep:
-        raise BankTooSmall(f"{count} gallery items are too few for {keep} semi_positives: add some")
-    if keep == 0:
+    if count <= semi_positives:
+        raise BankTooSmall(
+            f"{count} gallery items are too few for {semi_positives} semi_positives: add some"
+        )
+    if semi_positives == 0:
         return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.float32)
 
-    near = min(settings.neighbors, count - 1)
-    nearest = topk(gallery, gallery, near + 1, device=device)
-    own = np.arange(count)[:, None] == nearest.indices
-    own[~own.any(1), -1] = (
-        True  # More than `near` items coincide with this one: drop any of them instead.
-    )
-    others = nearest.indices[~own].reshape(-1, near)
-    cosines = nearest.values[~own].reshape(-1, near)
+    # One more than needed, since an item is its own nearest.
+    neighbors = min(settings.neighbors, count - 1)
+    nearest = topk(gallery, gallery, neighbors + 1, device=device)
+    is_itself = np.arange(count)[:, None] == nearest.indices
+    # If more items than that coincide with this one, it may be missing: any of them is left out in
+    # its place.
+    is_itself[~is_itself.any(1), -1] = True
+
+    others = nearest.indices[~is_itself].reshape(-1, neighbors)
+    cosines = nearest.values[~is_itself].reshape(-1, neighbors)
     shares = np.exp((cosines - cosines[:, :1]) / settings.temperature)
     shares /= shares.sum(1, keepdims=True)
 
-    return np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32)
+    numbers = np.ascontiguousarray(others[:, :semi_positives])
+    return numbers, shares[:, :semi_positives].astype(np.float32)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
 
 QUERIES_AT_ONCE = 16
+"""Number of queries whose adaptations, r·d numbers each, are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class QuariReranker:
     """A re-ranker for `HubnessClient.search(..., rerank=…)`. Raises InvalidParameter."""
 
     network: Quari = field(repr=False, compare=False)
+    """The trained network, in evaluation mode."""
     candidates: int = 1000
     """Number of re-ranked items of the corrected search."""
     correction: float = 0.0
@@ -57,6 +59,7 @@ class QuariReranker:
     """Whether to search the index for Tᵀq' in place of q, without candidates, with the biases at
     the search's strength."""
     device: str = "cpu"
+    """Device of torch on which the network is."""
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "candidates")
@@ -73,13 +76,12 @@ class QuariReranker:
         for another encoder, InvalidParameter.
         """
         checkpoint = Checkpoint.load(path)
+        # Vectors of another encoder may have the same dimension, and would be ranked at random.
         if encoder is not None and encoder != checkpoint.encoder:
-            trained = (
-                repr(checkpoint.encoder)
-                if checkpoint.encoder
-                else "an encoder that it does not name"
-            )
-            raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
+            trained_for = "an encoder that it does not name"
+            if checkpoint.encoder:
+                trained_for = repr(checkpoint.encoder)
+            raise EncoderMismatch(f"the network was trained for {trained_for}, not for {encoder!r}")
 
         return cls(checkpoint.network(), **options)
 
@@ -95,53 +97,58 @@ class QuariReranker:
             )
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
-        """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays
-        (c_i,). One product per query scores its items, without a copy. Zero items have cosine 0.
-        Raises DimensionMismatch.
+        """Return cos(q', T r) of each query with its own items, m arrays (c_i,).
+
+        One product per query scores its items, without a copy. Zero items have cosine 0.
+
+        queries: (m, d). items: m arrays (c_i, d). Raises DimensionMismatch.
         """
-        for own in items:
-            self.expect_dim(own.shape[1])
+        for items_of_query in items:
+            self.expect_dim(items_of_query.shape[1])
 
-        results: list[Floats] = []
-        for part, adaptation in self._adaptations(queries):
-            for number, own in enumerate(items[part]):
-                one = slice(number, number + 1)
-                alone = adaptation._replace(
-                    query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
+        scores: list[Floats] = []
+        for batch, adaptation in self._adaptations(queries):
+            for number, items_of_query in enumerate(items[batch]):
+                # A slice, not a number, since `cosines` takes several queries.
+                row = slice(number, number + 1)
+                of_query = adaptation._replace(
+                    query=adaptation.query[row], U=adaptation.U[row], V=adaptation.V[row]
                 )
-                candidates = as_tensor(own, torch.float32, adaptation.query.device)
-                results.append(cosines(alone, candidates)[0].cpu().numpy())
+                candidates = as_tensor(items_of_query, torch.float32, adaptation.query.device)
+                scores.append(cosines(of_query, candidates)[0].cpu().numpy())
 
-        return results
+        return scores
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries.
+        """Return Tᵀq' of queries (m, d), at the lengths of the queries, (m, d).
 
         The index then scores q'·T r without the length of T r, by which it cannot divide. Raises
         DimensionMismatch.
         """
         transformed = np.empty_like(queries)
-        for part, adaptation in self._adaptations(queries):
-            transformed[part] = transformed_queries(adaptation).cpu().numpy()
+        for batch, adaptation in self._adaptations(queries):
+            transformed[batch] = transformed_queries(adaptation).cpu().numpy()
 
-        lengths, norms = (
-            np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, transformed)
-        )
+        # The biases are those of queries of these lengths: longer ones would outweigh them.
+        lengths = np.linalg.norm(queries, axis=1, keepdims=True)
+        norms = np.linalg.norm(transformed, axis=1, keepdims=True)
         return np.asarray(transformed * (lengths / np.where(norms > 0, norms, 1)), np.float32)
 
     def _adaptations(self, queries: Floats) -> Iterator[tuple[slice, Adaptation]]:
+        """Yield batches of the queries (m, d) as slices, with the adaptation to each batch."""
         self.expect_dim(queries.shape[1])
         device = next(self.network.parameters()).device
         for start in range(0, len(queries), QUERIES_AT_ONCE):
-            part = slice(start, start + QUERIES_AT_ONCE)
+            batch = slice(start, start + QUERIES_AT_ONCE)
+            # The caller's scores are computed before the generator goes on, so within both.
             with full_precision(device), torch.inference_mode():
-                yield part, self.network(as_tensor(queries[part], torch.float32, device))
+                yield batch, self.network(as_tensor(queries[batch], torch.float32, device))
 
 
 class LinearMaps(QuariReranker):
-    """A re-ranker by cos(q', S r), with one linear map S of all items; q' is W q, with one map W of
-    all queries, moved by the remembered pairs near q (`quari.model`).
+    """A re-ranker by cos(q', S r), with one linear map S of all items.
 
+    q' is W q, with one map W of all queries, moved by the remembered pairs near q (`quari.model`).
     On this project's data no network ranks better. `load` and `QuariReranker.load` read its file.
     """
 
@@ -164,34 +171,38 @@ class LinearMaps(QuariReranker):
         """
         config = QuariConfig(pairs.dim, memory=memory)
         settings = settings or TrainingSettings.linear()
-        return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
+        checkpoint = train(pairs, config, settings, path=path, encoder=encoder)
+        return cls(checkpoint.network(), **options)
 
 
 ITEM_COLUMN = "item"
+"""The array, or column, of the answers' vectors in a file of labelled pairs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Labelled pairs.
-
-    queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'), stored
-    (g, d'): vectors whose inner product is the similarity, by default the cosine. biases (g,):
-    subtracted by the search that chooses the candidates.
-    """
+    """Labelled pairs, and the search whose candidates are re-ranked."""
 
     queries: Floats
+    """(n, d), as the network takes them."""
     gallery: Floats
+    """(g, d), as the network takes them."""
     answers: npt.NDArray[np.int64]
+    """(n,): numbers of items."""
     query_vectors: Floats | None = None
+    """(n, d'): queries whose inner product with `stored` is the similarity; by default the cosine.
+    """
     stored: Floats | None = None
+    """(g, d'): their counterpart for the gallery."""
     biases: Floats | None = None
+    """(g,): subtracted by the search that chooses the candidates."""
 
     def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
-        """Return the ranks of the answers by name, by exact searches in memory, and the ms of
-        re-ranking per query.
+        """Return the ranks of the answers by name, and the ms of re-ranking per query.
 
-        The names are raw, corrected (only with biases) and reranked. An answer that is no candidate
-        has its former rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs.
+        All searches are exact, in memory. The names are raw, corrected (only with biases) and
+        reranked. An answer that is no candidate has its former rank. Raises DimensionMismatch, and
+        InvalidInput for fewer than two pairs.
         """
         reranker.expect_dim(self.queries.shape[1])
         if len(self.queries) < 2:
@@ -199,53 +210,71 @@ class Labelled:
 
         query_vectors = unit(self.queries) if self.query_vectors is None else self.query_vectors
         stored = unit(self.gallery) if self.stored is None else self.stored
-        answers = self.answers
-        biases = self.biases
-        rankings = {"raw": ranks(query_vectors, stored, answers)}
-        if biases is not None:
-            rankings["corrected"] = ranks(query_vectors, stored, answers, biases)
+        rankings = {"raw": ranks(query_vectors, stored, self.answers)}
+        if self.biases is not None:
+            rankings["corrected"] = ranks(query_vectors, stored, self.answers, self.biases)
 
-        candidates = nearest(query_vectors, stored, min(reranker.candidates, len(stored)), biases)
-        *_, before = rankings.values()
-        after = before.best
+        count = min(reranker.candidates, len(stored))
+        candidates = nearest(query_vectors, stored, count, self.biases)
+        # The last one is the search that chooses the candidates.
+        *_, searched = rankings.values()
+        reranked, seconds = self._reranked(reranker, candidates, searched.best)
+        rankings["reranked"] = searched._replace(ranks=reranked)
+        return rankings, 1000 * seconds / len(self.answers)
+
+    def _reranked(
+        self,
+        reranker: QuariReranker,
+        candidates: npt.NDArray[np.int64],
+        searched: npt.NDArray[np.int64],
+    ) -> tuple[npt.NDArray[np.int64], float]:
+        """Return the ranks of the answers after re-ranking, (n,), and the seconds that it took.
+
+        candidates: (n, c). searched: (n,) ranks of the answers in the search that chose them.
+        """
+        reranked = searched.copy()
         seconds = 0.0
-
-        for start in range(0, len(answers), QUERIES_AT_ONCE):
-            part = slice(start, start + QUERIES_AT_ONCE)
-            chosen = candidates[part]
+        for start in range(0, len(self.answers), QUERIES_AT_ONCE):
+            batch = slice(start, start + QUERIES_AT_ONCE)
+            chosen = candidates[batch]
             vectors = list(self.gallery[chosen])
+
             started = time.perf_counter()
-            scores = np.stack(reranker.scores(self.queries[part], vectors))
+            scores = np.stack(reranker.scores(self.queries[batch], vectors))
             seconds += time.perf_counter() - started
-            if biases is not None and reranker.correction:
-                scores = scores - reranker.correction * biases[chosen]
+            if self.biases is not None and reranker.correction:
+                scores = scores - reranker.correction * self.biases[chosen]
 
-            is_answer = chosen == answers[part, None]
-            own = np.where(is_answer, scores, -np.inf).max(1)
-            better = ((scores >= own[:, None]) & ~is_answer).sum(1)
-            after[part] = np.where(
-                is_answer.any(1), 1 + better, np.maximum(after[part], chosen.shape[1] + 1)
-            )
-
-        return {**rankings, "reranked": before._replace(ranks=after)}, 1000 * seconds / len(answers)
+            # Items with the answer's own score rank before it: a network that scores all items
+            # alike must not seem perfect.
+            is_answer = chosen == self.answers[batch, None]
+            answer_scores = np.where(is_answer, scores, -np.inf).max(1)
+            better = ((scores >= answer_scores[:, None]) & ~is_answer).sum(1)
+            # An answer that was not among the candidates stays behind all of them.
+            behind = np.maximum(searched[batch], chosen.shape[1] + 1)
+            reranked[batch] = np.where(is_answer.any(1), 1 + better, behind)
+        return reranked, seconds
 
     def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
-        """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains by
-        re-ranking. These are the changes of R@1 against the other rankings, with 95% intervals over
-        the queries.
+        """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains.
+
+        Gains are the changes of R@1 by re-ranking, against the other rankings, with 95% intervals
+        over the queries.
         """
         rankings, milliseconds = self.rankings(reranker)
-        first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
-        after = first.pop("reranked")
+        hits_at_1 = {name: hits(ranks, 1) for name, ranks in rankings.items()}
+        reranked = hits_at_1.pop("reranked")
+        gains = {
+            name: paired_difference(searched, reranked)._asdict()
+            for name, searched in hits_at_1.items()
+        }
 
         return {
             "queries": len(self.queries),
             "candidates": min(reranker.candidates, len(self.gallery)),
             "milliseconds": milliseconds,
             **{name: retrieval_summary(ranks) for name, ranks in rankings.items()},
-            "gain": {
-                name: paired_difference(before, after)._asdict() for name, before in first.items()
-            },
+            "gain": gains,
         }
 
 
@@ -256,9 +285,10 @@ def read_labelled(
     field: str | None,
     progress: Progress,
 ) -> Labelled:
-    """Read the labelled pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item`
-    (n, d), the vectors of the answers, or, with a collection, `key` (n,), the keys of the rows that
-    answer. Equal items become one.
+    """Read the labelled pairs of a .npz, .parquet or .arrow file.
+
+    It has `query` (n, d), and either `item` (n, d), the vectors of the answers, or, with a
+    collection, `key` (n,), the keys of the rows that answer.
 
     Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the collection does.
     """
@@ -271,6 +301,7 @@ def read_labelled(
                 "item"
             )
 
+        # Equal items become one: none of them is a wrong answer to the other's query.
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
 
@@ -280,10 +311,10 @@ def read_labelled(
     queries.expect_dim(rows.layout.dim, "the field")
 
     return Labelled(
-        queries.vectors,
-        rows.vectors,
-        rows.positions(keys),
-        rows.layout.reduce_queries(queries.vectors),
-        rows.layout.reduce_items(rows.vectors),
-        rows.biases,
+        queries=queries.vectors,
+        gallery=rows.vectors,
+        answers=rows.positions(keys),
+        query_vectors=rows.layout.reduce_queries(queries.vectors),
+        stored=rows.layout.reduce_items(rows.vectors),
+        biases=rows.biases,
     )

@@ -18,6 +18,7 @@ from milvus_hubness.errors import InvalidParameter
 MOST_STEPS = 1_024
 """Maximum number of layers, and of steps."""
 Form = Literal["linear", "published"]
+"""What maps queries and items: two learned matrices, or the authors' network."""
 MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight_decay": 0.0}
 
 
@@ -60,9 +61,12 @@ class QuariConfig:
         return cls(dim, form="published", **changed)
 
     def __post_init__(self) -> None:
+        # A checkpoint's sizes are claims of a file: later arithmetic may rely on whole numbers.
         convert_fields(self, whole_number, "dim", "rank", "width", "heads", "directions")
         convert_fields(self, whole_number, "layers", "steps", at_most=MOST_STEPS)
         convert_fields(self, whole_number, "memory", at_least=0)
+
+        # Positions are pairs of a sine and a cosine, and each head has an equal share of a token.
         if self.width % self.heads or self.width % 2:
             raise InvalidParameter(
                 f"width must be even and a multiple of heads = {self.heads}: {self.width}"
@@ -110,12 +114,15 @@ class TrainingSettings:
     semi_positives: int = 2
     """How many of the `neighbors` nearest items of each answer count; 0 is the plain loss."""
     neighbors: int = 100
+    """Number of nearest items among which the weights of semi-positives are shared."""
     seed: int = 0
+    """Seed of the order of batches, of the noise and of the pairs held out."""
 
     @classmethod
     def linear(cls, **changed: Any) -> TrainingSettings:
         """Return the settings for linear maps: fewer and larger steps, without weight decay.
-        changed: other fields.
+
+        changed: other fields, by name.
         """
         return cls(**{**MAPS, **changed})
 
@@ -123,7 +130,9 @@ class TrainingSettings:
         convert_fields(self, whole_number, "epochs", "patience", "neighbors")
         convert_fields(self, whole_number, "batch", at_least=2)
         convert_fields(self, whole_number, "seed", at_least=0)
+        # After `neighbors`, which must be a number to be a limit.
         convert_fields(self, whole_number, "semi_positives", at_least=0, at_most=self.neighbors)
+
         convert_fields(self, positive_number, "learning_rate", "temperature")
         convert_fields(self, finite_number, "least_rate", "weight_decay", "noise")
         for name in ("least_rate", "weight_decay", "noise"):
@@ -136,8 +145,10 @@ class TrainingSettings:
             )
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, from 0: half a cosine from learning_rate to
-        least_rate.
+        """Return the learning rate of a step, from 0.
+
+        It falls along half a cosine from learning_rate to least_rate.
         """
-        fallen = (1 - math.cos(math.pi * step / max(1, steps_per_epoch * self.epochs - 1))) / 2
+        last_step = max(1, steps_per_epoch * self.epochs - 1)
+        fallen = (1 - math.cos(math.pi * step / last_step)) / 2
         return self.learning_rate + (self.least_rate - self.learning_rate) * fallen

@@ -7,6 +7,7 @@ so it can run again elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -30,7 +31,9 @@ from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import InvalidInput
 
 RETRIES = 3
+"""How often a task runs again if its worker dies."""
 Shard: TypeAlias = npt.NDArray[np.floating] | Callable[[], npt.NDArray[np.floating]]
+"""Items (n, d), or a function by which a worker reads them."""
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -51,27 +54,30 @@ def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
 def shard_step(
     shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str
 ) -> tuple[int, Doubles]:
-    """Return the number of a shard's items, and (m,) the shares of the bank under its potentials f
-    (m,), as `AllScores` has them, or without f potentials of the bank that balance these items
-    alone.
+    """Return the number of a shard's items, and the bank's row of one step over them, (m,).
+
+    The row is that of the shares of the bank under its potentials f (m,), as `AllScores` has them.
+    Without f, it is that of the potentials that balance the bank against these items alone.
     """
     items = shard_items(shard, bank)
+    # Never stored: a task may run on any worker, and none has the scores of the step before.
     steps = AllScores(bank.vectors, items, device, "recomputed")
     taus = np.array([tau])
-    row = (
-        steps.from_items(np.zeros((1, len(items))), taus)
-        if f is None
-        else steps.from_bank(f[None], taus)[1]
-    )
 
-    return len(items), row[0].astype(np.float64)
+    if f is None:
+        rows = steps.from_items(np.zeros((1, len(items))), taus)
+    else:
+        _, rows = steps.from_bank(f[None], taus)
+    return len(items), rows[0].astype(np.float64)
 
 
 def joined(potentials: Sequence[Doubles], tau: float) -> Doubles:
     """Return bank potentials (m,) from those of all shards alone."""
-    parts = -np.stack(potentials)
-    largest = parts.max(0)
-    whole: Doubles = -(largest + tau * np.log(np.exp((parts - largest) / tau).sum(0)))
+    # −f is τ times a log-sum-exp; the exponentials of the shards add up to that of the whole.
+    of_shards = -np.stack(potentials)
+    largest = of_shards.max(0)
+    sums = np.exp((of_shards - largest) / tau).sum(0)
+    whole: Doubles = -(largest + tau * np.log(sums))
     return whole
 
 
@@ -82,16 +88,19 @@ def shard_biases(
     potentials: Vectors,
     targets: QueryBank | None,
 ) -> Vectors:
-    """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32
-    (n,).
+    """Return biases of the items of a shard, float32 (n,).
+
+    potentials: (m, p), those of the fit.
     """
+    # A fit has functions, which Ray cannot send; what it was made of can be sent.
     fitted = estimator.restore(bank, potentials, target_bank=targets)
     return fitted.bias(shard_items(shard, bank))
 
 
 def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors:
-    """Return the k largest scores of each bank query over the items of a shard, or all if it has
-    fewer, (m, ≤ k).
+    """Return the k largest scores of each bank query over the items of a shard, (m, ≤ k).
+
+    They are all scores if it has fewer.
     """
     items = shard_items(shard, bank)
     return np.asarray(topk(bank.vectors, items, min(k, len(items)), device=device).values)
@@ -100,10 +109,12 @@ def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors
 class RayGallery:
     """Shards of one gallery, on the Ray cluster that this process is connected to.
 
+    If a worker dies, its task runs up to four times.
+
     shards: arrays (n, d), which are put into Ray's object store, or functions by which workers read
     them from their own storage, always the same items in the same order. gpus: what Ray reserves
-    for a task, besides a core. If a worker dies, its task runs up to four times. Raises
-    InvalidInput without shards, InvalidParameter, and MissingExtra.
+    for a task, besides a core. Raises InvalidInput without shards, InvalidParameter, and
+    MissingExtra.
     """
 
     def __init__(self, shards: Sequence[Shard], *, gpus: float = 0) -> None:
@@ -122,13 +133,15 @@ class RayGallery:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its
-        `start` and errors. Sinkhorn, alone or in a Blend, iterates over the shards; a temperature
-        and an agreement are measured on up to 20,000 items.
+        """Fit as the estimator's own `fit` does on all shards together, up to rounding.
+
+        Its `start` and its errors are the same. Sinkhorn, alone or in a Blend, iterates over the
+        shards; a temperature and an agreement are measured on up to 20,000 items.
         """
         fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
+        # `with_agreement` would return the same, but a sample costs a read of every shard.
         if fitted.estimator.strength != "agreement":
-            return fitted  # Sooner than `with_agreement` says so: a sample costs a read of every shard.
+            return fitted
         return fitted.with_agreement(self._sample(fitted.bank), target_bank)
 
     def _fit(
@@ -139,38 +152,52 @@ class RayGallery:
         start: npt.ArrayLike | None,
     ) -> FittedBias:
         if isinstance(estimator, Blend):
-            before = None if start is None else check_potentials(bank, start, estimator.potentials)
-            parts = [
-                self.fit(
-                    part,
-                    bank,
-                    target_bank=target_bank,
-                    start=before[:, columns] if before is not None and part.potentials else None,
-                )
-                for part, columns in estimator.parts()
-            ]
-            fitted = replace(estimator, estimators=tuple(part.estimator for part in parts))
-            potentials = np.hstack([part.potentials for part in parts])
-
-            return fitted.restore(bank, potentials, target_bank=target_bank)
-
+            return self._blended(estimator, bank, target_bank, start)
         if estimator.has_temperature:
             estimator = estimator.measured(bank, self._sample(bank))
 
         if isinstance(estimator, Sinkhorn):
             return self._balanced(estimator, bank, target_bank, start)
-
         if isinstance(estimator, RelativeNNN):
             bank.require(at_least=estimator.k)
-            run = self._remote(shard_largest)
-            remote_bank = self._ray.put(bank)
-            parts = [
-                run.remote(shard, remote_bank, estimator.finds, self._device)
-                for shard in self._shards
-            ]
-            largest = -np.sort(-np.hstack(self._ray.get(parts)), axis=1)[:, : estimator.finds]
-            return estimator.with_finds(bank, largest.mean(1))
+            return estimator.with_finds(bank, self._finds(bank, estimator.finds))
+        # The others learn nothing from the gallery but the spread.
         return estimator.restore(bank, np.empty((len(bank), 0)), target_bank=target_bank)
+
+    def _blended(
+        self,
+        blend: Blend,
+        bank: QueryBank,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
+    ) -> FittedBias:
+        """Fit each estimator of the blend on the shards, and restore the blend of the fits."""
+        potentials = None
+        if start is not None:
+            potentials = check_potentials(bank, start, blend.potentials)
+
+        fits = []
+        for estimator, columns in blend.with_columns():
+            own_start = None
+            if potentials is not None and estimator.potentials:
+                own_start = potentials[:, columns]
+            fits.append(self.fit(estimator, bank, target_bank=target_bank, start=own_start))
+
+        fitted = replace(blend, estimators=tuple(fit.estimator for fit in fits))
+        fitted_potentials = np.hstack([fit.potentials for fit in fits])
+        return fitted.restore(bank, fitted_potentials, target_bank=target_bank)
+
+    def _finds(self, bank: QueryBank, count: int) -> Doubles:
+        """Return the mean of each bank query's `count` best item scores, (m,)."""
+        run = self._remote(shard_largest)
+        remote_bank = self._ray.put(bank)
+        tasks = [run.remote(shard, remote_bank, count, self._device) for shard in self._shards]
+
+        # The best of all shards are among the best of each.
+        scores = np.hstack(self._ray.get(tasks))
+        best = -np.sort(-scores, axis=1)[:, :count]
+        means: Doubles = best.mean(1)
+        return means
 
     def biases(
         self, fitted: FittedBias, *, target_bank: QueryBank | None = None
@@ -180,10 +207,12 @@ class RayGallery:
         target_bank: that of the fit, if it is needed.
         """
         run = self._remote(shard_biases)
-        bank = self._ray.put(fitted.bank)
-        arguments = bank, fitted.estimator, fitted.potentials, target_bank
-        for done in [run.remote(shard, *arguments) for shard in self._shards]:
-            yield self._ray.get(done)
+        remote_bank = self._ray.put(fitted.bank)
+        fit = (remote_bank, fitted.estimator, fitted.potentials, target_bank)
+        # All tasks are sent before the first result is read, so that workers need not wait for the
+        # caller.
+        for task in [run.remote(shard, *fit) for shard in self._shards]:
+            yield self._ray.get(task)
 
     def _balanced(
         self,
@@ -195,50 +224,62 @@ class RayGallery:
         """Run the iteration of `estimators.sinkhorn`, with a round of tasks per step."""
         shards = list(self._shards)
         if estimator.needs_target_bank:
-            shards.append(
-                self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__))
-            )
+            targets = require_target_bank(bank, target_bank, type(estimator).__name__)
+            shards.append(self._ray.put(targets))
 
         remote_bank = self._ray.put(bank)
         tau = estimator.tau_of()
         run = self._remote(shard_step)
 
-        def on_shards(f: Vectors | None) -> list[Any]:
-            done = self._ray.get(
-                [run.remote(shard, remote_bank, f, tau, self._device) for shard in shards]
-            )
-            return list(zip(*done, strict=True))
+        def on_shards(f: Vectors | None) -> tuple[int, list[Doubles]]:
+            """Return the number of items, and the bank's row of each shard."""
+            tasks = [run.remote(shard, remote_bank, f, tau, self._device) for shard in shards]
+            results = self._ray.get(tasks)
+            counts, rows = zip(*results, strict=True)
+            return sum(counts), list(rows)
 
         def step(f: Vectors, _: Doubles) -> tuple[Vectors, Doubles]:
-            return f, np.sum(on_shards(f[0].astype(np.float32))[1], axis=0)[None]
+            # The potentials of the items stay on the shards: f takes their place in the result.
+            rows_of_shards = on_shards(f[0].astype(np.float32))[1]
+            return f, np.sum(rows_of_shards, axis=0)[None]
 
-        before = None if start is None else check_potentials(bank, start, 1)[:, 0]
-        counts, rows = on_shards(before)
-        f = (
-            joined(rows, tau)
-            if before is None
-            else before - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
+        if start is None:
+            items, rows = on_shards(None)
+            f = joined(rows, tau)
+        else:
+            # The update that `iterate` would make after a step from these potentials.
+            former = check_potentials(bank, start, 1)[:, 0]
+            items, rows = on_shards(former)
+            f = former - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
+
+        taus = np.array([tau])
+        [balance] = iterate(step, f[None], taus, items, estimator.iterations, estimator.tol)
+        fitted = replace(estimator, items=items).restore(bank, balance.f[:, None])
+        diagnostics = SinkhornDiagnostics(
+            bank_size=len(bank),
+            dim=bank.dim,
+            items=items,
+            iterations=balance.iterations,
+            marginal_error=balance.marginal_error,
+            converged=balance.converged,
+            scores="recomputed",
         )
-        items = sum(counts)
-        limits = (estimator.iterations, estimator.tol)
-        [result] = iterate(step, f[None], np.array([tau]), items, *limits)
-        fitted = replace(estimator, items=items).restore(bank, result.f[:, None])
-        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[2:], "recomputed")
-
         return replace(fitted, diagnostics=diagnostics)
 
     def _sample(self, bank: QueryBank) -> Vectors:
+        """Return some 20,000 items, as many of each shard."""
         run = self._remote(shard_sample)
-        most = -(-ITEMS // len(self._shards))
-        return np.concatenate(
-            self._ray.get([run.remote(shard, bank, most) for shard in self._shards])
-        )
+        per_shard = math.ceil(ITEMS / len(self._shards))
+        tasks = [run.remote(shard, bank, per_shard) for shard in self._shards]
+        return np.concatenate(self._ray.get(tasks))
 
     def _remote(self, function: Any) -> Any:
+        """Return the function as a task of Ray."""
         return self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES)(function)
 
 
 def imported_ray() -> Any:
+    """Return Ray. Raises MissingExtra, which says how to install it."""
     with naming_extras():
         import ray
     return ray
@@ -263,12 +304,15 @@ def fit_on_ray(
     target_bank: BankLike | None = None,
     start: npt.ArrayLike | None = None,
 ) -> FittedBias:
-    """Fit as `estimator.fit` does, up to rounding, with one shard of the gallery (n, d) per core of
-    the cluster.
+    """Fit as `estimator.fit` does, up to rounding.
+
+    Each core of the cluster has one shard of the gallery (n, d).
     """
+    # First, so that a missing extra shows whatever the estimator needs.
     cores = _cores(connected())
     if gallery is None:
         return estimator.fit(bank, target_bank=target_bank)
+
     shards = np.array_split(gallery, min(cores, len(gallery)))
     return RayGallery(shards).fit(estimator, bank, target_bank=target_bank, start=start)
 
@@ -282,17 +326,19 @@ class RayBiases:
     def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
         self._ray = connected()
         self._run = self._ray.remote(num_cpus=1, max_retries=RETRIES)(shard_biases)
-        whole = fitted.bank, fitted.estimator, fitted.potentials, target_bank
-        self._fit = [self._ray.put(part) for part in whole]
+        fit = (fitted.bank, fitted.estimator, fitted.potentials, target_bank)
+        self._fit = [self._ray.put(argument) for argument in fit]
 
     def __call__(self, items: Vectors) -> Vectors:
-        """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core
-        of the cluster.
+        """Return biases of items (n, d), n ≥ 1, float32 (n,).
+
+        Each core of the cluster has one shard of the items.
         """
         shards = np.array_split(items, min(_cores(self._ray), len(items)))
-        parts = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
-        return np.concatenate(parts)
+        tasks = [self._run.remote(shard, *self._fit) for shard in shards]
+        return np.concatenate(self._ray.get(tasks))
 
 
 def _cores(ray: Any) -> int:
+    # A cluster whose workers have not started yet has none.
     return max(1, int(ray.cluster_resources().get("CPU", 1)))

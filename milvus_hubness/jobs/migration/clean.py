@@ -124,6 +124,10 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
 
+    # The ledger comes first. It must not name a copy that is gone, or whoever takes over from here
+    # would refuse to go on; a run of a migration that is being prepared begins again.
+    migration = ledger.write(migration, phase="preparing")
+
     if store.exists(migration.source_now):
         # Dual writes end before the copy goes; with a
         # required copy, clients could not write at all.
@@ -131,7 +135,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
 
-        migration = _forget_identity(store, ledger, migration)
+        _forget_identity(store, ledger, migration)
 
     if not is_others:
         drop_collection(lease, target)
@@ -155,26 +159,15 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         )
 
 
-def _forget_identity(store: Store, ledger: Ledger, migration: Migration) -> Migration:
-    """Remove the identity that this migration gave to its source; return its new record.
-
-    One that another migration began with stays.
-    """
+def _forget_identity(store: Store, ledger: Ledger, migration: Migration) -> None:
+    """Remove the identity that this migration gave to its source."""
     source = migration.source_now
-    identity = identity_in(store.properties_of(source), source)
+    identity = migration.source_identity
     # Migrations of one source to several copies share its identity.
     others = [other for other in ledger.migrations() if other.id != migration.id]
     is_unused = identity not in {other.source_identity for other in others}
-    # A clean that was interrupted here has removed it from the ledger already.
-    is_own = migration.source_identity in {"", identity}
-    if not (identity and is_unused and is_own):
-        return migration
-
-    # The ledger comes first: while it names an identity that the source lacks, whoever takes over
-    # takes the source for another collection of its name.
-    migration = ledger.write(migration, source_identity="")
-    store.write_property(source, IDENTITY_PROPERTY, None)
-    return migration
+    if identity and is_unused and identity_in(store.properties_of(source), source) == identity:
+        store.write_property(source, IDENTITY_PROPERTY, None)
 
 
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:

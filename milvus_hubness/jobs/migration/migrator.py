@@ -82,9 +82,12 @@ def migrate(
     options.events.report("plan", **plan.to_dict())
     with _leased(store, (plan.source.name, plan.target), options) as lease:
         ledger = Ledger(lease.store)
-        earlier = ledger.of_target(plan.target) if plan.restart else None
-        if earlier is not None:
+        earlier = ledger.of_target(plan.target)
+        # A migration with a state that is being prepared is what an interrupted `clean` has left.
+        is_left = earlier is not None and earlier.phase == "preparing" and earlier.state is not None
+        if earlier is not None and (plan.restart or is_left):
             drop_copy(lease, ledger, earlier)
+
         migrator = Migrator(lease, begun(ledger, plan), options)
         return migrator.run(plan, alias=plan.alias, rename=plan.rename)
 

@@ -84,9 +84,9 @@ def test_the_bank_is_bounded_and_its_first_queries_keep_their_share(seeds, lives
     after, done = merged(bank, samples, origins, how)
     first = int(after.origins.are_seeds.sum())
     assert len(after) == min(size, dim)
-    assert first >= min(seeds, how.seed_places, size)
+    assert first >= min(seeds, how.reserved_slots, size)
     if age == 10_000:
-        assert first == min(seeds, max(min(how.seed_places, seeds), size - lives), size)
+        assert first == min(seeds, max(min(how.reserved_slots, seeds), size - lives), size)
     assert done.taken + done.duplicates + done.dropped == lives
     assert len(after) == seeds + done.taken - done.left
 

@@ -360,6 +360,9 @@ def test_blend_reports_its_parts_and_starts_them_warm():
     assert cold.potentials.shape == (50, 2)
     warm = blend.fit(BANK, gallery=GALLERY, start=cold.potentials)
     for part in (0, 2):
-        assert warm.diagnostics.parts[part].iterations < cold.diagnostics.parts[part].iterations
+        assert (
+            warm.diagnostics.by_estimator[part].iterations
+            < cold.diagnostics.by_estimator[part].iterations
+        )
     with pytest.raises(InvalidInput, match=r"\(50, 2\), not \(50, 1\)"):
         blend.restore(BANK, cold.potentials[:, :1])

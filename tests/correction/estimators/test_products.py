@@ -70,7 +70,7 @@ def oracle(estimator, scores, potentials):
 def at_full_strength(estimator, scores, potentials):
     match estimator:
         case Blend():
-            parts = zip(estimator.parts(), estimator.weights, strict=True)
+            parts = zip(estimator.with_columns(), estimator.weights, strict=True)
             return sum(
                 weight * oracle(part, scores, potentials[:, columns])
                 for (part, columns), weight in parts
