@@ -263,7 +263,8 @@ def killed_after(monkeypatch, step):
 def test_a_clean_that_is_killed_can_be_taken_over(backend, monkeypatch, step, then):
     """The source is not taken for another collection of its name, nor is the copy missed."""
     world = Migrated(backend)
-    before = world.store.properties_of(world.name)
+    properties = world.store.properties_of(world.name)
+    before = {name: text for name, text in properties.items() if name != IDENTITY_PROPERTY}
     with monkeypatch.context() as killing:
         killed_after(killing, step)
         with pytest.raises(Killed):
@@ -282,5 +283,6 @@ def test_a_clean_that_is_killed_can_be_taken_over(backend, monkeypatch, step, th
         assert len(all_keys(world.store, world.target)) == ITEMS
     clean(world.store, world.name, drop=world.target)
     assert not world.store.exists(world.target)
-    after = world.store.properties_of(world.name)
-    assert after == {name: text for name, text in before.items() if name != IDENTITY_PROPERTY}
+    properties = world.store.properties_of(world.name)
+    # Milvus Lite cannot remove a property, and leaves it empty.
+    assert {name: text for name, text in properties.items() if text} == before
