@@ -36,39 +36,28 @@ REPLACED = {
     "online bank": "living, bank that lives, banks that live",
     "query samples": "traffic",
     "collection state": "says of itself, say of themselves",
-    "state cache": "knowledge, known",
+    "state cache": "knowledge",
     "write-intent log": "journal, journals, journalling",
     "dual write": "mirror, mirrors, mirrored, mirroring, unmirrored",
     "refresh plan": "aim, aims",
     "refresh evaluation": "shadow",
-    "rebuild": "way",
-    "reconcile": "look, looks, looked, looking",
     "reconciler": "looker",
     "worker": "keeper, keepers",
     "scheduler": "ticker",
     "task, overrides": "wish, wishes",
-    "half precision": "halves",
-    "encode, decode": "wrap, strip, written, told",
+    "encode, decode": "wrap, strip, told",
     "valid": "sound, soundness",
     "invalid": "unsound",
-    "insert, upsert, get, flush, wait_visible": "append, fetch, finish, settle, settles, settled",
-    "replay, repair": "mend, mends, mended, mending, repeat",
+    "replay, repair": "mend, mends, mended, mending",
     "release, acquire": "let_go, be_alone",
     "report": "tell, tells, telling",
-    "load, restore": "restored",
-    "row, result, state, bank, vectors, options": "found, each, there, kept, wanted, given",
-    "plain English": "of ours, of theirs, is told, told otherwise, comes to, lies, anew, whoever",
+    "plain English": "of ours, of theirs, is told, told otherwise",
 }
-"""Words of the glossary, and what they replace."""
+"""Words of the glossary, and what they replace: words that meant one of our things beside the right one, and turns of
+phrase that hid who does what. Words of common English are not among them."""
 
 REPLACED_BY = {word: name for name, words in REPLACED.items() for word in words.split(", ")}
 WORDS = sorted({word for words in REPLACED.values() for word in words.split(", ")})
-
-PLAIN = {
-    "append", "each", "fetch", "finish", "found", "given", "halves", "kept", "known", "look", "looked", "looks",
-    "repeat", "restored", "settled", "there", "wanted", "way", "written",
-}  # fmt: skip
-"""Words that plain English needs in sentences, and that say nothing in a name: refused in identifiers alone."""
 
 ELSEWHERE = {
     "axes": ("charts.py",),
@@ -91,7 +80,7 @@ def _parts(name):
 
 
 def _texts(path, modules):
-    """The line of each identifier, string and comment, whether it is an identifier, and its text; names of modules,
+    """The line of each identifier, string and comment, and its text; names of modules,
     which are files, and methods of Python's own types are left out."""
     tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
     first, before = "", ""
@@ -104,9 +93,9 @@ def _texts(path, modules):
             is_module = token.string in modules and (first in ("from", "import") or after == ".")
             is_librarys = before == "." and LIBRARIES.fullmatch(token.string)
             if not is_module and not is_librarys:
-                yield token.start[0], True, _parts(re.sub(r"NotFound|NOT_FOUND", "", token.string))
+                yield token.start[0], _parts(re.sub(r"NotFound|NOT_FOUND", "", token.string))
         elif token.type in (tokenize.STRING, tokenize.COMMENT):
-            yield token.start[0], False, re.sub(r"[\w./]+/[\w./]+|\w+\.py\b", "", token.string)
+            yield token.start[0], re.sub(r"[\w./]+/[\w./]+|\w+\.py\b", "", token.string)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
             before = token.string
 
@@ -118,15 +107,15 @@ def _uses(package):
     lines = {}
     for path in files:
         place = path.relative_to(package).as_posix()
-        for line, is_name, text in _texts(path, modules):
-            lines.setdefault((is_name, " ".join(text.split())), []).append((place, line))
+        for line, text in _texts(path, modules):
+            lines.setdefault(" ".join(text.split()), []).append((place, line))
     uses = {word: [] for word in WORDS}
     for word in WORDS:
         pattern = re.compile(
             rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE if word.islower() else 0
         )
-        for (is_name, text), places in lines.items():
-            if (is_name or word not in PLAIN) and pattern.search(text):
+        for text, places in lines.items():
+            if pattern.search(text):
                 uses[word] += [
                     f"{at}:{n}" for at, n in places if not at.startswith(ELSEWHERE.get(word, "/"))
                 ]
@@ -177,7 +166,7 @@ def test_a_note_of_a_write_has_one_word():
     """It was a line, a place, an entry and a fact as well, in one file."""
     path = ROOT / "milvus_hubness/milvus/store/write_intents.py"
     other = re.compile(r"\b(lines?|places?|entry|entries)\b")
-    uses = [(line, text) for line, is_name, text in _texts(path, set()) if other.search(text)]
+    uses = [(line, text) for line, text in _texts(path, set()) if other.search(text)]
     assert uses == []
     introduction = path.read_text().split('"""')[1]
     for explained in ("A **note** is", "writes a note before", "Only the job removes"):

@@ -123,7 +123,7 @@ class BankOptions:
     ] = None
 
     def require(self) -> None:
-        """Check that a bank is named, for commands that need one. Raises BadParameter."""
+        """Check that a bank is named, for commands that need one. Raises typer.BadParameter."""
         if not self.bank:
             raise typer.BadParameter(f"no reference queries: pass --bank FILE ({WHERE_FROM})")
 

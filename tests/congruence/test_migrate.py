@@ -229,7 +229,8 @@ def test_a_chunk_of_several_pages_is_recorded_after_its_last_and_continued(lite)
 
     store = Narrow(client)
     plan = plan_migration(store, name, QueryBank(items[31:]), estimator=NNN(4))
-    plan = replace(plan, survey=survey(store, plan.source, 24))
+    # As of a collection so large that a chunk is several pages.
+    plan = replace(plan, survey=replace(survey(store, plan.source, 24), page_rows=4))
     store.fails_at = 9
     with pytest.raises(StoreError, match="broke"):
         migrate(store, plan, client_ttl=0.0)
