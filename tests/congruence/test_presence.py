@@ -24,7 +24,7 @@ from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.clean import would_drop
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.presence import problem_of
-from milvus_hubness.jobs.store.records import IDENTITY_PROPERTY
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS = 8, 60
@@ -286,3 +286,30 @@ def test_a_clean_that_is_killed_can_be_taken_over(backend, monkeypatch, step, th
     properties = world.store.properties_of(world.name)
     # Milvus Lite cannot remove a property, and leaves it empty.
     assert {name: text for name, text in properties.items() if text} == before
+
+
+def test_a_clean_that_is_killed_before_it_ends_dual_writes_leaves_them_whole(lite, monkeypatch):
+    """A property that still names the copy, and a ledger that refuses it, would let clients' writes fail."""
+    world = Migrated(lite)
+    clean(world.store, world.name, drop=world.target)
+    plan = plan_migration(world.store, world.name, world.bank, estimator=NNN(4))
+    migrate(world.store, plan, client_ttl=0.0)
+    assert world.store.info(world.name).dual_write is not None
+
+    write = type(world.store).write_property
+
+    def killed(store, collection, name, value):
+        if name == DUAL_WRITE_PROPERTY:
+            raise Killed
+        write(store, collection, name, value)
+
+    with monkeypatch.context() as killing:
+        killing.setattr(type(world.store), "write_property", killed)
+        with pytest.raises(Killed):
+            clean(world.store, world.name, drop=world.target)
+
+    client = lite.hubness_client()
+    vector = vectors(np.random.default_rng(9), 1, DIM)[0]
+    row = {"id": 10_000, "vector": vector, "group": 0}
+    client.insert(world.name, [row])
+    assert 10_000 in all_keys(world.store, world.target)

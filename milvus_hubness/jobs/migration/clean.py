@@ -124,19 +124,20 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
 
-    # The ledger comes first. It must not name a copy that is gone, or whoever takes over from here
-    # would refuse to go on; a run of a migration that is being prepared begins again.
-    migration = ledger.write(migration, phase="preparing")
-
-    if store.exists(migration.source_now):
-        # Dual writes end before the copy goes; with a
-        # required copy, clients could not write at all.
+    source_exists = store.exists(migration.source_now)
+    if source_exists:
+        # Dual writes end before the copy goes; with a required copy, clients could not write at all.
         dual_write = store.info(migration.source_now, counted=False).dual_write
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
 
-        _forget_identity(store, ledger, migration)
+    # The ledger must not name a source or a copy that is gone, or whoever takes over from here would
+    # refuse to go on; a run of a migration that is being prepared begins again. Not before the
+    # property is removed: the ledger then refuses writes that still go to the copy.
+    migration = ledger.write(migration, phase="preparing")
 
+    if source_exists:
+        _forget_identity(store, ledger, migration)
     if not is_others:
         drop_collection(lease, target)
 

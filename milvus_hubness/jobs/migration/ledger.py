@@ -54,8 +54,8 @@ Phase = Literal[
     "rolled back",
     "finished",
 ]
-"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is
-being moved. finished: the source is dropped.
+"""preparing: only the bank may exist, or what an interrupted `clean` has left. verified: the copy
+may take over. switching: the name is being moved. finished: the source is dropped.
 """
 
 
