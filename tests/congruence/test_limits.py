@@ -222,7 +222,7 @@ def test_a_write_whose_first_part_fails_raises_the_servers_error(lite):
 
 
 @pytest.mark.long
-def test_the_limits_of_a_server_are_kept(served, caplog):
+def test_limits_are_kept_on_a_server(served, caplog):
     """Milvus 2.3.5 takes 16,384 queries and 64 MiB at once."""
     caplog.set_level(logging.ERROR, "pymilvus")
     name = corrected(served, "migrate", gate=8)

@@ -725,7 +725,7 @@ def test_rows_that_come_and_go_while_the_keys_are_read_are_no_duplicates(lite, c
 
 
 @pytest.mark.long
-def test_large_rows_go_in_fitting_parts_on_the_server(served):
+def test_large_rows_go_in_fitting_parts_on_a_server(served):
     client, name = served.client(), served.name()
     items = vectors(np.random.default_rng(5), 1_150, 8)
     plain_collection(client, name, items[:1], "IP")

@@ -178,7 +178,7 @@ class Named(Written):
         return rows, len(rows)
 
 
-def test_a_key_in_several_partitions_is_several_rows(served):
+def test_a_key_in_several_partitions_is_several_rows_on_a_server(served):
     written = Named(served)
 
     def rewrite(writer, meanwhile):

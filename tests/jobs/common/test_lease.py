@@ -323,7 +323,7 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(lite):
     assert client.list_aliases(name)["aliases"] == []
 
 
-def test_a_service_leases_a_name_that_is_no_collection(served):
+def test_a_service_leases_a_name_that_is_no_collection_on_a_server(served):
     """Milvus refuses such names, so nothing is asked of a collection."""
     name = f"service/{served.name()}.x"
     with Lease(served.store(), name, fenced=False), pytest.raises(LeaseHeld, match=name):

@@ -255,7 +255,7 @@ def test_only_a_copy_of_this_migration_is_dropped(lite, how):
     assert case.copy not in {each.target for each in Ledger(case.store).migrations()}
 
 
-def test_a_source_that_was_made_again_is_not_dropped(served):
+def test_a_source_that_was_made_again_is_not_dropped_on_a_server(served):
     case = Case(served).migrated()
     cutover(case.store, case.name, alias=case.alias)
     case.client.drop_collection(case.name)
