@@ -33,7 +33,8 @@ test-versions: .venv/installed-for-tests
 
 test-python:
 	$(BIN)/uv venv --clear --python $(VERSION) .venv-$(VERSION)
-	$(BIN)/uv pip install --python .venv-$(VERSION) $(OPTIONS) -e '.[all]' -e integrations/qdrant --group test
+	$(BIN)/uv pip install --python .venv-$(VERSION) $(OPTIONS) -e '.[all]' -e integrations/langchain \
+		-e integrations/qdrant -e integrations/haystack -e integrations/llamaindex --group test --group lint
 	.venv-$(VERSION)/bin/python -m pytest -k 'not server' $(TESTS)
 
 # What more would take make test beyond its time, and ten times as many examples of Hypothesis.
