@@ -127,8 +127,10 @@ def distributions_of():
     """
     names = defaultdict(set)
     for distribution in distributions():
-        for path in distribution.files or ():
-            names[path.parts[0].removesuffix(".py")].add(distribution.metadata["Name"])
+        name = distribution.metadata["Name"]
+        modules = {path.parts[0].removesuffix(".py") for path in distribution.files or ()}
+        for module in modules:
+            names[module].add(name)
     return names
 
 
