@@ -109,7 +109,7 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
     parameters = ", ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in estimator.items()
-        if name not in ("name", "items", "strength", "agreement")
+        if name not in ("name", "items", "mean_bias", "strength", "agreement")
         and not (name in CONSTANT and CONSTANT[name] == value)
     )
     return f"{estimator['name']}({parameters})"

@@ -22,6 +22,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.cli import app
 from milvus_hubness.cli.options import EstimatorOptions
+from milvus_hubness.correction.estimators.products import FittedItems, logsumexp_with_room
 from milvus_hubness.correction.fitted import reduced_targets
 from tests.support.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
@@ -144,6 +145,41 @@ def test_pending_rows_leave_room_for_each_other(served):
     everything = np.vstack([served.items, served.fresh])
     np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
     client.delete(served.name, ids=[row["id"] for row in rows])
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("bias", ["compute", "pending"])
+def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_for_them(
+    served, bias
+):
+    """Whether a client computes their biases or a refresh: a topic that came after the bank."""
+    reduce = served.plan.layout.reduce_items
+    refresh(served.store, served.name, estimator=Sinkhorn(0.1), tolerance=0)
+    fitted = served.fitted(Sinkhorn(0.1), served.items)
+    many = vectors(np.random.default_rng(8), 20 * ITEMS, DIM)
+    topic = many[np.argsort(fitted.bias(reduce(many)))[:ITEMS]]
+
+    rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(topic)]
+    client = served.backend.hubness_client()
+    client.insert(served.name, rows, bias=bias)
+    if bias == "pending":
+        assert refresh(served.store, served.name).action == "pending"
+
+    new_biases = fitted.new_bias(reduce(topic))
+    biases = np.r_[fitted.bias(reduce(served.items)), new_biases]
+    everything = np.vstack([served.items, topic])
+    np.testing.assert_allclose(served.scores(ITEMS), served.wanted(biases, everything), atol=1e-4)
+    client.delete(served.name, ids=[row["id"] for row in rows])
+
+    without_limit = logsumexp_with_room(
+        reduce(topic) @ fitted.bank.vectors.T,
+        fitted.potentials[:, 0],
+        0.1,
+        FittedItems(ITEMS, fitted.estimator.mean_bias),
+        full_share=np.inf,
+    )
+    alone = fitted.bias(reduce(topic))
+    assert np.abs(new_biases - alone).mean() < np.abs(without_limit - alone).mean() / 2
 
 
 def test_a_refit_learns_what_the_gallery_became(served):

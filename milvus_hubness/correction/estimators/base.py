@@ -34,7 +34,7 @@ TEMPERATURE_OF = {
 }
 """The parameter in units of the spread, by the parameter in units of the score."""
 
-MEASURED = {"items", "agreement"}
+MEASURED = {"items", "mean_bias", "agreement"}
 """Parameters that a fit sets, besides each tau of a temperature."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -261,7 +261,7 @@ class Estimator(ABC):
     def unmeasured(self) -> Self:
         """Return the estimator as before its fit.
 
-        It is without the number of items, the agreement and the measured taus.
+        It is without the number and the mean bias of its items, the agreement and the measured taus.
         """
         # A tau without a temperature is the user's own, and stays.
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}

@@ -27,6 +27,7 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.products import (
     MOST_PRODUCTS,
+    FittedItems,
     Numbers,
     logsumexp_of,
     logsumexp_with_room,
@@ -139,6 +140,9 @@ class Sinkhorn(Estimator, alias="sn"):
     """Used in place of tau, in units of the spread of scores; 0.5 by default."""
     items: int | None = None
     """The number of items of a fit, which sets it."""
+    mean_bias: float | None = field(default=None, repr=False, compare=False)
+    """The mean bias of the items of a fit, which sets it. Rounding changes it, so estimators
+    compare without it."""
     device: str = field(default="auto", repr=False, compare=False)
     """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
     rounding, so estimators compare without it."""
@@ -168,13 +172,14 @@ class Sinkhorn(Estimator, alias="sn"):
         return self.with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
 
     @property
-    def _fitted_on(self) -> int:
-        """The number of items of the fit. Raises InvalidParameter if it is unknown."""
-        if self.items is None:
+    def _fitted_on(self) -> FittedItems:
+        """The items of the fit. Raises InvalidParameter if they are unknown."""
+        if self.items is None or self.mean_bias is None:
             raise InvalidParameter(
-                f"{self!r} does not say how many items it was fitted on: pass items=…"
+                f"{self!r} does not say how many items it was fitted on, with which mean bias: "
+                "fit it, or pass items=… and mean_bias=…"
             )
-        return self.items
+        return FittedItems(self.items, self.mean_bias)
 
     def with_potentials(
         self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics
@@ -192,10 +197,12 @@ class Sinkhorn(Estimator, alias="sn"):
         def new_of_vectors(items: Vectors) -> Numbers:
             # Unlike the kernels above, this needs all products of its items with the bank at once.
             count = math.ceil(len(items) * len(bank) / MOST_PRODUCTS)
-            biases = [
-                new_of_products(block @ bank.vectors.T) for block in np.array_split(items, count)
-            ]
-            return np.concatenate(biases)
+            biases = np.empty(len(items))
+            # Every block has items of the whole batch, whose order may be that of their topics.
+            for first in range(count):
+                block = slice(first, None, count)
+                biases[block] = new_of_products(items[block] @ bank.vectors.T)
+            return biases
 
         def new_of_products(products: Numbers) -> Numbers:
             return logsumexp_with_room(products, f, tau, self._fitted_on)
@@ -269,7 +276,8 @@ def fit_together(
             converged=balance.converged,
             scores=steps.scores,
         )
-        fitted = replace(estimator, items=len(items))
+        mean_bias = -float(balance.g.mean(dtype=np.float64))
+        fitted = replace(estimator, items=len(items), mean_bias=mean_bias)
         fits.append((fitted.with_potentials(bank, balance.f[:, None], diagnostics), -balance.g))
     return fits
 

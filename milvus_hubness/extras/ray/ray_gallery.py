@@ -53,11 +53,13 @@ def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
 
 def shard_step(
     shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str
-) -> tuple[int, Doubles]:
-    """Return the number of a shard's items, and the bank's row of one step over them, (m,).
+) -> tuple[int, Doubles, float]:
+    """Return the number of a shard's items, the bank's row of one step over them, (m,), and the
+    sum of their biases.
 
     The row is that of the shares of the bank under its potentials f (m,), as `AllScores` has them.
-    Without f, it is that of the potentials that balance the bank against these items alone.
+    Without f, it is that of the potentials that balance the bank against these items alone, whose
+    biases it leaves open: the sum is 0.
     """
     items = shard_items(shard, bank)
     # Never stored: a task may run on any worker, and none has the scores of the step before.
@@ -66,9 +68,11 @@ def shard_step(
 
     if f is None:
         rows = steps.from_items(np.zeros((1, len(items))), taus)
+        bias_sum = 0.0
     else:
-        _, rows = steps.from_bank(f[None], taus)
-    return len(items), rows[0].astype(np.float64)
+        g, rows = steps.from_bank(f[None], taus)
+        bias_sum = -float(g.sum(dtype=np.float64))
+    return len(items), rows[0].astype(np.float64), bias_sum
 
 
 def joined(potentials: Sequence[Doubles], tau: float) -> Doubles:
@@ -231,30 +235,35 @@ class RayGallery:
         tau = estimator.tau_of()
         run = self._remote(shard_step)
 
-        def on_shards(f: Vectors | None) -> tuple[int, list[Doubles]]:
-            """Return the number of items, and the bank's row of each shard."""
+        def on_shards(f: Vectors | None) -> tuple[int, list[Doubles], float]:
+            """Return the number of items, the bank's row of each shard, and the mean bias."""
             tasks = [run.remote(shard, remote_bank, f, tau, self._device) for shard in shards]
             results = self._ray.get(tasks)
-            counts, rows = zip(*results, strict=True)
-            return sum(counts), list(rows)
+            counts, rows, bias_sums = zip(*results, strict=True)
+            return sum(counts), list(rows), sum(bias_sums) / sum(counts)
+
+        mean_bias = 0.0
 
         def step(f: Vectors, _: Doubles) -> tuple[Vectors, Doubles]:
             # The potentials of the items stay on the shards: f takes their place in the result.
-            rows_of_shards = on_shards(f[0].astype(np.float32))[1]
+            nonlocal mean_bias
+            rows_of_shards, mean_bias = on_shards(f[0].astype(np.float32))[1:]
             return f, np.sum(rows_of_shards, axis=0)[None]
 
         if start is None:
-            items, rows = on_shards(None)
+            items, rows, _ = on_shards(None)
             f = joined(rows, tau)
         else:
             # The update that `iterate` would make after a step from these potentials.
             former = check_potentials(bank, start, 1)[:, 0]
-            items, rows = on_shards(former)
+            items, rows, _ = on_shards(former)
             f = former - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
 
         taus = np.array([tau])
         [balance] = iterate(step, f[None], taus, items, estimator.iterations, estimator.tol)
-        fitted = replace(estimator, items=items).restore(bank, balance.f[:, None])
+        # After the iteration, the mean bias is that of its last step, whose f is the balance's.
+        measured = replace(estimator, items=items, mean_bias=mean_bias)
+        fitted = measured.restore(bank, balance.f[:, None])
         diagnostics = SinkhornDiagnostics(
             bank_size=len(bank),
             dim=bank.dim,

@@ -127,7 +127,7 @@ def test_any_temperature(tau):
     rng = np.random.default_rng(4)
     bank, items = (rng.normal(size=(n, DIM)).astype(np.float32) for n in (BANK, ITEMS))
     with np.errstate(all="raise", under="ignore", over="warn", divide="warn"):
-        for estimator in (InvertedSoftmax(tau), Sinkhorn(tau, items=9)):
+        for estimator in (InvertedSoftmax(tau), Sinkhorn(tau, items=9, mean_bias=0.0)):
             potentials = np.zeros((BANK, estimator.potentials))
             fitted = estimator.restore(bank, potentials)
             for are_new in (False, True):

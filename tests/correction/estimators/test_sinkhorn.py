@@ -7,6 +7,13 @@ import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
+from milvus_hubness.correction.estimators.base import from_dict, to_dict
+from milvus_hubness.correction.estimators.products import (
+    FULL_SHARE,
+    MOST_PRODUCTS,
+    FittedItems,
+    logsumexp_with_room,
+)
 from milvus_hubness.correction.estimators.sinkhorn import NEIGHBORS
 from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, scores_for
 from milvus_hubness.correction.kernels import topk
@@ -211,14 +218,14 @@ def grown():
     return Sinkhorn(temperature=0.3).fit(QueryBank(bank), gallery=items[:-NEW]), items[-NEW:]
 
 
-def by_definition(fitted, new):
-    """(n,) float64 biases of new items that come together, and the bank's potentials with room for them."""
+def by_definition(fitted, new, fitted_items=80, share=1.0):
+    """(n,) float64 biases of new items that come together, of which a share counts."""
     tau, m = fitted.estimator.tau, len(fitted.bank)
     scores = fitted.bank.vectors.astype(float) @ new.astype(float).T
     f = room = fitted.potentials[:, 0].astype(float)
     for _ in range(5):
         biases = tau * np.log(np.exp((scores + room[:, None]) / tau).sum(0))
-        taken = m / 80 * np.exp((scores - biases) / tau).sum(1)
+        taken = share * m / fitted_items * np.exp((scores - biases) / tau).sum(1)
         room = -tau * np.log(np.exp(-f / tau) + taken)
     room = room - (room - f).mean()
     return tau * np.log(np.exp((scores + room[:, None]) / tau).sum(0))
@@ -233,8 +240,121 @@ def test_new_items_leave_room_for_each_other_in_any_order(grown):
     again = fitted.estimator.restore(fitted.bank, fitted.potentials)
     np.testing.assert_array_equal(again.new_bias(new), fitted.new_bias(new))
     assert fitted.new_bias(new[:0]).shape == (0,)
-    with pytest.raises(InvalidParameter, match="how many items"):
-        Sinkhorn(0.1).restore(fitted.bank, fitted.potentials).new_bias(new)
+    for unknown in ({}, {"items": 80}, {"mean_bias": 0.5}):
+        with pytest.raises(InvalidParameter, match=r"how many items .* mean bias: fit it"):
+            Sinkhorn(0.1, **unknown).restore(fitted.bank, fitted.potentials).new_bias(new)
+
+
+OLD = 200
+AWAY = np.array([0, 0, 0, 2.5], np.float32)
+"""The direction of the second topic, which no query and no fitted item has."""
+
+
+@pytest.fixture(scope="module")
+def one_topic():
+    """A fit on a bank and OLD items of one topic."""
+    rng = np.random.default_rng(6)
+    bank, items = (rng.standard_normal((n, 4)).astype(np.float32) / 2 for n in (150, OLD))
+    bank[:, 3] = items[:, 3] = 0
+    bank -= 0.3 * AWAY
+    return Sinkhorn(temperature=0.3).fit(QueryBank(bank), gallery=items)
+
+
+def arriving(count, topic):
+    rng = np.random.default_rng(count)
+    return rng.standard_normal((count, 4)).astype(np.float32) / 2 + topic * AWAY
+
+
+def counted_share(fitted, new):
+    """By the definition: e^((mean of the new items' biases alone − that of the fitted ones)/tau)."""
+    estimator = fitted.estimator
+    above = float(fitted.bias(new).astype(float).mean()) - estimator.mean_bias
+    return max(FULL_SHARE * OLD / len(new), np.exp(min(0, above / estimator.tau)))
+
+
+def test_the_mean_bias_of_a_fit_is_that_of_its_items():
+    for neighbors in (None, 10):
+        fitted = Sinkhorn(0.1, neighbors=neighbors).fit(BANK, gallery=GALLERY)
+        assert fitted.estimator.mean_bias == pytest.approx(fitted.bias(GALLERY).mean(), abs=1e-6)
+        assert fitted.estimator.unmeasured().mean_bias is None
+        assert from_dict(to_dict(fitted.estimator)).mean_bias == fitted.estimator.mean_bias
+
+    dual = DualBankSinkhorn(0.1).fit(BANK, gallery=GALLERY[:30], target_bank=GALLERY[30:])
+    assert dual.estimator.mean_bias == pytest.approx(dual.bias(GALLERY).mean(), abs=1e-6)
+
+
+@pytest.mark.parametrize("topic", [0, 1])
+@pytest.mark.parametrize("count", [1, 7, int(FULL_SHARE * OLD)])
+def test_a_small_batch_counts_in_full_whatever_its_topic(one_topic, topic, count):
+    """To the last bit what it is without a limit."""
+    new = arriving(count, topic)
+    estimator = one_topic.estimator
+    unlimited = logsumexp_with_room(
+        new @ one_topic.bank.vectors.T,
+        one_topic.potentials[:, 0],
+        estimator.tau,
+        FittedItems(OLD, estimator.mean_bias),
+        full_share=np.inf,
+    )
+    np.testing.assert_array_equal(one_topic.new_bias(new), unlimited.astype(np.float32))
+    np.testing.assert_allclose(unlimited, by_definition(one_topic, new, OLD), atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [OLD // 2, OLD, 2 * OLD])
+def test_a_large_batch_of_a_topic_that_the_bank_lacks_hardly_counts(one_topic, count):
+    """Its items would crowd each other out of queries that ask for the fitted ones."""
+    new = arriving(count, 1)
+    share = counted_share(one_topic, new)
+    assert share == pytest.approx(FULL_SHARE * OLD / count), "nothing of it is asked for"
+    found = one_topic.new_bias(new)
+    np.testing.assert_allclose(found, by_definition(one_topic, new, OLD, share), atol=1e-5)
+
+    # It leaves no more room than the largest small batch of this kind.
+    alone = one_topic.bias(new)
+    small = arriving(int(FULL_SHARE * OLD), 1)
+    moved, allowed = (
+        np.abs(new_bias - bias).mean()
+        for new_bias, bias in ((found, alone), (one_topic.new_bias(small), one_topic.bias(small)))
+    )
+    assert 0 < moved < 1.1 * allowed
+    assert moved < np.abs(by_definition(one_topic, new, OLD) - alone).mean() / 2
+
+
+@pytest.mark.parametrize("count", [OLD // 2, OLD, 2 * OLD])
+def test_a_large_batch_that_the_bank_asks_for_counts_in_full(one_topic, count):
+    new = arriving(count, -0.3)
+    assert counted_share(one_topic, new) == 1
+    np.testing.assert_allclose(
+        one_topic.new_bias(new), by_definition(one_topic, new, OLD), atol=1e-5
+    )
+
+
+def test_a_batch_that_the_bank_asks_for_a_little_counts_in_part(one_topic):
+    new = arriving(OLD, 0.1)
+    share = counted_share(one_topic, new)
+    assert 1.5 * FULL_SHARE < share < 0.9
+    wanted = by_definition(one_topic, new, OLD, share)
+    np.testing.assert_allclose(one_topic.new_bias(new), wanted, atol=1e-5)
+    order = np.random.default_rng(0).permutation(OLD)
+    np.testing.assert_allclose(one_topic.new_bias(new[order]), wanted[order], atol=1e-5)
+
+
+def test_topics_one_after_another_get_what_they_get_mixed():
+    """Also where a batch has too many products with the bank for one pass."""
+    rng = np.random.default_rng(7)
+    bank = rng.standard_normal((6_000, 4)).astype(np.float32) / 2
+    sizes = np.full(2, 2_000)
+    assert sizes.sum() * len(bank) > MOST_PRODUCTS
+    new = rng.standard_normal((sizes.sum(), 4)).astype(np.float32) / 4
+    new += np.repeat(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32), sizes, axis=0)
+    estimator = Sinkhorn(0.1, items=2_000, mean_bias=0.0)
+    fitted = estimator.restore(QueryBank(bank), np.zeros((len(bank), 1)))
+
+    order = rng.permutation(len(new))
+    sorted_by_topic = fitted.new_bias(new)
+    mixed = fitted.new_bias(new[order])
+    off = np.abs(sorted_by_topic[order] - mixed).mean()
+    assert off < 0.1 * np.abs(sorted_by_topic - fitted.bias(new)).mean()
 
 
 def test_a_blend_leaves_room_in_the_parts_that_balance(grown):

@@ -59,6 +59,8 @@ def test_every_estimator_is_as_on_one_machine(cluster):
             told, expected = fitted.diagnostics, alone.diagnostics
             assert (told.items, told.iterations) == (expected.items, expected.iterations)
             assert told.marginal_error == pytest.approx(expected.marginal_error, rel=1e-2)
+            mean_bias = fitted.estimator.mean_bias
+            assert mean_bias == pytest.approx(alone.estimator.mean_bias, abs=1e-5)
     again = gallery.fit(
         Sinkhorn(0.05, tol=1e-2), BANK, start=together(Sinkhorn(0.05, iterations=300)).potentials
     )

@@ -18,14 +18,16 @@ ITEMS = RNG.standard_normal((70, 8)).astype(np.float32) / 3
 
 def test_steps_of_shards_add_up_to_that_of_the_whole():
     parts = [ITEMS[:3], ITEMS[3:40], lambda: ITEMS[40:]]
-    counts, alone = zip(
+    counts, alone, _ = zip(
         *(ray_gallery.shard_step(part, BANK, None, 0.05, "cpu") for part in parts), strict=True
     )
     assert counts == (3, 37, 30)
     whole = -logsumexp(BANK.vectors, ITEMS, 0.05)
     np.testing.assert_allclose(ray_gallery.joined(alone, 0.05), whole, rtol=0, atol=1e-6)
     g = -logsumexp(ITEMS, BANK.vectors, 0.05, whole)
-    shares = sum(ray_gallery.shard_step(part, BANK, whole, 0.05, "cpu")[1] for part in parts)
+    steps = [ray_gallery.shard_step(part, BANK, whole, 0.05, "cpu") for part in parts]
+    shares = sum(shares_of_part for _, shares_of_part, _ in steps)
+    assert sum(bias_sum for *_, bias_sum in steps) == pytest.approx(-g.sum(), rel=1e-5)
     following = -logsumexp(BANK.vectors, ITEMS, 0.05, g)
     np.testing.assert_allclose(whole - 0.05 * np.log(shares), following, rtol=0, atol=1e-6)
 
