@@ -301,7 +301,10 @@ def with_room(
 def changes(
     tasks: dict[str, Cells], names: Sequence[str], insert: str, method: str, way: str, of: int = 0
 ) -> list[float]:
-    """Return how much higher R@1 is than by the formula alone, by task. of: 1: new rows', 2: others'."""
+    """Return how much higher R@1 is than by the formula alone, by task.
+
+    of: 0 for all queries, 1 for those of new rows, 2 for those of the others.
+    """
     return [
         tasks[name][insert][method][way][of] - tasks[name][insert][method][ALONE][of]
         for name in names
@@ -317,7 +320,7 @@ def chosen_limit(tasks: dict[str, Cells]) -> Limit:
 def mean_and_worst(
     tasks: dict[str, Cells], names: Sequence[str], methods: Sequence[str], limit: Limit
 ) -> tuple[float, float, float]:
-    """Return the mean change, the worst mean of one insert, and the worst of one insert and task."""
+    """Return the mean change, the worst mean of one insert, and its worst on one task."""
     by_insert = [
         changes(tasks, names, insert, method, str(limit))
         for insert in tasks[names[0]]

@@ -261,7 +261,8 @@ class Estimator(ABC):
     def unmeasured(self) -> Self:
         """Return the estimator as before its fit.
 
-        It is without the number and the mean bias of its items, the agreement and the measured taus.
+        It is without the number and the mean bias of its items, the agreement, and the measured
+        taus.
         """
         # A tau without a temperature is the user's own, and stays.
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}

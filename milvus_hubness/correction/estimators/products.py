@@ -24,9 +24,10 @@ FULL_SHARE = 0.1
 """New items of one batch that count in full, as a share of the fitted items.
 
 The others count by how much the bank asks for them. Chosen with that rule on three tasks of
-`python -m benchmarks.new_rows --part many`: 0 to 20% do nearly equally well, there and on the four others.
-With 10%, batches of everyday size leave the room that they have always left; without a limit, a
-topic that the bank lacks and that is as large as the gallery costs Sinkhorn up to 2.8 points of R@1.
+`python -m benchmarks.new_rows --part many`: 0 to 20% do nearly equally well, there and on the four
+others. With 10%, batches of everyday size leave the room that they would without a limit. Without
+one, a topic that the bank lacks and that is as large as the gallery costs Sinkhorn up to 2.8 points
+of R@1.
 """
 
 
