@@ -24,7 +24,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +65,7 @@ WHOLE, CROWDING, HALVING = "whole", "bank that crowds few items", "halving"
 HALVED, HALVES, CROWDED = ("text_video_msrvtt", "clip_products"), 10, (0.1, 0.25, 0.5)
 REACH_HALVES = "reach, which halves"
 FOLLOWED = ("always", "followed", "worst", "with_queries")
-FINDINGS = ("agreement", "two views", "reach", "best score", "hubs", HALVING)
+FINDINGS = ("kind", "agreement", "two views", "reach", "best score", "hubs", HALVING)
 
 
 class Case(NamedTuple):
@@ -320,30 +319,6 @@ def run() -> list[dict[str, Any]]:
     return rows
 
 
-EDGES = (0.0, 0.03, 0.12, 0.2, 0.3, 0.4, 1.0)
-"""Of the bins of two-view agreement in `expected_gain`."""
-
-
-def expected_gain(rows: list[dict[str, Any]]) -> list[list[float]]:
-    """[two-view agreement, mean gain, quartiles of the gain] of own and foreign banks, by agreement."""
-    own = {WHOLE, *(f"{size} queries" for size in SIZES), FOREIGN, ADAPTED}
-    pairs = [
-        (row["figures"]["two_views"], row["gains"][DEFAULT]) for row in rows if row["kind"] in own
-    ]
-    bins = ([pair for pair in pairs if low <= pair[0] < high] for low, high in pairwise(EDGES))
-    means = [np.array(part) for part in bins if part]
-    return [
-        [
-            round(float(part[:, 0].mean()), 3),
-            *(
-                round(float(gain), 2)
-                for gain in (part[:, 1].mean(), *np.quantile(part[:, 1], (0.25, 0.75)))
-            ),
-        ]
-        for part in means
-    ]
-
-
 def realised(row: dict[str, Any], strength: float | None = None) -> float:
     """The gain of following the verdict, or of this strength."""
     own = row["strength"] if strength is None else strength
@@ -423,7 +398,6 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
         "without": {name: without(of, own, name) for name in ("nothing", *FINDINGS, REACH_HALVES)},
         "foreign_banks_gain": float(np.mean([realised(row) for row in of[FOREIGN]])),
         "reranker_left_alone": realised_gain[RERANKER]["alone"],
-        "expected_gain": expected_gain(rows),
     }
     seen = table(
         [

@@ -83,7 +83,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         for name in ("raw", *LOCATIONS):
             fill(plain, name, items)
         for name in LOCATIONS:
-            plan = plan_enable(store, name, bank, estimator=NNN(16), where=name, force=True)
+            plan = plan_enable(store, name, bank, estimator=NNN(16), where=name, verdict="warn")
             enabling[name] = timed(lambda plan=plan: enable(store, plan, client_ttl=0.0))
             state = store.info(name).state
             candidates[name] = state.reranking.candidates

@@ -103,7 +103,9 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     store = MilvusStore(client)
     enable(
         store,
-        plan_enable(store, "items", bank, estimator=NNN(8), where="side_collection", force=True),
+        plan_enable(
+            store, "items", bank, estimator=NNN(8), where="side_collection", verdict="warn"
+        ),
     )
     return uri, "items"
 

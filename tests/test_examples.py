@@ -29,6 +29,12 @@ def pairs():
     return collect()[::2]
 
 
+@pytest.fixture(autouse=True)
+def demands_a_verdict(monkeypatch):
+    """As for users."""
+    monkeypatch.delenv("MILVUS_HUBNESS_VERDICT")
+
+
 @pytest.fixture
 def output_of(tmp_path, monkeypatch, capsys):
     """Return a function that runs an example as a program on a new database, and returns the lines it prints."""

@@ -403,7 +403,7 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
         QueryBank(vectors(rng, 20, 8)),
         estimator=NNN(3),
         where="side_collection",
-        force=True,
+        verdict="warn",
     )
     enable(store, plan, client_ttl=0.0)
     key = f"{group}/{name}"

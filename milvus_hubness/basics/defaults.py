@@ -16,11 +16,19 @@ CLIENT_TTL_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL"
 LEASE_VARIABLE = "MILVUS_HUBNESS_LEASE_SECONDS"
 """Environment variable with the duration of a lease."""
 
+VERDICT_VARIABLE = "MILVUS_HUBNESS_VERDICT"
+"""Environment variable with the VerdictMode of jobs that are given none."""
+
 WAIT_VARIABLE = "MILVUS_HUBNESS_WAIT_SECONDS"
 """Environment variable that replaces WAIT_SECONDS."""
 
 WAIT_SECONDS = 3_600.0
 """How long a job waits for a server that does not get any further, in seconds."""
+
+VerdictMode = Literal["require", "warn", "skip"]
+"""What a job does with the verdict on its bank: it stops before the first write if that is "leave it
+alone", goes on and says so, or does not have the bank judged.
+"""
 
 Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""

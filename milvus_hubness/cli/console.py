@@ -33,6 +33,7 @@ from milvus_hubness.basics.texts import (
 )
 from milvus_hubness.cli.extras import with_all_extras
 from milvus_hubness.errors import (
+    CorrectionNotRecommended,
     HubnessError,
     InvalidParameter,
     MissingExtra,
@@ -202,6 +203,13 @@ def _title(title: str) -> str:
     return title[: len(title) - len(text)] + visible_line(text)
 
 
+def verdict_words(verdict: Mapping[str, Any] | None) -> str | None:
+    """Return the verdict on a bank, what it was made on, and why; None without one."""
+    if verdict is None:
+        return None
+    return "{verdict} ({tuned_at:.16} UTC, by {judged_by}): {reason}".format(**verdict)
+
+
 def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
     """Return the bank, the estimator and the gate of a plan in words."""
     bank = plan["bank"]
@@ -209,6 +217,7 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
     return {
         "bank": f"{bank['queries']:,} queries of {bank['source']}, stored as {bank['collection']}",
         "estimator": f"{estimator}, strength {plan['strength']:g}",
+        "verdict": verdict_words(plan["verdict"]),
         "agreement": agreement_sentence(plan["estimator"]),
         "gate": plan["gate"],
         "gate over targets": plan["gate_targets"],
@@ -300,6 +309,8 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         if isinstance(error, MissingExtra):
             error = with_all_extras(error, sys.argv[1:], _uri())
         report_error(error, as_json=as_json, program=program)
+        if isinstance(error, CorrectionNotRecommended):
+            return REFUSED
         return USAGE if isinstance(error, InvalidParameter) else FAILURE
     except OSError:
         raise

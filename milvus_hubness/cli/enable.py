@@ -19,12 +19,10 @@ def enable(
     ],
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
+    judging: options.JudgingOptions,
     connection: options.Connection,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
-    queries: Annotated[
-        str | None, "Queries that measure the miss rate. [default: some of the bank]"
-    ] = None,
     field: options.Field = None,
     gate: options.Gate = None,
     gate_targets: options.GateTargets = None,
@@ -37,13 +35,13 @@ def enable(
         float, "Share of the exact corrected top 10 that candidates may miss."
     ] = MAX_MISS_RATE,
     client_ttl: options.ClientTtl = STATE_TTL,
-    force: Annotated[bool, "Enable even if tune advises against it."] = False,
     plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Correct a collection without a copy: searches fetch more candidates and re-rank them.
 
-    --plan shows first where the biases would go, and what searches would miss.
+    --plan shows first the verdict on the bank, where the biases would go, and what searches would
+    miss. Exits with 3, and writes nothing, if the verdict is to leave the collection alone.
 
     Example: milvus-hubness enable products --bank queries.npy --plan
     """
@@ -60,14 +58,14 @@ def enable(
             read_bank(store, bank.bank, bank.bank_column),
             estimator=estimating.estimator(),
             target_bank=options.read_vectors(store, target_bank),
-            queries=options.read_vectors(store, queries),
+            queries=judging.read_queries(store),
             field=field,
             where=None if where == "auto" else where,
             bank_collection=bank_name,
             max_miss_rate=max_miss_rate,
             gate=gate,
             gate_targets=gate_targets,
-            force=force,
+            verdict=judging.verdict,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

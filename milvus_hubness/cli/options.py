@@ -16,6 +16,7 @@ from milvus_hubness.basics.defaults import (
     URI_VARIABLES,
     WHERE_FROM,
     Engine,
+    VerdictMode,
 )
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
 from milvus_hubness.basics.files.opening import read_token as read_token_file
@@ -71,6 +72,13 @@ EngineName = Annotated[
     Engine,
     "Where biases are computed. local: this machine. ray: the Ray cluster of $RAY_ADDRESS, or all "
     "local cores.",
+]
+
+
+Queries = Annotated[
+    str | None,
+    "Real queries of the application, at least 20 apart from --bank and in its forms, without "
+    "labels: on them the bank is judged. [default: half of the bank]",
 ]
 
 
@@ -137,6 +145,25 @@ def read_vectors(store: Store, spec: str | None, column: str | None = None) -> Q
     from milvus_hubness.jobs.common.inputs import read_bank
 
     return read_bank(store, spec, column) if spec else None
+
+
+@dataclass(frozen=True)
+class JudgingOptions:
+    """The options about the verdict on the bank."""
+
+    queries: Queries = None
+    force: Annotated[
+        bool, "Go on even if the verdict on the bank is to leave the collection alone."
+    ] = False
+
+    def read_queries(self, store: Store) -> QueryBank | None:
+        """Return the real queries; None if none are named."""
+        return read_vectors(store, self.queries)
+
+    @property
+    def verdict(self) -> VerdictMode | None:
+        """What the job does with the verdict; None to do as the environment says."""
+        return "warn" if self.force else None
 
 
 def _complete_method(incomplete: str) -> list[str]:

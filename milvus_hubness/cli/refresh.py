@@ -33,7 +33,8 @@ class Refreshing:
     profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
     revert: Annotated[bool, "Restore the bank and parameters before the last full refresh."] = False
     force: Annotated[
-        bool, "Write all biases again, even if they are unchanged or evaluated as worse."
+        bool,
+        "Write all biases again, even if they are unchanged, evaluated as worse, or advised against.",
     ] = False
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
@@ -62,6 +63,7 @@ def refresh(
     refreshing: Refreshing,
     connection: options.Connection,
     target_bank: options.TargetBank = None,
+    queries: options.Queries = None,
     pairs: options.Pairs = None,
     rows_per_second: options.RowsPerSecond = None,
     once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
@@ -69,8 +71,8 @@ def refresh(
 ) -> None:
     """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
 
-    Exits with 3 if the new biases were not adopted: they are evaluated as worse, or rows that
-    expire would live longer.
+    Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
+    alone, they are evaluated as worse, or rows that expire would live longer.
 
     Example: milvus-hubness refresh products --bank new_queries.npy --plan
     """
@@ -96,6 +98,7 @@ def refresh(
         target_bank=options.read_vectors(store, target_bank),
         estimator=estimator,
         labels=Labels.load(pairs) if pairs else None,
+        queries=options.read_vectors(store, queries),
         throttle=Throttle(rows_per_second),
     )
     try:
@@ -128,9 +131,15 @@ def show_refresh(result: RefreshResult) -> None:
         "epoch": result.epoch,
         "took": f"{result.seconds} s",
     }
+    facts["verdict"] = console.verdict_words(result.verdict.facts if result.verdict else None)
     if evaluation:
+        excess = evaluation.excess_answers
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in excess.items())
         skews = ", ".join(f"{name} {skew:.2f}" for name, skew in evaluation.skewness.items())
-        facts["skewness of N_10"] = f"{skews} (over {evaluation.queries:,} held-out queries)"
+        kind = "real" if evaluation.real_queries else "held-out"
+        facts["excess answers taken by hubs"] = shares
+        facts["skewness of N_10"] = skews
+        facts["measured on"] = f"{evaluation.queries:,} {kind} queries"
         facts["old top tens kept"] = f"{evaluation.overlap:.1%}"
         facts["R@1"] = ", ".join(f"{name} {r1:.1%}" for name, r1 in evaluation.r1.items())
 

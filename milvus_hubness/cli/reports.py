@@ -31,8 +31,7 @@ GATED = (
     "migrate, enable and refresh follow, and --gate 0 corrects all"
 )
 BANK_ALONE = (
-    "Measured on the bank alone: "
-    "this does not notice a bank of items instead of queries, or of one topic. "
+    "Measured on the bank alone: this notices a bank of one topic, or of other data, only in part. "
     "Pass --queries or --pairs to be sure."
 )
 
@@ -43,9 +42,7 @@ def tune(
     connection: options.Connection,
     target_bank: options.TargetBank = None,
     pairs: options.Pairs = None,
-    queries: Annotated[
-        str | None, "Queries without answers that are not in the bank: a file, or collection:NAME."
-    ] = None,
+    queries: options.Queries = None,
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -79,7 +76,7 @@ def tune(
             progress=progress,
         ).to_dict()
 
-    note = BANK_ALONE if query_vectors is None else ""
+    note = "" if tuning["real_queries"] else BANK_ALONE
     console.show_result(as_json, {"tune": tuning}, lambda: _show_tuning(collection, tuning, note))
 
 
@@ -435,7 +432,7 @@ def _verdict_words(verdict: dict[str, Any]) -> str:
     line += f": {verdict['verdict']}"
     if verdict["choice"]:
         line += f", {describe(verdict['choice'])} at strength {verdict['strength']:g}"
-    return line
+    return f"{line}, by {verdict['judged_by']}"
 
 
 def _bias_location(status: Status) -> str:

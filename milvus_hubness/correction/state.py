@@ -172,6 +172,12 @@ class BankReference(FrozenModel):
     """
 
     @property
+    def queries_fingerprint(self) -> str:
+        """Digest of the queries alone, by which verdicts on a bank are stored."""
+        # That of a bank with targets goes on after that of its queries.
+        return self.fingerprint.split("+")[0]
+
+    @property
     def rows(self) -> tuple[str, str]:
         """What identifies the generation's rows.
 

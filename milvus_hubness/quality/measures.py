@@ -24,6 +24,8 @@ CHUNK = 1 << 22
 """Numbers of queries that a bootstrap draws at once: 32 MiB."""
 DEPTH = 10
 """The k of N_k, as in the literature on hubness."""
+RESAMPLES = 50
+"""Of the queries, for the standard error of a change."""
 TOGETHER = 24
 """Biases that `assess` bounds together."""
 GROUP = 8
@@ -531,6 +533,25 @@ def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]
         counts = k_occurrence(items, n_items, items.shape[1])
         shares.append(excess_answers(counts))
     return np.array(shares)
+
+
+def noise_of_change(
+    outcome: Outcome, n_items: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Return (n_biases − 1,) standard errors of changes in excess answers taken by hubs.
+
+    They are the changes from each of the other biases to the last one, on the same queries, which
+    are resampled.
+    """
+    query_count = outcome.retrieved.shape[1]
+    changes = []
+    for _ in range(RESAMPLES):
+        drawn = rng.integers(query_count, size=query_count)
+        resampled = outcome._replace(retrieved=outcome.retrieved[:, drawn])
+        excess = excess_answers_of(resampled, n_items)
+        changes.append(excess[-1] - excess[:-1])
+    noise: npt.NDArray[np.float64] = np.std(changes, axis=0)
+    return noise
 
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

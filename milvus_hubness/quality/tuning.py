@@ -21,7 +21,7 @@ from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.trials import Answers, Trial, search, sweep
-from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
+from milvus_hubness.quality.verdict import Figures, Finding, distinct_rows, examine, findings
 
 MEMBERS = 8
 """Trials that are mixed into one."""
@@ -144,9 +144,12 @@ def judge_unlabelled(figures: Figures) -> Judgement:
     A narrow bank is applied with half the strength. The thresholds are those of `quality.verdict`.
     """
     shown = findings(figures)
-    failed = "; ".join(str(finding) for finding in shown if finding.fails)
+    failed = [finding for finding in shown if finding.fails]
+    # A bank of items fails for further reasons, whose remedies would mislead.
+    if failed and failed[0].name == "kind":
+        failed = failed[:1]
     if failed:
-        return Judgement("leave it alone", 0.0, failed, None)
+        return Judgement("leave it alone", 0.0, "; ".join(map(str, failed)), None)
 
     reason = "; ".join(
         finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs")
@@ -156,6 +159,27 @@ def judge_unlabelled(figures: Figures) -> Judgement:
             "apply weakly", 0.5, f"{reason}: hubs keep many answers, so half the strength", None
         )
     return Judgement("apply", 1.0, reason, None)
+
+
+FEWEST_IN_BANK = 4
+"""Distinct queries of a bank below which its halves are too small for anything to be said."""
+
+
+def judge_bank(
+    bank: QueryBank, items: Vectors, *, queries: Vectors | None = None, seed: int = 0
+) -> Judgement:
+    """Return the verdict without labels on a bank for items (n, d), n ≥ 1, in some seconds.
+
+    queries: (m, d) real ones, apart from the bank; by default half of the bank, which is then not
+    fitted.
+    """
+    distinct = len(distinct_rows(bank.vectors))
+    if distinct < FEWEST_IN_BANK:
+        reason = f"a bank of {distinct} distinct queries cannot be judged: collect more"
+        return Judgement("leave it alone", 0.0, reason, None)
+    return judge_unlabelled(
+        examine(bank.vectors, items, default_biases, queries=queries, seed=seed)
+    )
 
 
 def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
@@ -231,6 +255,9 @@ class Tuning:
     queries: int
     """Number of queries with which they were tried."""
 
+    real_queries: int
+    """Number of these that the caller gave; 0 if half of the bank was not fitted instead."""
+
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,8 +297,10 @@ def tune(
 
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
+        # Of real queries, the bank is examined without those that are in it.
         real = None if queries is None else query_vectors
-        figures = examine(bank.vectors, items, default_biases, queries=real, seed=seed)
+        examined = bank if queries is None else fitted
+        figures = examine(examined.vectors, items, default_biases, queries=real, seed=seed)
     if answers is not None:
         chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
     else:
@@ -294,6 +323,7 @@ def tune(
         bank_size=len(bank),
         items=len(items),
         queries=len(query_vectors),
+        real_queries=0 if queries is None else len(query_vectors),
         seed=seed,
     )
 

@@ -203,33 +203,34 @@ def curve(
 
 
 def expected_gain(
-    curve: Sequence[tuple[float, float, float, float]], agreement: float, least: float
+    curve: Sequence[tuple[float, float, float, float]], excess: float, little: float
 ) -> Markup:
-    """Draw the points of R@1 that a correction gained against the two-view agreement of its bank.
+    """Draw the points of R@1 that a correction gained against the excess answers that hubs took.
 
-    curve: (agreement, mean, low, high) by agreement. agreement: of this bank, which is marked.
-    least: below it a bank is foreign.
+    curve: (excess, mean, low, high) by excess. excess: of this bank's queries, which is marked.
+    little: below it little is gained.
     """
     height = 200
-    title = "Gain of a correction against the two-view agreement of its bank"
+    title = "Gain of a correction against the answers that hubs take in excess"
     drawing = _Drawing(title, WIDTH, height)
     box = (44, WIDTH - 14, CURVE_TOP, height - 22)
-    bounds = [bound for _, *values in curve for bound in values]
-    last = max(agreement, curve[-1][0])
+    bounds = [0.0, *(bound for _, *values in curve for bound in values)]
+    excess = max(0.0, excess)
+    last = max(excess, curve[-1][0])
     plot = _Plot(drawing, box, (0, last), bounds, lambda tick: f"{tick:+.4g}")
     for tick in (tick for tick in round_ticks(0, last) if tick <= last):
         drawing.text(plot.x(tick), height - 6, f"{tick:.0%}", "middle")
 
     plot.draw_band([(at, low, high) for at, _, low, high in curve])
     plot.draw("polyline", "line", [(at, mean) for at, mean, _, _ in curve])
-    drawing.line("grid", plot.x(least), plot.x(least), plot.top, plot.bottom)
+    drawing.line("grid", plot.x(little), plot.x(little), plot.top, plot.bottom)
 
     # Beyond the ends of the curve, the gain of its nearest end is the best guess.
-    gain = float(np.interp(agreement, [at for at, *_ in curve], [mean for _, mean, _, _ in curve]))
-    label = f"this bank: {agreement:.0%}"
-    tooltip = f"{label}; banks like it gain {gain:+.1f} points"
-    plot.mark_now(agreement, label, "start", 110)
-    drawing.dot("after", plot.x(agreement), plot.y(gain), 5, tooltip)
+    gain = float(np.interp(excess, [at for at, *_ in curve], [mean for _, mean, _, _ in curve]))
+    label = f"here: {excess:.0%}"
+    tooltip = f"{label}; banks of their own gained {gain:+.1f} points at this"
+    plot.mark_now(excess, label, "start", 110)
+    drawing.dot("after", plot.x(excess), plot.y(gain), 5, tooltip)
 
     drawing.text(0, 14, "Points of R@1 gained", "start", "name")
     return drawing.svg()
@@ -256,7 +257,7 @@ def timeline(
         *(value for line in lines for _, value in line.points),
         *(mark.value for mark in marks),
     ]
-    box = (60, width - 104, 14, height - 26)
+    box = (60, width - 120, 14, height - 26)
     plot = _Plot(drawing, box, (start.timestamp(), until.timestamp()), values, shown)
 
     def x(moment: datetime) -> float:

@@ -18,11 +18,13 @@ from milvus_hubness.correction.estimators import Blend, Estimator, from_dict
 from milvus_hubness.correction.fitted import Correction, reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.common.judging import store_verdict
+from milvus_hubness.jobs.refresh.online_bank import live_queries
 from milvus_hubness.jobs.store.protocols import Store, expect_store
-from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
+from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
 from milvus_hubness.quality.trials import activated_by
-from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
+from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS
 from milvus_hubness.reports import charts, report
 from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import Diagnosis
@@ -41,7 +43,7 @@ def render(
     """
     images = images or Images()
     template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
-    facts = {"expected": EXPECTED_GAIN, "least": VIEWS_AGREE, "images": images}
+    facts = {"expected": EXPECTED_GAIN, "little": LITTLE_EXCESS, "images": images}
     return template.render(d=diagnosis, charts=charts, image_field=image_field, **facts)
 
 
@@ -223,9 +225,10 @@ def tune(
 ) -> tuning.Tuning:
     """Try every method on a collection's rows, and write the result into one of its properties.
 
-    bank: by default that of the corrected collection. queries: (n, d), real ones; answers: the keys
-    of their right rows. Raises InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if
-    the server computes the vectors, and as `quality.tuning.tune` does.
+    bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
+    that clients have sampled; answers: the keys of their right rows. Raises InvalidInput,
+    CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
+    `quality.tuning.tune` does.
     """
     expect_store(store)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
@@ -241,6 +244,8 @@ def tune(
         raise InvalidInput(
             f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})"
         )
+    if queries is None and state is not None:
+        queries = live_queries(store, info, state)
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
 
@@ -260,21 +265,15 @@ def tune(
         seed=seed,
         progress=progress,
     )
-    _store_verdict(store, info.name, field, bank, tuned)
+    store_verdict(store, info.name, _record_of(field, bank, tuned))
     return tuned
 
 
-def _store_verdict(
-    store: Store, collection: str, field: str, bank: QueryBank, tuned: tuning.Tuning
-) -> None:
-    """Store the verdict on a bank; those on other banks stay."""
+def _record_of(field: str, bank: QueryBank, tuned: tuning.Tuning) -> TuningRecord:
+    """Return the verdict of a tuning as it is stored."""
     values = {
         name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields
     }
     # The bank as the user passed it: its fingerprint, not that of the reduced one, is looked up.
     values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
-    record = TuningRecord(**values, field=field, tuned_at=datetime.now(timezone.utc))
-
-    # Read again: another process may have tuned another bank meanwhile.
-    verdicts = store.info(collection, counted=False).verdicts
-    store.write_property(collection, TUNING_PROPERTY, verdicts.with_record(record))
+    return TuningRecord(**values, field=field, tuned_at=datetime.now(timezone.utc))

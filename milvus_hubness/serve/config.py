@@ -226,6 +226,9 @@ class CollectionTable(_Table):
     live: Live = "never"
     pairs: FilePath | None = None
     """A file of labelled queries for the evaluation."""
+    queries: FilePath | None = None
+    """Real queries without labels, for the verdict on `bank` and the
+    evaluation: a file, or collection:NAME."""
     rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Maximum rows written per second."""
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -292,6 +295,7 @@ class CollectionTable(_Table):
                 "estimator": self.estimator(),
                 "live": self.live,
                 "labels": Labels.load(self.pairs) if self.pairs else None,
+                "queries": read_bank(store, self.queries) if self.queries else None,
             }
 
         return RefreshOptions(

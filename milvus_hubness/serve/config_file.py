@@ -338,6 +338,8 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
         yield "bank", table.bank, table.bank_column
     if table.target_bank is not None:
         yield "target_bank", table.target_bank, None
+    if table.queries is not None:
+        yield "queries", table.queries, None
 
 
 def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -> list[Fault]:
@@ -391,7 +393,7 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
     if table.profile in (None, state.active):
         # A verdict is about one bank: the one that the next refresh uses, unless the file names
         # another.
-        verdict = info.verdicts.of(state.field, state.profile.bank.fingerprint)
+        verdict = info.verdicts.of(state.field, state.profile.bank.queries_fingerprint)
         if message := _differs_from_verdict(table, verdict):
             yield "method", message
 

@@ -79,7 +79,7 @@ def render(view: ServiceView, *, renews: bool = True) -> str:
         up=(view.at - view.started_at).total_seconds(),
         runs_of=_runs,
         counts=COUNTS,
-        skewness_chart=skewness_chart,
+        excess_chart=excess_chart,
         age_chart=age_chart,
     )
 
@@ -124,33 +124,33 @@ def _run(outcomes: Sequence[Reconciliation]) -> dict[str, Any]:
     }
 
 
-def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the measured skewness, raw and with the biases in use.
+def excess_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
+    """Return a chart of the excess answers taken by hubs, raw and with the biases in use.
 
     Refused new biases are rings.
     """
     # Most reconciliations evaluate nothing.
-    measured = [outcome for outcome in outcomes if outcome.skewness]
-    raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
-    in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
+    measured = [outcome for outcome in outcomes if outcome.excess_answers]
+    raw = [(outcome.at, outcome.excess_answers.get("raw")) for outcome in measured]
+    in_use = [(outcome.at, outcome.excess_answers_now) for outcome in measured]
     lines = []
     for name, css_class, values in (("raw", "before", raw), ("in use", "after", in_use)):
         points = [(at, value) for at, value in values if value is not None]
         if points:
             # Biases stay as they are until the next evaluation, and so does the line.
             latest = points[-1][1]
-            lines.append(Line(f"{name} {latest:.2f}", css_class, [*points, (until, latest)]))
+            lines.append(Line(f"{name} {latest:.1%}", css_class, [*points, (until, latest)]))
     if not lines:
         return None
 
     marks = []
     for outcome in measured:
-        new = outcome.skewness.get("new")
+        new = outcome.excess_answers.get("new")
         if outcome.action == "refused" and new is not None:
-            marks.append(Mark(outcome.at, new, "refused", f"refused {new:.2f}"))
+            marks.append(Mark(outcome.at, new, "refused", f"refused {new:.1%}"))
 
-    title = "Skewness over time"
-    return timeline(title, lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks)
+    title = "Excess answers taken by hubs over time"
+    return timeline(title, lines, outcomes[0].at, until, lambda value: f"{100 * value:.4g}%", marks)
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:

@@ -64,7 +64,7 @@ class Reconciliation(BaseModel):
     bias_age_seconds: float | None = None
     oldest_seconds: float = 0.0
     """The greatest age of the biases since the previous stored result."""
-    skewness: dict[str, float] = {}
+    excess_answers: dict[str, float] = {}
     overlap: float | None = None
     drift: float | None = None
     """The statistic of the drift of the queries."""
@@ -87,9 +87,9 @@ class Reconciliation(BaseModel):
         return self.result in ("ok", "stopped") and self.action != "none"
 
     @property
-    def skewness_now(self) -> float | None:
-        """The skewness of the biases that searches now use; None if it was not measured."""
-        return self.skewness.get("old" if self.action == "refused" else "new")
+    def excess_answers_now(self) -> float | None:
+        """Those under the biases that searches now use; None if they were not measured."""
+        return self.excess_answers.get("old" if self.action == "refused" else "new")
 
 
 @dataclass(frozen=True)

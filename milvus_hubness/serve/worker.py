@@ -60,7 +60,7 @@ class ServiceMetrics:
             "write_intents", "Rows in the write-intent log of a killed job at the last run."
         )
         self._age = gauge("bias_age_seconds", "Age of the biases.")
-        self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
+        self._excess = gauge("excess_answers_ratio", "Excess answers taken by hubs.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
         self._failures = gauge("failures_in_a_row", "Failed runs since the last success.")
         self._drift = gauge("drift_ratio", "Share of variance between the bank and recent queries.")
@@ -151,8 +151,8 @@ class ServiceMetrics:
         if outcome.bias_age_seconds is not None:
             self._ages[labels] = outcome.bias_age_seconds, outcome.at
 
-        for biases, skewness in outcome.skewness.items():
-            self._skewness.labels(*labels, biases).set(skewness)
+        for biases, share in outcome.excess_answers.items():
+            self._excess.labels(*labels, biases).set(share)
 
         for gauge, value in (
             (self._success, outcome.at.timestamp()),

@@ -558,9 +558,9 @@ def test_status_and_plans_show_the_verdict_on_their_bank(run, files):
     assert " UTC on sha256:" in told.stdout
     for command in (["migrate", "plan", "products"], ["enable", "products", "--plan"]):
         of_this = run(*command, "--bank", "bank.npy", "--force")
-        assert "verdict of tune on this bank, 20" in of_this.stdout, of_this.stderr
+        assert " verdict " in of_this.stdout, of_this.stderr
         np.save("other.npy", np.load("bank.npy")[:30])
         of_none = run(*command, "--bank", "other.npy")
-        assert "tune has no verdict on this bank, but on 1 other bank" in of_none.stdout.replace(
+        assert "there is no verdict on this bank, but on 1 other bank" in of_none.stdout.replace(
             "\n", " "
         )

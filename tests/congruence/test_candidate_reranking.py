@@ -428,9 +428,10 @@ class TestWhatIsRefused:
                 ]
             ),
         )
+        plan = plan_enable(store, name, bank, verdict="require")
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
-            plan_enable(store, name, bank)
-        assert plan_enable(store, name, bank, estimator=NNN(4), force=True).reranking.candidates
+            enable(store, plan)
+        assert plan_enable(store, name, bank, estimator=NNN(4), verdict="warn").reranking.candidates
 
     def test_biases_that_are_not_what_was_written(self, plain, monkeypatch):
         store, name, bank = plain

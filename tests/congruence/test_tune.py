@@ -108,17 +108,16 @@ def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieva
     retrieval.tune(name, choice={"name": "NNN", "k": 8}, strength=0.5)
     tune(store, name, other)
     assert plan_migration(store, name, bank).to_dict()["estimator"]["name"] == "NNN"
-    [verdict] = [
-        remark for remark in plan_migration(store, name, bank).remarks if "verdict" in remark
-    ]
-    assert verdict.startswith("verdict of tune on this bank, 2999-01-01 00:00 UTC: apply, NNN")
+    verdict = plan_migration(store, name, bank).to_dict()["verdict"]
+    assert (verdict["verdict"], verdict["choice"]["name"]) == ("apply", "NNN")
+    assert verdict["tuned_at"].startswith("2999-01-01")
     [missing] = [
         remark
         for remark in plan_enable(store, name, bank.vectors[:80]).remarks
         if "verdict" in remark
     ]
     assert missing.startswith(
-        "tune has no verdict on this bank, but on 2 other banks: the default method applies"
+        "there is no verdict on this bank, but on 2 other banks: the default method applies"
     )
     assert not any(
         "verdict" in each
@@ -160,9 +159,12 @@ def test_advice_against_holds_until_forced(retrieval):
     )
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
+        plan = plan_migration(
+            retrieval.store, retrieval.name, bank, estimator=estimator, verdict="require"
+        )
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
-            plan_migration(retrieval.store, retrieval.name, bank, estimator=estimator)
-    assert plan_migration(retrieval.store, retrieval.name, bank, force=True).strength == 1.0
+            migrate(retrieval.store, plan)
+    assert plan_migration(retrieval.store, retrieval.name, bank, verdict="warn").strength == 1.0
     assert (
         plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])).strength
         == 1.0
@@ -196,7 +198,9 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
     store = retrieval.store
     target = f"{retrieval.name}_hubness"
     if not store.exists(target):
-        migrate(store, plan_migration(store, retrieval.name, QueryBank(retrieval.bank), force=True))
+        migrate(
+            store, plan_migration(store, retrieval.name, QueryBank(retrieval.bank), verdict="warn")
+        )
     found = diagnose(
         store, target, QueryBank(retrieval.queries), answers=retrieval.answers
     ).to_dict()

@@ -78,7 +78,7 @@ def enabled(database):
     database.made.append(f"{name}__bias")
     enable(
         store,
-        plan_enable(store, name, bank_of(1), estimator=NNN(3), where=where, force=True),
+        plan_enable(store, name, bank_of(1), estimator=NNN(3), where=where, verdict="warn"),
         client_ttl=0.0,
     )
     return name
@@ -133,7 +133,7 @@ def test_a_migration_is_made_and_undone_beside_them(database, neighbours, caplog
     )
     migration = migrate(
         store,
-        plan_migration(store, source, bank_of(1), estimator=NNN(3), force=True),
+        plan_migration(store, source, bank_of(1), estimator=NNN(3), verdict="warn"),
         no_writers=True,
     )
     assert clean(store, source, drop=migration.target).target == migration.target
@@ -183,7 +183,7 @@ def test_an_unreadable_migration_stops_only_its_own_collections(database, kind, 
     try:
         assert refresh(store, name, bank=bank_of(2), force=True, client_ttl=0.0).action == "full"
         other = database.fill(vectors(np.random.default_rng(6), ITEMS, DIM), "IP")
-        plan = plan_migration(store, other, bank_of(1), estimator=NNN(3), force=True)
+        plan = plan_migration(store, other, bank_of(1), estimator=NNN(3), verdict="warn")
         migration = migrate(store, plan, no_writers=True)
         found = {entry.target for entry in Ledger(store).migrations()}
         assert migration.target in found

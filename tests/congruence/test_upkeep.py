@@ -68,14 +68,14 @@ def kept(backend):
 def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     done = refresh(kept.store, kept.name, bank=QueryBank(kept.queries))
     assert (done.action, done.written, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
-    assert done.skewness["new"] < min(done.skewness["old"], done.skewness["raw"])
+    assert done.excess_answers["new"] < min(done.excess_answers["old"], done.excess_answers["raw"])
     assert 0 < done.overlap < 1
     kept.assert_biases(kept.queries)
 
     state, (biases, stored) = kept.state, kept.biases()
     refused = refresh(kept.store, kept.name, estimator=NNN(K, 20.0))
     assert (refused.action, refused.written) == ("refused", 0)
-    assert "the parameters changed, but the skewness of N_10 rises from" in refused.reason
+    assert "the parameters changed, but excess answers taken by hubs rise from" in refused.reason
     assert refused.bias_age_seconds > 0
     assert kept.state == state
     np.testing.assert_array_equal(kept.biases()[1], stored)

@@ -215,7 +215,7 @@ class InFields(Written):
             QueryBank(self.bank),
             estimator=NNN(K),
             where=self.where,
-            force=True,
+            verdict="warn",
         )
         enable(self.store, plan, client_ttl=0.0)
 

@@ -81,7 +81,7 @@ class Refreshed:
             )
         bank = QueryBank(self.old)
         plan = plan_enable(
-            self.store, self.name, bank, estimator=NNN(K), where=self.place, force=True
+            self.store, self.name, bank, estimator=NNN(K), where=self.place, verdict="warn"
         )
         enable(self.store, plan)
 

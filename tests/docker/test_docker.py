@@ -180,7 +180,12 @@ def metrics():
     service, migration = ServiceMetrics(), MigrationMetrics("products", "products_hubness")
     collection = ConfigFile(DOCKER / "hubness.toml").config.collection[0]
     service.watch(collection)
-    measured = {"skewness": {"new": 1.0}, "bias_age_seconds": 1.0, "overlap": 1.0, "drift": 1.0}
+    measured = {
+        "excess_answers": {"new": 0.1},
+        "bias_age_seconds": 1.0,
+        "overlap": 1.0,
+        "drift": 1.0,
+    }
     at = datetime.now(timezone.utc)
     service.reconciled(
         collection, Reconciliation(at=at, result="ok", action="full", **measured), failures=0

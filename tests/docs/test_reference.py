@@ -164,6 +164,7 @@ def test_every_environment_variable_is_listed():
         defaults.CLIENT_TTL_VARIABLE,
         defaults.LEASE_VARIABLE,
         defaults.WAIT_VARIABLE,
+        defaults.VERDICT_VARIABLE,
         qdrant.URI_VARIABLE,
         qdrant.KEY_VARIABLE,
     }

@@ -7,7 +7,15 @@ import pytest
 from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality.measures import excess_answers, hubness_summary, k_occurrence, skewness
+from milvus_hubness.quality.measures import (
+    Outcome,
+    excess_answers,
+    excess_answers_of,
+    hubness_summary,
+    k_occurrence,
+    noise_of_change,
+    skewness,
+)
 
 COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
 
@@ -91,3 +99,21 @@ def test_bad_input():
     for measure in (skewness, excess_answers, hubness_summary):
         with pytest.raises(InvalidInput, match="1-D"):
             measure([])
+
+
+def test_the_noise_of_a_change_is_that_of_other_draws_of_the_queries():
+    """And none where two biases have the same answers, however much these vary with the queries."""
+    rng = np.random.default_rng(0)
+
+    def drawn(count):
+        even = rng.integers(50, size=(count, 10))
+        hubby = rng.integers(50, size=(count, 10)) ** 2 // 50
+        return Outcome(np.empty((3, 0), np.int32), np.stack([even, hubby, hubby]).astype(np.int32))
+
+    changes = []
+    for _ in range(200):
+        excess = excess_answers_of(drawn(400), 50)
+        changes.append(excess[-1] - excess[0])
+    to_even, to_itself = noise_of_change(drawn(400), 50, rng)
+    assert to_even == pytest.approx(np.std(changes), rel=0.35)
+    assert to_itself == 0

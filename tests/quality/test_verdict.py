@@ -7,30 +7,34 @@ import math
 import numpy as np
 import pytest
 
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.quality.bank_checks import reach
 from milvus_hubness.quality.measures import excess_answers, k_occurrence
-from milvus_hubness.quality.tuning import default_biases, judge_unlabelled
+from milvus_hubness.quality.tuning import default_biases, judge_bank, judge_unlabelled
 from milvus_hubness.quality.verdict import Figures, chance_excess, examine, findings
-from tests.support.galleries import crowding
+from tests.support.galleries import crowding, hubby_gallery
 from tests.support.real_data import LARGEST_APART, load_task, needs_real_data
 
 SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")
 GOOD = Figures(
-    agreement=0.8, two_views=0.3, reach=0.7, best_z=4.0, before=0.4, after=0.25, by_chance=0.2, alike=0.02
+    agreement=0.8, two_views=0.3, raw_views=0.3, bank_views=0.3, item_views=0.3, reach=0.7, best_z=4.0, before=0.4,
+    after=0.25, noise=0.01, searched=500, by_chance=0.2, alike=0.02, signal=0.03,
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def world():
-    """Items (400, 48), of which those far along a drift are hubs; 600 queries near items, and whether of none."""
-    rng = np.random.default_rng(0)
-    drift = rng.standard_normal(48)
-    far = rng.gamma(1, 0.2, 400)
-    items = rng.standard_normal((400, 48)) + np.outer(far, drift)
-    answers = rng.integers(0, 400, 600)
-    queries = items[answers] + 0.7 * rng.standard_normal((600, 48)) + 0.5 * drift
-    return items.astype(np.float32), queries.astype(np.float32), far[answers] < np.median(far)
+    """Items (400, 48) with hubs; 600 queries near items, and whether of none that is a hub."""
+    items, queries, answers = hubby_gallery()
+    centred = items - items.mean(0)
+    along = centred @ np.linalg.svd(centred, full_matrices=False)[2][0]
+    is_hub = (
+        along > np.median(along)
+        if abs(along.max()) > abs(along.min())
+        else along < np.median(along)
+    )
+    return items, queries, ~is_hub[answers]
 
 
 def nnn(bank, items):
@@ -118,10 +122,11 @@ def test_a_good_bank_is_applied_in_plain_words():
     ("bad", "name", "remedy"),
     [
         ({"agreement": 0.0}, "agreement", "collect more queries"),
-        ({"two_views": 0.05}, "two views", "the bank is foreign"),
-        ({"reach": 0.3}, "reach", "at random from all queries"),
+        ({"two_views": 0.03}, "two views", "the bank is foreign"),
+        ({"reach": 0.3, "signal": 0.3}, "reach", "at random from all queries"),
         ({"best_z": 8.5}, "best score", "search them as they are"),
-        ({"after": 0.4}, "hubs", "keep the raw search"),
+        ({"after": 0.42}, "hubs", "keep the raw search"),
+        ({"alike": 0.0}, "kind", "pass real queries"),
     ],
 )
 def test_each_figure_alone_can_refuse_and_says_what_to_do(bad, name, remedy):
@@ -132,18 +137,128 @@ def test_each_figure_alone_can_refuse_and_says_what_to_do(bad, name, remedy):
 
 
 def test_half_the_strength_where_hubs_keep_much():
-    judged = judge_unlabelled(GOOD._replace(after=0.31))
+    judged = judge_unlabelled(GOOD._replace(after=0.31, signal=0.05))
     assert (judged.verdict, judged.strength) == ("apply weakly", 0.5)
     assert "half the strength" in judged.reason
-    assert judge_unlabelled(GOOD._replace(after=0.31, real_queries=True))[:2] == ("apply", 1.0)
+    assert judge_unlabelled(GOOD._replace(after=0.31))[:2] == ("apply", 1.0), "strong hubs"
+    real = GOOD._replace(after=0.31, signal=0.05, real_queries=True)
+    assert judge_unlabelled(real)[:2] == ("apply", 1.0)
 
 
-def test_a_bank_like_the_gallery_is_applied_with_a_warning():
-    judged = judge_unlabelled(GOOD._replace(alike=0.0))
+@pytest.mark.parametrize(
+    ("doubtful", "name"),
+    [({"reach": 0.3, "signal": 0.3}, "reach"), ({"alike": 0.0}, "kind")],
+)
+def test_real_queries_overrule_what_a_bank_alone_looks_like(doubtful, name):
+    figures = GOOD._replace(**doubtful)
+    assert judge_unlabelled(figures).verdict == "leave it alone"
+    judged = judge_unlabelled(figures._replace(real_queries=True))
     assert judged.verdict == "apply"
-    [warning] = [finding for finding in findings(GOOD._replace(alike=0.0)) if finding.remedy]
-    assert "queries, not items" in str(warning)
-    assert not warning.fails
+
+
+def test_low_reach_alone_is_what_strong_hubs_do():
+    assert judge_unlabelled(GOOD._replace(reach=0.2)).verdict == "apply"
+
+
+def test_hubs_that_rise_within_the_noise_of_few_queries_refuse_nothing():
+    assert judge_unlabelled(GOOD._replace(after=0.405)).strength > 0
+    assert judge_unlabelled(GOOD._replace(after=0.415)).strength == 0
+
+
+def test_a_bank_of_the_gallery_s_items_is_refused(world):
+    items, queries, _ = world
+    for rows in (items, items + 0.01 * queries[:400]):
+        judged = judge_unlabelled(examine(rows, items, nnn))
+        assert judged.verdict == "leave it alone"
+        assert "this looks like a bank of items" in judged.reason
+    assert judge_unlabelled(examine(queries, items, nnn)).strength > 0
+
+
+def test_queries_that_all_ask_the_same_fix_the_biases_at_once(world):
+    items, queries, _ = world
+    rng = np.random.default_rng(3)
+    narrow = queries[:1] + 0.1 * rng.standard_normal((600, 48)).astype(np.float32)
+    assert examine(narrow, items, nnn).signal > 5 * examine(queries, items, nnn).signal
+
+
+def test_the_noise_of_few_queries_is_larger(world):
+    items, queries, _ = world
+    bank = queries[:200]
+    noise_of_few = examine(bank, items, nnn, queries=queries[200:240]).noise
+    noise_of_many = examine(bank, items, nnn, queries=queries[200:]).noise
+    assert 1.5 * noise_of_many < noise_of_few < 10 * noise_of_many
+
+
+def test_queries_that_resemble_items_but_agree_less_are_no_items():
+    """Queries and items of a factorisation lie in one space."""
+    alike = GOOD._replace(alike=0.0, item_views=0.6)
+    assert judge_unlabelled(alike).verdict == "apply"
+    assert judge_unlabelled(alike._replace(bank_views=0.55)).verdict == "leave it alone"
+
+
+def test_few_queries_whose_views_all_differ_prove_nothing():
+    few = GOOD._replace(two_views=0.0, searched=15)
+    assert judge_unlabelled(few).verdict == "apply"
+    assert judge_unlabelled(few._replace(searched=300)).verdict == "leave it alone"
+
+
+def test_real_queries_have_to_show_that_hubs_lose_answers():
+    hardly = GOOD._replace(after=0.39)
+    assert judge_unlabelled(hardly).verdict == "apply"
+    judged = judge_unlabelled(hardly._replace(real_queries=True))
+    assert judged.verdict == "leave it alone"
+    assert "they fall by less than 12%" in judged.reason
+
+
+def test_a_recommender_is_told_its_reason():
+    judged = judge_unlabelled(GOOD._replace(two_views=0.01, raw_views=0.01, real_queries=True))
+    assert "is popularity what your users want?" in judged.reason
+    foreign = judge_unlabelled(GOOD._replace(two_views=0.01, real_queries=True))
+    assert "the bank is foreign" in foreign.reason
+
+
+def test_few_hubs_promise_little():
+    [told] = [each for each in findings(GOOD._replace(before=0.22)) if each.name == "gain"]
+    assert "expect little" in str(told)
+    assert not told.fails
+    [told] = [each for each in findings(GOOD._replace(before=0.6)) if each.name == "gain"]
+    assert not told.remedy
+
+
+def test_a_doubled_gallery_and_a_log_that_repeats_change_no_verdict(world):
+    items, queries, _ = world
+    bank = queries[:300]
+    plain = examine(bank, items, default_biases)
+    doubled = examine(bank, np.concatenate([items, items]), default_biases)
+    assert doubled.before == pytest.approx(plain.before, abs=0.02)
+    assert doubled.two_views == pytest.approx(plain.two_views, abs=0.05)
+    assert judge_unlabelled(doubled)[:2] == judge_unlabelled(plain)[:2]
+
+    popular = bank[np.minimum(np.random.default_rng(2).zipf(1.5, 2000) - 1, 299)]
+    repeated = examine(popular, items, default_biases)
+    assert repeated.searched == pytest.approx(len(np.unique(popular, axis=0)) / 2, abs=1)
+    assert repeated.agreement < 0.9, "equal queries in both halves would agree"
+
+
+def test_no_query_is_searched_that_was_fitted(world):
+    items, queries, _ = world
+    fitted = []
+
+    def recorded(bank, rows):
+        fitted.append({row.tobytes() for row in bank.vectors})
+        return nnn(bank, rows)
+
+    examine(np.repeat(queries[:80], 5, axis=0), items, recorded)
+    assert fitted[0].isdisjoint(fitted[1])
+    assert len(fitted[0]) == len(fitted[1]) == 40
+
+
+@pytest.mark.parametrize("distinct", [1, 3])
+def test_a_bank_of_few_distinct_queries_is_not_judged(world, distinct):
+    items, queries, _ = world
+    judged = judge_bank(QueryBank(np.repeat(queries[:distinct], 50, axis=0)), items)
+    assert judged.verdict == "leave it alone"
+    assert f"a bank of {distinct} distinct queries" in judged.reason
 
 
 @needs_real_data
@@ -166,7 +281,7 @@ class TestRealData:
     @pytest.mark.parametrize("name", SMALL)
     def test_a_bank_that_crowds_few_items_is_refused(self, name):
         task = load_task(name)
-        seen = examine(crowding(task.bank, task.gallery, 0.25), task.gallery, default_biases)
+        seen = examine(crowding(task.bank, task.gallery, 0.1), task.gallery, default_biases)
         assert "reach" in [finding.name for finding in findings(seen) if finding.fails]
 
     @pytest.mark.parametrize("name", ["clip_products t2i", "clip_products i2t"])
@@ -175,6 +290,6 @@ class TestRealData:
     ):
         task = load_task(name)
         free = examine(task.target_bank, task.gallery, default_biases)
-        assert any("queries, not items" in finding.remedy for finding in findings(free))
+        assert any("a bank of items" in finding.remedy for finding in findings(free))
         asked = examine(task.target_bank, task.gallery, default_biases, queries=task.query)
         assert judge_unlabelled(asked).verdict == "leave it alone"

@@ -116,7 +116,7 @@ def test_entries_of_another_version_are_left_out():
 def test_a_database_keeps_the_last_of_each_collection(lite):
     store = lite.store()
     facts = {
-        "skewness": {"raw": 3.0, "new": 1.0},
+        "excess_answers": {"raw": 0.3, "new": 0.1},
         "bias_age_seconds": 2.5,
         "online_banks": {"seed": 4},
     }

@@ -40,8 +40,8 @@ def test_the_page_holds_the_figures(full_page):
         "Rows 1,234,567",
         "every 60s",
         "at 0 3 * * *",
-        "raw 3.55",
-        "in use 1.20",
+        "raw 35.5%",
+        "in use 12.0%",
         "now 30 min",
         "computing biases, 40,000 of 1,200,000",
         "no Milvus answers",
@@ -56,8 +56,8 @@ def test_biases_that_were_refused_are_told_of():
     page = shown(collection(kept=outcomes()[:46], last=refused))
     assert "the new biases were refused" in page
     assert '<circle class="refused"' in page
-    assert "refused 2.40" in page
-    assert "in use 1.20" in page
+    assert "refused 24.0%" in page
+    assert "in use 12.0%" in page
 
 
 def test_nothing_that_is_shown_can_be_run():
@@ -82,7 +82,9 @@ def test_the_policy_lets_in_the_own_style_and_nothing_else(full_page):
 
 def test_it_can_be_read_in_every_way(full_page):
     assert_accessible(full_page)
-    assert 'aria-label="Skewness over time: raw 3.55, in use 1.20"' in full_page
+    assert (
+        'aria-label="Excess answers taken by hubs over time: raw 35.5%, in use 12.0%"' in full_page
+    )
 
 
 def test_it_is_renewed_unless_its_reader_stops_that(full_page):
@@ -97,7 +99,7 @@ def test_it_is_renewed_unless_its_reader_stops_that(full_page):
 
 def test_labels_do_not_cover_each_other():
     alike = tuple(
-        one.model_copy(update={"skewness": {"raw": 1.0, "new": 1.0}}) for one in outcomes(4)
+        one.model_copy(update={"excess_answers": {"raw": 0.1, "new": 0.1}}) for one in outcomes(4)
     )
     page = shown(collection(kept=alike))
     heights = [

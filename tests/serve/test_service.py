@@ -21,7 +21,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.serve import ServicePolicy
-from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
+from tests.serve.worlds import EXCESS_ANSWERS, Job, Ledger, Running, config_file, kept
 
 HTTP = '[http]\nlisten = "127.0.0.1:0"\n'
 NEVER = 'schedule = "1d"\nfull_schedule = "1d"\n'
@@ -71,7 +71,7 @@ def test_it_is_ready_once_everything_was_looked_at(file):
 
 
 def test_what_looks_come_to_is_measured(file):
-    full = kept(action="full", scanned=900, written=20, pending=7, skewness=SKEWNESS)
+    full = kept(action="full", scanned=900, written=20, pending=7, excess_answers=EXCESS_ANSWERS)
     with Running(file, Job({"products": full})) as running:
         running.wait_for("ready")
         read = samples(running.url)
@@ -81,7 +81,11 @@ def test_what_looks_come_to_is_measured(file):
         20,
         880,
     ]
-    assert [read[("skewness", which)] for which in ("raw", "old", "new")] == [3.1, 1.4, 0.9]
+    assert [read[("excess_answers_ratio", which)] for which in ("raw", "old", "new")] == [
+        0.31,
+        0.14,
+        0.09,
+    ]
     assert read[("refreshes_total", "full", "ok")] == 1
     assert read[("refreshes_total", "pending", "ok")] == 0
     assert read[("refresh_seconds_count",)] == 1
@@ -91,7 +95,7 @@ def test_what_looks_come_to_is_measured(file):
 
 def test_the_status_and_the_page_tell_the_same(file):
     with Running(
-        file, Job({"products": kept(action="full", written=20, skewness=SKEWNESS)})
+        file, Job({"products": kept(action="full", written=20, excess_answers=EXCESS_ANSWERS)})
     ) as running:
         running.wait_for("ready")
         status = json.loads(ask(f"{running.url}/status.json")[1])
@@ -100,9 +104,9 @@ def test_the_status_and_the_page_tell_the_same(file):
     assert status["ready"]
     assert status["database"] == "http://milvus:19530"
     assert (products["last"]["action"], products["last"]["written"]) == ("full", 20)
-    assert [outcome["skewness"] for outcome in products["history"]] == [SKEWNESS]
+    assert [outcome["excess_answers"] for outcome in products["history"]] == [EXCESS_ANSWERS]
     assert "up to date" in page
-    assert "in use 0.90" in page
+    assert "in use 9.0%" in page
     assert headers["Content-Type"] == "text/html; charset=utf-8"
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
 
@@ -215,7 +219,7 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
 def test_a_restart_shows_what_was_seen_before(file):
     ledger = Ledger()
     with Running(
-        file, Job({"products": kept(action="full", skewness=SKEWNESS)}), ledger
+        file, Job({"products": kept(action="full", excess_answers=EXCESS_ANSWERS)}), ledger
     ) as running:
         running.wait_for("ready")
         running.service._workers[0].request("pending")
@@ -227,7 +231,7 @@ def test_a_restart_shows_what_was_seen_before(file):
         read = samples(running.url)
     assert [outcome["result"] for outcome in products["history"]] == ["ok", "ok", "failed"]
     assert products["last_success"] == products["history"][1]["at"]
-    assert read[("skewness", "new")] == 0.9
+    assert read[("excess_answers_ratio", "new")] == 0.09
     assert read[("refreshes_total", "full", "ok")] == 0
 
 

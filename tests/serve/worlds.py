@@ -7,11 +7,24 @@ from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
 from milvus_hubness.jobs.refresh.run import RefreshResult
 from milvus_hubness.serve import ConfigFile, Service
 
-SKEWNESS = {"raw": 3.1, "old": 1.4, "new": 0.9}
+EXCESS_ANSWERS = {"raw": 0.31, "old": 0.14, "new": 0.09}
 
 
-def kept(collection="products", action="none", skewness=None, **facts):
-    judged = RefreshEvaluation(500, 100, skewness, 0.8, {}, {}, "") if skewness else None
+def kept(collection="products", action="none", excess_answers=None, **facts):
+    judged = None
+    if excess_answers:
+        judged = RefreshEvaluation(
+            items=500,
+            queries=100,
+            real_queries=False,
+            excess_answers=excess_answers,
+            noise={"raw": 0.01, "old": 0.01},
+            skewness={"raw": 3.1, "old": 1.4, "new": 0.9},
+            overlap=0.8,
+            r1={},
+            gains={},
+            objection="",
+        )
     given = {
         "reason": "bank and parameters are unchanged",
         "rows": 1_000,

@@ -16,6 +16,17 @@ def vectors(rng, count, dim, metric="IP"):
     return (rows / np.sqrt(dim)).astype(np.float32)
 
 
+def hubby_gallery(rows=400, queries=600, dim=48):
+    """Items (rows, dim), of which those far along a drift are hubs; queries near items, and the item of each."""
+    rng = np.random.default_rng(0)
+    drift = rng.standard_normal(dim)
+    far = rng.gamma(1, 0.2, rows)
+    items = rng.standard_normal((rows, dim)) + np.outer(far, drift)
+    answers = rng.integers(0, rows, queries)
+    asked = items[answers] + 0.7 * rng.standard_normal((queries, dim)) + 0.5 * drift
+    return items.astype(np.float32), asked.astype(np.float32), answers
+
+
 def similarity(queries, items, metric):
     """(m, n) in float64: q·r, cosine, or −½‖q−r‖²."""
     q, r = queries.astype(float), items.astype(float)

@@ -358,14 +358,14 @@ class World:
                 self.bank,
                 estimator=InvertedSoftmax(),
                 where=self.place,
-                force=True,
+                verdict="warn",
             )
             enable(self.store, plan, client_ttl=0.0)
         else:
             estimator = Blend() if self.place == "vector" else NNN(4)
             options = {"profiles": 2} if self.place in ("profiles", "refreshing") else {}
             plan = plan_migration(
-                self.store, name, self.bank, estimator=estimator, force=True, **options
+                self.store, name, self.bank, estimator=estimator, verdict="warn", **options
             )
             name = migrate(self.store, plan, no_writers=True).target
         self.name = name
@@ -489,11 +489,13 @@ class World:
             "refresh": lambda: refresh(s, n, bank=self.bank, force=True, client_ttl=0.0),
             "describe": lambda: c.describe_collection(n),
             "delete": lambda: c.delete(n, ids=[5]),
-            "enable plan": lambda: plan_enable(s, n, self.bank, estimator=NNN(4), force=True),
+            "enable plan": lambda: plan_enable(s, n, self.bank, estimator=NNN(4), verdict="warn"),
             "hybrid search": lambda: c.hybrid_search(
                 n, [AnnSearchRequest(self.query, "vector", {}, limit=4)] * 2, RRFRanker(), limit=4
             ),
-            "migrate plan": lambda: plan_migration(s, n, self.bank, estimator=NNN(4), force=True),
+            "migrate plan": lambda: plan_migration(
+                s, n, self.bank, estimator=NNN(4), verdict="warn"
+            ),
             "hubness_state": lambda: c.hubness_state(n),
             "online banks": lambda: list_online_banks(s, n),
             "refresh pending": lambda: refresh(s, n, client_ttl=0.0),

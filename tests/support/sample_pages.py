@@ -73,7 +73,7 @@ def outcomes(count=60, every=timedelta(minutes=30)):
         full = number % 20 == 5
         refused = number == 45
         action = "refused" if refused else "full" if full else "pending" if number % 3 else "none"
-        new = 2.4 if refused else 1.1
+        new = 0.24 if refused else 0.11
         found.append(
             Reconciliation(
                 at=AT - every * (count - number),
@@ -89,7 +89,9 @@ def outcomes(count=60, every=timedelta(minutes=30)):
                 epoch=number,
                 bias_age_seconds=0.0,
                 oldest_seconds=every.total_seconds() if number else 0.0,
-                skewness={"raw": 3.1 + number / 100, "old": 1.2, "new": new} if full else {},
+                excess_answers={"raw": 0.31 + number / 1_000, "old": 0.12, "new": new}
+                if full
+                else {},
             )
         )
     return tuple(found)

@@ -26,10 +26,12 @@ from milvus_hubness.extending import (
     BankOptions,
     ClientTtl,
     EstimatorOptions,
+    JudgingOptions,
     Leftovers,
     Migration,
     MigrationLedger,
     Progress,
+    Queries,
     RowsPerSecond,
     Throttle,
     as_events,
@@ -40,6 +42,7 @@ from milvus_hubness.extending import (
     migration_words,
     progress_bars,
     read_bank,
+    read_vectors,
     remember_secrets,
     require_state,
     run_command_line,
@@ -121,7 +124,7 @@ class Correcting(EstimatorOptions, BankOptions):
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 new biases judged worse, 143 terminated."""
+    """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 143 terminated."""
     signal.signal(signal.SIGTERM, _terminate)
     run_command_line(app, "qdrant-hubness")
 
@@ -129,6 +132,7 @@ def main() -> None:
 def migrate(
     source: Annotated[str, typer.Argument(help="Collection to correct.")],
     correcting: Correcting,
+    judging: JudgingOptions,
     writers: Writers,
     connection: Connection,
     alias: Annotated[
@@ -147,7 +151,8 @@ def migrate(
 ) -> None:
     """Make a corrected copy of a collection, verify it, and with --alias cut the application over to it.
 
-    Continues an interrupted run; without --bank, with its own options.
+    Continues an interrupted run; without --bank, with its own options. Exits with 3, and writes nothing,
+    if the verdict on the bank is to leave the collection alone.
 
     Example: qdrant-hubness migrate products --bank queries.npy --alias live
     """
@@ -174,6 +179,8 @@ def migrate(
                 alias=alias,
                 restart=restart,
                 bank_collection=bank_name,
+                queries=judging.read_queries(store),
+                verdict=judging.verdict,
             )
             if plan:
                 facts = planned.to_dict()
@@ -276,12 +283,15 @@ def _show_leftovers(leftover: Leftovers, title: str, as_json: bool) -> None:
 def enable(
     collection: Collection,
     correcting: Correcting,
+    judging: JudgingOptions,
     connection: Connection,
     bank_name: BankName = None,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
     """Correct a collection without a copy: biases in payloads, which a formula subtracts from scores.
+
+    Exits with 3, and writes nothing, if the verdict on the bank is to leave the collection alone.
 
     Example: qdrant-hubness enable products --bank queries.npy --plan
     """
@@ -298,6 +308,8 @@ def enable(
             field=correcting.vector,
             where="fields",
             bank_collection=bank_name,
+            queries=judging.read_queries(store),
+            verdict=judging.verdict,
             progress=progress,
         )
         facts = planned.to_dict()
@@ -335,12 +347,14 @@ def refresh(
         bool,
         typer.Option(
             "--force",
-            help="Write all biases again, even if they are unchanged or evaluated as worse.",
+            help="Write all biases again, even if they are unchanged, evaluated as worse, or advised "
+            "against.",
         ),
     ] = False,
     refit: Annotated[
         bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")
     ] = False,
+    queries: Queries = None,
     client_ttl: ClientTtl = STATE_TTL,
     rows_per_second: RowsPerSecond = None,
     rebuild_rows: Annotated[
@@ -351,7 +365,8 @@ def refresh(
 ) -> None:
     """Compute the biases of points that have none, and of all if the bank or the parameters changed.
 
-    Exits with 3 if the new biases are evaluated as worse and were not adopted.
+    Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
+    alone, or they are evaluated as worse.
 
     Example: qdrant-hubness refresh products --bank new_queries.npy
     """
@@ -372,6 +387,7 @@ def refresh(
             refit=refit,
             rebuild_rows=rebuild_rows,
             plan=plan,
+            queries=read_vectors(store, queries),
             client_ttl=client_ttl,
             throttle=Throttle(rows_per_second=rows_per_second),
             progress=progress,

@@ -59,7 +59,7 @@ class Writers:
 
 
 @dataclass(frozen=True)
-class Planning(options.EstimatorOptions, options.BankOptions):
+class Planning(options.JudgingOptions, options.EstimatorOptions, options.BankOptions):
     """The options that define the copy."""
 
     bank_name: options.BankName = None
@@ -82,7 +82,6 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
         False
     )
-    force: Annotated[bool, "Migrate even if tune advises against it."] = False
 
     def plan(
         self,
@@ -113,7 +112,8 @@ class Planning(options.EstimatorOptions, options.BankOptions):
             profiles=self.profiles,
             index_type=self.index_type,
             restart=self.restart,
-            force=self.force,
+            queries=self.read_queries(store),
+            verdict=self.verdict,
             index_params=options.pairs_of(self.index_param, "--index-param"),
             measure=measure,
             # Without writers there is no client to wait for.

@@ -1,6 +1,6 @@
 """The choice of a plan: the estimator to fit, its strength and the gates of searches.
 
-The caller's own choice comes first, then that of `tune` for this bank, then the default.
+The caller's own choice comes first, then that of the verdict on this bank, then the default.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Blend, Estimator, from_dict
 from milvus_hubness.correction.rerank import DynamicGate
-from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput, InvalidParameter
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.jobs.common.judging import Judging
+from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 
 
 class Gates(NamedTuple):
@@ -64,63 +64,49 @@ def checked_gates(gates: Gates, target_bank: QueryBank | None) -> Gates:
 
 
 def choose(
-    info: CollectionInfo,
-    field: str,
-    bank: QueryBank,
+    verdict: TuningRecord | None,
     target_bank: QueryBank | None,
     estimator: Estimator | None,
     gates: Gates,
-    *,
-    force: bool,
 ) -> Choice:
     """Return the estimator to fit, with its strength and the gates.
 
-    estimator: the caller's, at strength 1; without one, the choice of tuning for this bank counts,
-    else Blend(). gates: the caller's, which overrule those of tuning.
+    verdict: on the bank. estimator: the caller's, at strength 1; without one, the choice of the
+    verdict counts, else Blend(). gates: the caller's, which overrule those of the verdict.
 
-    Raises CorrectionNotRecommended if tuning advises against
-    this bank, unless `force`, and as `checked_gates` does.
+    Raises as `checked_gates` does.
     """
-    tuning = info.verdicts.of(field, bank.fingerprint)
-    if tuning is not None and tuning.verdict == "leave it alone" and not force:
-        raise CorrectionNotRecommended(
-            f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
-        )
-
-    # A method of the caller's own is applied in full: tuning has measured another one.
+    # A method of the caller's own is applied in full: the verdict is about another one.
     strength = 1.0
-    if estimator is None and tuning is not None and tuning.choice is not None:
-        estimator = from_dict(tuning.choice)
-        strength = tuning.strength
+    is_against = verdict is not None and verdict.verdict == "leave it alone"
+    if estimator is None and verdict is not None and not is_against:
+        strength = verdict.strength
+        if verdict.choice is not None:
+            estimator = from_dict(verdict.choice)
         if gates == NO_GATES:
-            gates = Gates(tuning.gate, tuning.gate_targets)
+            gates = Gates(verdict.gate, verdict.gate_targets)
 
     return Choice(estimator or Blend(), strength, checked_gates(gates, target_bank))
 
 
 def verdict_remarks(
-    info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool
+    verdict: TuningRecord | None, info: CollectionInfo, judging: Judging, *, is_followed: bool
 ) -> list[str]:
-    """Return the verdict of tuning on a bank and its date, or that there is none.
+    """Return that there is no verdict on a bank, and what follows from that; nothing if there is one.
 
-    is_followed: whether the plan follows the verdict, because the caller names no method.
+    is_followed: whether the plan would follow it, because the caller names no method.
     """
-    verdict = info.verdicts.of(field, bank.fingerprint)
     if verdict is not None:
-        method = describe(verdict.choice) if verdict.choice else "no method"
-        at = f"{verdict.tuned_at:%Y-%m-%d %H:%M} UTC"
-        return [
-            f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, "
-            f"strength {verdict.strength:g}"
-        ]
-
+        return []
+    if judging.mode != "skip":
+        return [f"{info.name!r} has too few rows to judge the bank on"]
     if not is_followed:
         return []
 
     others = len(info.verdicts.records)
     elsewhere = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
     return [
-        f"tune has no verdict on this bank{elsewhere}: the default method applies; "
+        f"there is no verdict on this bank{elsewhere}: the default method applies; "
         "run tune with it to choose one"
     ]
 

@@ -26,6 +26,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest
+from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
@@ -98,7 +99,8 @@ def enable(
     server added. With a second vector field, everything stays: clients write both fields and search
     the user's until all rows are filled; the same plan, made again, continues the run, and
     `disable` undoes it. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds
-    by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
+    by default. Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one
+    against it, LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
     made, VerificationFailed and the exceptions of the store.
     """
     expect_store(store)
@@ -106,7 +108,12 @@ def enable(
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     side = [plan.side_collection] if plan.side_collection else []
+    # Who continues a run has decided already.
+    if plan.unfinished is None:
+        plan.judging.require(plan.verdict, name)
     with Lease(store, name, *side) as lease:
+        if plan.verdict is not None:
+            store_verdict(lease.store, name, plan.verdict)
         info = lease.store.info(name)
 
         # Another job may have corrected a field since the plan was made.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, LocationWithoutCopy
+from milvus_hubness.basics.defaults import MAX_MISS_RATE, LocationWithoutCopy, VerdictMode
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
@@ -41,6 +41,7 @@ from milvus_hubness.jobs.common.inputs import (
     only_field,
     read_gallery,
 )
+from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
@@ -51,7 +52,7 @@ from milvus_hubness.jobs.store.protocols import (
     capability,
     expect_store,
 )
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_ranks
 
 MEASURED_QUERIES = 1_000
@@ -84,12 +85,16 @@ class EnablePlan:
     """k over target items of that gate; None for none."""
     remarks: tuple[str, ...]
     """What the user should know before the run."""
+    judging: Judging
+    """What the run does with the verdict."""
     reranking: CandidateReranking | None = None
     """The number of candidates, chosen by measurement; None in `vectors`."""
     missed: dict[int, float] | None = None
     """For each number of candidates, the mean share of the exact corrected top 10 outside them."""
     unfinished: CollectionState | None = None
     """The state that an interrupted run left, which the next run continues."""
+    verdict: TuningRecord | None = None
+    """The verdict on the bank; None if it was not judged."""
 
     @property
     def side_collection(self) -> str | None:
@@ -121,6 +126,7 @@ class EnablePlan:
             "strength": self.strength,
             "gate": self.gate,
             "gate_targets": self.gate_targets,
+            "verdict": self.verdict.facts if self.verdict else None,
             "remarks": list(self.remarks),
         }
 
@@ -153,8 +159,6 @@ class EnableRequest:
     """The method to fit; None to follow tuning."""
     gates: Gates
     """The caller's gates, which overrule those of tuning."""
-    queries: QueryBank | None
-    """The queries on which candidates are measured; None for some of the bank's."""
     field: str | None
     """The vector field to correct; None for the only one."""
     where: LocationWithoutCopy | None
@@ -162,8 +166,7 @@ class EnableRequest:
     bank_collection: str | None
     """Where to store the bank; None for a name that is derived from the source's."""
     max_miss_rate: float
-    force: bool
-    """Plan even if tuning advises against correction."""
+    judging: Judging
 
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
@@ -200,6 +203,8 @@ class FittedPlan:
     remarks: list[str]
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None
+    verdict: TuningRecord | None = None
+    """The verdict on the bank; None if it was not judged."""
 
 
 def plan_enable(
@@ -216,22 +221,23 @@ def plan_enable(
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
     gate_targets: int | None = None,
-    force: bool = False,
+    verdict: VerdictMode | None = None,
     progress: Progress = silent,
 ) -> EnablePlan:
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss.
 
     Read only.
 
-    estimator: as in plan_migration. queries: for the measurement, by default some of the bank's.
+    estimator, verdict: as in plan_migration. queries: real ones, apart from the bank, on which the
+    bank is judged and the candidates are measured; by default some of the bank's.
     where: by default "fields" if the collection has them or the server can add them and its rows do
     not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
     gate_targets: as in plan_migration.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator
-    or gate, AlreadyCorrected, CannotMigrate, CorrectionNotRecommended,
-    InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
+    or gate, AlreadyCorrected, CannotMigrate, InvalidParameter,
+    EmptyCollection, CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -241,12 +247,11 @@ def plan_enable(
         target_bank=optional_bank(target_bank),
         estimator=estimator,
         gates=Gates(gate, gate_targets),
-        queries=optional_bank(queries),
         field=field,
         where=where,
         bank_collection=bank_collection,
         max_miss_rate=max_miss_rate,
-        force=force,
+        judging=Judging.of(verdict, queries),
     )
     return _planned(store, request, progress)
 
@@ -288,6 +293,8 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         reranking=fitted.reranking,
         missed=fitted.missed,
         unfinished=unfinished,
+        verdict=fitted.verdict,
+        judging=request.judging,
     )
 
 
@@ -396,16 +403,11 @@ def _fitted(
     # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
-    remarks = verdict_remarks(info, field, request.bank, is_followed=request.estimator is None)
-    choice = choose(
-        info,
-        field,
-        request.bank,
-        request.target_bank,
-        request.estimator,
-        request.gates,
-        force=request.force,
-    )
+    verdict = stored_verdict(info, field, request.bank, request.judging)
+    if verdict is None and request.judging.mode != "skip":
+        verdict = judged(gallery.layout, gallery.vectors, field, request.bank, request.judging)
+    remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
+    choice = choose(verdict, request.target_bank, request.estimator, request.gates)
     banks = (choice.estimator, request.bank, request.target_bank)
 
     reranking: CandidateReranking | None = None
@@ -421,7 +423,7 @@ def _fitted(
         reranking, missed = measure(
             gallery,
             correction,
-            request.queries or request.bank,
+            request.judging.queries or request.bank,
             choice.strength,
             request.max_miss_rate,
             side,
@@ -437,6 +439,7 @@ def _fitted(
         remarks=remarks,
         reranking=reranking,
         missed=missed,
+        verdict=verdict,
     )
 
 

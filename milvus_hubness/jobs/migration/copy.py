@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
@@ -19,7 +19,12 @@ from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationPlan
-from milvus_hubness.jobs.migration.survey import MEAN_ROWS, SAMPLE_ROWS, chunk_pages
+from milvus_hubness.jobs.migration.survey import (
+    MEAN_ROWS,
+    SAMPLE_ROWS,
+    chunk_pages,
+    sampled_vectors,
+)
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Store
 
@@ -126,32 +131,7 @@ def _gallery(store: Store, plan: MigrationPlan) -> Floats:
         locality_hints=store.takes_locality_hints(plan.source, field),
     )
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
-    return stacked(_sampled(store, plan, needed), plan.layout.dim)
-
-
-def _sampled(store: Store, plan: MigrationPlan, needed: int) -> Iterator[Floats]:
-    """Yield vectors of the sample until `needed` of them are valid, or to its end."""
-    left = plan.survey.shuffled_sample()
-    size = needed
-    page_rows = plan.survey.page_rows
-    while left and needed > 0:
-        keys_of: dict[str | None, list[Key]] = {}
-        for partition, key in left[:size]:
-            keys_of.setdefault(partition, []).append(key)
-        left = left[size:]
-
-        valid = 0
-        for partition, keys in keys_of.items():
-            for start in range(0, len(keys), page_rows):
-                page_keys = keys[start : start + page_rows]
-                page = store.get(plan.source.name, page_keys, plan.field, partition=partition)
-                valid += int((~plan.layout.invalid(page.vectors)).sum())
-                yield page.vectors
-
-        # Rows may lack a vector, or be deleted by now: then twice as many as seem to be missing
-        # stand in for them, so that another round is rare.
-        needed -= valid
-        size = 2 * needed * size // max(1, valid)
+    return sampled_vectors(store, plan.source, plan.field, plan.survey, plan.layout, needed)
 
 
 KEYS_NAMED = 5

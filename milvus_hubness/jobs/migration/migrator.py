@@ -14,6 +14,7 @@ from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, require_engine
+from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
@@ -70,7 +71,8 @@ def migrate(
     After a failure or an interruption, call it again to continue, or use `clean` to undo it.
 
     changes: fields of `MigrationOptions`, in place of those of `options`.
-    Raises ResumeRefused if the plan or the source's schema differs from that
+    Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one against
+    it, ResumeRefused if the plan or the source's schema differs from that
     of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
     CannotMigrate, InvalidParameter, and the exceptions of the store.
     """
@@ -80,7 +82,10 @@ def migrate(
     options = replace(options, **changes) if options else MigrationOptions(**changes)
     require_engine(options.engine)
     options.events.report("plan", **plan.to_dict())
+    plan.judging.require(plan.verdict, plan.source.name)
     with _leased(store, (plan.source.name, plan.target), options) as lease:
+        if plan.verdict is not None:
+            store_verdict(lease.store, plan.source.name, plan.verdict)
         ledger = Ledger(lease.store)
         earlier = ledger.of_target(plan.target)
         # A migration with a state that is being prepared is what an interrupted `clean` has left.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from milvus_hubness.basics.defaults import Engine
+from milvus_hubness.basics.defaults import Engine, VerdictMode
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
@@ -28,21 +28,24 @@ from milvus_hubness.jobs.common.choice import (
     verdict_remarks,
 )
 from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
+    SAMPLE_ROWS,
     Fitting,
     Resolution,
     estimates,
     recall_gate,
     recall_words,
     resolution_of,
+    sampled_vectors,
     survey,
 )
 from milvus_hubness.jobs.store.ownership import bank_name
 from milvus_hubness.jobs.store.protocols import Store, expect_store
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.recall import RecallGate
 
 
@@ -104,6 +107,10 @@ class MigrationPlan(Fitting):
     """What an exact search loses, if that was measured."""
     index: dict[str, Any] | None = None
     """The copy's index, if it differs from the source's."""
+    verdict: TuningRecord | None = None
+    """The verdict on the bank; None if it was not judged."""
+    judging: Judging
+    """What the run does with the verdict."""
 
     @property
     def rows(self) -> int:
@@ -157,6 +164,7 @@ class MigrationPlan(Fitting):
             **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
             "alias": self.alias,
             "rename": self.rename,
+            "verdict": self.verdict.facts if self.verdict else None,
             "remarks": list(self.remarks),
             "server": self.server,
             "memory_bytes": {**self.memory_bytes, "both": sum(self.memory_bytes.values())},
@@ -196,8 +204,7 @@ class MigrationRequest:
     index_type: str | None
     index_params: Mapping[str, Any] | None
     restart: bool
-    force: bool
-    """Plan even if tuning advises against correction."""
+    judging: Judging
     client_ttl: float
 
     def __post_init__(self) -> None:
@@ -223,22 +230,25 @@ def plan_migration(
     index_type: str | None = None,
     index_params: Mapping[str, Any] | None = None,
     restart: bool = False,
-    force: bool = False,
+    queries: BankLike | None = None,
+    verdict: VerdictMode | None = None,
     client_ttl: float = 0.0,
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
     estimator: by default the one that tuning on this bank chose, with its strength; else Blend().
-    force: plan even if tuning advises against correction. gate, gate_targets: see DynamicGate; by
+    queries: real ones, apart from the bank, on which it is judged; by default half of the bank.
+    verdict: see VerdictMode; by default that of $MILVUS_HUBNESS_VERDICT, else "require", so that
+    `migrate` raises CorrectionNotRecommended before its first write if the verdict on this bank is
+    "leave it alone". gate, gate_targets: see DynamicGate; by
     default those of the choice of tuning, if that is followed, else none; 0 for none. profiles: the
     minimum number of bias profiles with room in the vectors. index_type, index_params: of the
     copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
     MigrationOptions; 0 if no client writes.
 
-    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected,
-    EmptyCollection, CannotMigrate, which names every obstacle, CollectionExists,
-    DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
+    Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
+    obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -258,7 +268,7 @@ def plan_migration(
         index_type=index_type,
         index_params=index_params,
         restart=restart,
-        force=force,
+        judging=Judging.of(verdict, queries),
         client_ttl=client_ttl,
     )
     return _planned(store, request)
@@ -273,27 +283,27 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     info = present.with_index(field, **index) if index else present
     store.validate_index(info.vector_fields[field], present.vector_fields[field])
     layout = _layout(store, info, field, request)
-    choice = choose(
-        info,
-        field,
-        request.bank,
-        request.target_bank,
-        request.estimator,
-        request.gates,
-        force=request.force,
-    )
     target, unfinished = _chosen_target(store, info, request)
+    surveyed = survey(store, info, store.chunk_rows(info))
+
+    # Who continues a migration has decided already.
+    judging = request.judging if unfinished is None else Judging("skip")
+    verdict = stored_verdict(info, field, request.bank, judging)
+    if verdict is None and judging.mode != "skip":
+        vectors = sampled_vectors(store, info, field, surveyed, layout, SAMPLE_ROWS)
+        verdict = judged(layout, vectors, field, request.bank, judging)
+    choice = choose(verdict, request.target_bank, request.estimator, request.gates)
 
     fitting = Fitting(
         source=info,
         field=field,
-        survey=survey(store, info, store.chunk_rows(info)),
+        survey=surveyed,
         layout=layout,
         estimator=choice.estimator,
         bank=request.bank,
         target_bank=request.target_bank,
     )
-    remarks = _remarks(store, fitting, request)
+    remarks = _remarks(store, fitting, request, verdict)
     if index is not None:
         former = present.vector_fields[field]
         remarks.append(
@@ -328,6 +338,8 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         recall=recall,
         resolution=resolution,
         index=index,
+        verdict=verdict,
+        judging=judging,
     )
     return _with_resume_remark(plan, unfinished)
 
@@ -409,8 +421,10 @@ def _chosen_target(
     return target, unfinished
 
 
-def _remarks(store: Store, fitting: Fitting, request: MigrationRequest) -> list[str]:
-    """Return what the database, the verdict of tuning and the estimator say of the plan."""
+def _remarks(
+    store: Store, fitting: Fitting, request: MigrationRequest, verdict: TuningRecord | None
+) -> list[str]:
+    """Return what the database, the verdict on the bank and the estimator say of the plan."""
     info = fitting.source
     field = fitting.field
 
@@ -418,8 +432,9 @@ def _remarks(store: Store, fitting: Fitting, request: MigrationRequest) -> list[
     other_aliases = tuple(name for name in info.aliases if name != request.alias)
     remarks = store.remarks(replace(info, aliases=other_aliases), field)
 
-    names_method = request.estimator is not None
-    remarks += verdict_remarks(info, field, request.bank, is_followed=not names_method)
+    remarks += verdict_remarks(
+        verdict, info, request.judging, is_followed=request.estimator is None
+    )
 
     if fitting.estimator.needs_gallery:
         size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20

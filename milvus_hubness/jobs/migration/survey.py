@@ -26,7 +26,7 @@ from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.jobs.common.inputs import fit_measured, fit_with_mean
+from milvus_hubness.jobs.common.inputs import fit_measured, fit_with_mean, stacked
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch
@@ -96,6 +96,50 @@ class Survey:
         keys = [(partition, key) for partition, keys in self.sample.items() for key in keys]
         order = np.random.default_rng(0).permutation(len(keys)).tolist()
         return [keys[i] for i in order]
+
+
+def sampled_vectors(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    surveyed: Survey,
+    layout: Layout,
+    needed: int,
+) -> Floats:
+    """Return vectors (n, d) of the sample, `needed` of them valid if it has so many."""
+    return stacked(_pages_of_sample(store, info, field, surveyed, layout, needed), layout.dim)
+
+
+def _pages_of_sample(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    surveyed: Survey,
+    layout: Layout,
+    needed: int,
+) -> Iterator[Floats]:
+    """Yield vectors of the sample until `needed` of them are valid, or to its end."""
+    left = surveyed.shuffled_sample()
+    size = needed
+    page_rows = surveyed.page_rows
+    while left and needed > 0:
+        keys_of: dict[str | None, list[Key]] = {}
+        for partition, key in left[:size]:
+            keys_of.setdefault(partition, []).append(key)
+        left = left[size:]
+
+        valid = 0
+        for partition, keys in keys_of.items():
+            for start in range(0, len(keys), page_rows):
+                page_keys = keys[start : start + page_rows]
+                page = store.get(info.name, page_keys, field, partition=partition)
+                valid += int((~layout.invalid(page.vectors)).sum())
+                yield page.vectors
+
+        # Rows may lack a vector, or be deleted by now: then twice as many as seem to be missing
+        # stand in for them, so that another round is rare.
+        needed -= valid
+        size = 2 * needed * size // max(1, valid)
 
 
 def survey(

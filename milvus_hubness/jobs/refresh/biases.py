@@ -4,7 +4,7 @@ row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -37,20 +37,32 @@ from milvus_hubness.jobs.store.records import CollectionInfo, Record
 from milvus_hubness.quality.measures import (
     Interval,
     assess,
+    excess_answers_of,
     k_occurrence,
+    noise_of_change,
     paired_difference,
     skewness,
 )
 from milvus_hubness.quality.trials import activated_by
+from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 HELD_OUT = 0.2
 """The share of the bank's queries that an evaluation keeps back from the fit."""
 
 FEWEST_HELD_OUT = 50
-MOST_HELD_OUT = 2_000
+MOST_QUERIES = 2_000
+"""Queries of an evaluation, held out or real ones; of more, it draws so many."""
 
 FEWEST_ITEMS = 200
 """Fewer rows do not show how often each is among the ten best."""
+
+NOISE = 1.0
+"""Standard errors by which the excess answers may rise, as in the verdict on a bank.
+
+Without a margin, every other bank that is as good as the one in use is refused by chance. In
+`benchmarks.refresh_evaluation` this is the widest of the margins that were compared at which real
+queries let no more worse banks pass than the skewness of N_10 did, on the tasks of its choice.
+"""
 
 COMPARED = ("raw", "old", "new")
 """The biases that an evaluation compares: none, those in use, and those of the plan."""
@@ -70,10 +82,18 @@ class RefreshEvaluation:
     items: int
     """Number of rows in the sample."""
     queries: int
-    """Number of held-out queries."""
+    """Number of queries, none of which the biases are fitted on."""
+    real_queries: bool
+    """Whether they are real queries of the application; else a part of the new bank is held out."""
+    excess_answers: dict[str, float]
+    """Excess answers taken by hubs, as a share of all, under `raw`, `old` and `new` biases."""
+    noise: dict[str, float]
+    """The standard errors of the changes in excess answers from `raw` and from `old` to `new`
+    biases, by resampling the queries.
+    """
     skewness: dict[str, float]
-    """The skewness of N_10 under `raw`, `old` and `new`
-    biases, which are fitted without the held-out queries.
+    """The skewness of N_10 under `raw`, `old` and `new` biases. It decides nothing: a few items
+    that are far out make it jump.
     """
     overlap: float
     """Mean share of the old ten best that are among the new ten best."""
@@ -91,22 +111,28 @@ def judge(
     old: RefreshPlan,
     new: RefreshPlan,
     labelled: Labelled | None = None,
+    queries: Floats | None = None,
 ) -> RefreshEvaluation | None:
     """Evaluate old and new biases on a sample (n, d) of the gallery.
 
-    Hold out a fifth of the new bank, fit both without it, and use it as queries. Labels decide if
-    given, else the skewness decides. Return None if there is too little data: under 50 held-out
-    queries, or under 200 items.
+    queries: (m, d) real ones of the application. Those in neither bank are searched, if they are
+    20; else a fifth of the new bank, and both biases are fitted without it. Labels decide if given,
+    else the excess answers taken by hubs. Return None if there is too little data: under 50
+    held-out queries, or under 200 items.
     """
-    queries = new.bank.queries.vectors
-    order = np.random.default_rng(0).permutation(len(queries))
-    held_out = queries[order[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
-    if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
+    if len(sample) < FEWEST_ITEMS:
+        return None
+
+    searched = _apart_from((old, new), queries) if queries is not None else None
+    has_real_queries = searched is not None
+    if searched is None:
+        searched = _held_out(new)
+    if searched is None:
         return None
 
     items = layout.reduce_items(sample)
     fits = [
-        fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))
+        fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, searched))
     ]
     if len(fits) < 2:
         return None
@@ -115,11 +141,11 @@ def judge(
     biases = [np.zeros(len(items), np.float32), *(bias for bias, _ in fits)]
     gates = [gate for _, gate in fits]
 
-    outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
-    skews = {
-        name: round(skewness(k_occurrence(answers, len(sample))), 3)
-        for name, answers in zip(COMPARED, outcome.retrieved, strict=True)
-    }
+    outcome = assess(layout.reduce_queries(searched), items, biases).gated(gates)
+    skews = [skewness(k_occurrence(answers, len(sample))) for answers in outcome.retrieved]
+    noise = noise_of_change(outcome, len(sample), np.random.default_rng(0))
+    excess = _by_name(excess_answers_of(outcome, len(sample)), digits=5)
+    noise_of = _by_name(noise, digits=5)
     _, old_answers, new_answers = outcome.retrieved
 
     r1: dict[str, float] = {}
@@ -130,13 +156,43 @@ def judge(
 
     return RefreshEvaluation(
         items=len(sample),
-        queries=len(held_out),
-        skewness=skews,
+        queries=len(searched),
+        real_queries=has_real_queries,
+        excess_answers=excess,
+        noise=noise_of,
+        skewness=_by_name(skews, digits=3),
         overlap=round(_mean_overlap(old_answers, new_answers), 4),
         r1=r1,
         gains=gains,
-        objection=_objection(skews, r1),
+        objection=_objection(excess, noise_of, r1),
     )
+
+
+def _held_out(new: RefreshPlan) -> Floats | None:
+    """Return a fifth of the new bank, drawn at random; None if it is too small."""
+    bank = new.bank.queries.vectors
+    order = np.random.default_rng(0).permutation(len(bank))
+    held_out = bank[order[: min(MOST_QUERIES, int(HELD_OUT * len(bank)))]]
+    return held_out if len(held_out) >= FEWEST_HELD_OUT else None
+
+
+def _apart_from(plans: Sequence[RefreshPlan], queries: Floats) -> Floats | None:
+    """Return the queries that are in no bank, at most 2,000; None if they are too few."""
+    in_banks = {row.tobytes() for plan in plans for row in plan.bank.queries.vectors}
+    rows = np.ascontiguousarray(queries, np.float32)
+    are_others = np.array([row.tobytes() not in in_banks for row in rows], np.bool_)
+    if are_others.sum() < FEWEST_QUERIES:
+        return None
+
+    others = rows[are_others]
+    return others[np.random.default_rng(0).permutation(len(others))[:MOST_QUERIES]]
+
+
+def _by_name(figures: Iterable[float], *, digits: int) -> dict[str, float]:
+    """Return rounded figures of COMPARED, in their order, by these names."""
+    return {
+        name: round(float(figure), digits) for name, figure in zip(COMPARED, figures, strict=False)
+    }
 
 
 def _mean_overlap(old_answers: npt.NDArray[np.int32], new_answers: npt.NDArray[np.int32]) -> float:
@@ -186,18 +242,18 @@ def _fit_without(
     return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
 
 
-def _objection(skews: dict[str, float], r1: dict[str, float]) -> str:
+def _objection(excess: dict[str, float], noise: dict[str, float], r1: dict[str, float]) -> str:
     """Return why the new biases are worse; empty if they are not.
 
-    There is no margin for noise: the biases in use are kept in doubt.
+    Labels leave no margin for noise: in doubt, the biases in use stay.
     """
     for name, other in (("old", "the biases in use"), ("raw", "no correction")):
         if r1 and r1["new"] < r1[name]:
             return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}"
-        if not r1 and skews["new"] > skews[name]:
+        if not r1 and excess["new"] > excess[name] + NOISE * noise[name]:
             return (
-                f"the skewness of N_10 rises from {skews[name]:.3f} with {other} to "
-                f"{skews['new']:.3f}"
+                f"excess answers taken by hubs rise from {excess[name]:.1%} with {other} to "
+                f"{excess['new']:.1%}"
             )
     return ""
 
@@ -264,9 +320,17 @@ def sampled(
 
 
 def evaluate(
-    store: Store, state: CollectionState, plan: RefreshPlan, sample: Sample, labels: Labels | None
+    store: Store,
+    state: CollectionState,
+    plan: RefreshPlan,
+    sample: Sample,
+    labels: Labels | None,
+    queries: Floats | None = None,
 ) -> RefreshEvaluation | None:
-    """Evaluate the biases in use and those of the plan, as `judge` does."""
+    """Evaluate the biases in use and those of the plan, as `judge` does.
+
+    queries: (m, d) real ones of the application, which may be in a bank too.
+    """
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
     in_use = RefreshPlan(
@@ -277,7 +341,7 @@ def evaluate(
         gates=Gates(profile.gate, profile.gate_targets),
     )
     labelled = sample.labelled(labels) if labels else None
-    return judge(state.layout, sample.vectors, in_use, plan, labelled)
+    return judge(state.layout, sample.vectors, in_use, plan, labelled, queries)
 
 
 def fit(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from milvus_hubness.correction.banks.bank import Origins
+from milvus_hubness.correction.banks.bank import Origins, QueryBank
 from milvus_hubness.correction.banks.online import Merged, distinct_vectors, merge, safe_seeds
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import CollectionState, require_state
@@ -30,6 +30,7 @@ from milvus_hubness.jobs.store.records import (
     QuerySamples,
 )
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
+from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 DEFAULT_SETTINGS = {
     "rate": 0.01,
@@ -243,6 +244,25 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
 
 MOST_COMPARED = 2 * AT_MOST
 """Number of samples that a measurement of drift reads; near copies among them count once."""
+
+
+def live_queries(store: Store, info: CollectionInfo, state: CollectionState) -> QueryBank | None:
+    """Return the distinct sampled queries that wait for the active profile's online bank, if there
+    are enough to judge a bank on; None otherwise.
+    """
+    online_bank = info.online_bank_of(state.field, state.active)
+    if online_bank is None:
+        return None
+    vectors = _samples(store, online_bank).vectors
+    if len(vectors) < FEWEST_QUERIES:
+        return None
+
+    # A random part stands for all: samples come in the order of their slots.
+    drawn = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
+    distinct = drawn[distinct_vectors(drawn, online_bank.duplicate_cosine)]
+    if len(distinct) < FEWEST_QUERIES:
+        return None
+    return QueryBank(distinct, source=online_bank.samples_collection)
 
 
 def drift(

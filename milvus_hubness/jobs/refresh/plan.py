@@ -26,6 +26,7 @@ from milvus_hubness.basics.defaults import (
     WHERE_FROM,
     Engine,
     Live,
+    VerdictMode,
 )
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
@@ -55,6 +56,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.common.choice import NO_GATES, Gates, checked_gates
 from milvus_hubness.jobs.common.corrections import require_engine
 from milvus_hubness.jobs.common.inputs import read_pairs
+from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
 from milvus_hubness.jobs.common.progress import Throttle
@@ -108,6 +110,14 @@ class RefreshOptions:
     """
     labels: Labels | None = None
     """Labelled queries for the evaluation."""
+    queries: BankLike | None = None
+    """Real queries without labels, apart from the bank, for the verdict and the evaluation; by
+    default those that clients have sampled, and without any a part of the bank.
+    """
+    verdict: VerdictMode | None = None
+    """What becomes of a verdict against a given bank: see VerdictMode; by default as the environment
+    says, else "require", with which such a bank is refused, unless `force`.
+    """
     live: Live = "never"
     """When sampled queries enter the bank, if no other bank is given."""
     rebuild_share: float = REBUILD_SHARE
@@ -142,6 +152,9 @@ class RefreshOptions:
         require_engine(self.engine)
         for name in ("bank", "target_bank"):
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
+        judging = Judging.of(self.verdict, self.queries)
+        object.__setattr__(self, "queries", judging.queries)
+        object.__setattr__(self, "verdict", judging.mode)
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
 
@@ -149,6 +162,14 @@ class RefreshOptions:
             raise InvalidParameter(
                 "revert returns to the former biases: leave out bank, estimator and refit"
             )
+
+    @property
+    def judging(self) -> Judging:
+        """How the bank is judged: `force` goes on after a verdict against it."""
+        mode: VerdictMode = self.verdict or "require"
+        if self.force and mode == "require":
+            mode = "warn"
+        return Judging(mode, optional_bank(self.queries))
 
     @property
     def names_biases(self) -> bool:

@@ -20,10 +20,11 @@ from milvus_hubness.correction.codec.quantisation import is_out_of_scale
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
-from milvus_hubness.errors import Cancelled
+from milvus_hubness.errors import Cancelled, CorrectionNotRecommended
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, load_correction
 from milvus_hubness.jobs.common.inputs import read_gallery
+from milvus_hubness.jobs.common.judging import Judging, judged, store_verdict, stored_verdict
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
@@ -41,7 +42,13 @@ from milvus_hubness.jobs.refresh.biases import (
     sampled,
     steady_mean,
 )
-from milvus_hubness.jobs.refresh.online_bank import Absorbed, absorbed, drift, drop_processed
+from milvus_hubness.jobs.refresh.online_bank import (
+    Absorbed,
+    absorbed,
+    drift,
+    drop_processed,
+    live_queries,
+)
 from milvus_hubness.jobs.refresh.plan import (
     RefreshOptions,
     RefreshPlan,
@@ -60,9 +67,12 @@ from milvus_hubness.jobs.refresh.plan import (
 )
 from milvus_hubness.jobs.store.helpers import expect_own_banks
 from milvus_hubness.jobs.store.protocols import Store, expect_store
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.bank_checks import Drift
 from milvus_hubness.quality.measures import as_plain
+
+FEWEST_ROWS_JUDGED = 1_000
+"""Rows from which on a bank in use is judged that never was: fewer may be the first of many."""
 
 Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 
@@ -97,6 +107,8 @@ class RefreshResult:
     """How long the refresh took."""
     judged: RefreshEvaluation | None = None
     """The evaluation of the new biases; None without any, or with too little data."""
+    verdict: TuningRecord | None = None
+    """The verdict on a given bank, or on a bank in use that had none; None if none was judged."""
     drift: Drift | None = None
     """The drift of live queries; None if it was not measured."""
     online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -114,10 +126,15 @@ class RefreshResult:
         return max(0, self.scanned - self.written)
 
     @property
-    def skewness(self) -> dict[str, float]:
-        """The skewness of N_10 over held-out bank queries, by
-        "raw", "old" and "new"; empty without an evaluation.
+    def excess_answers(self) -> dict[str, float]:
+        """Excess answers taken by hubs, as a share of all answers to the
+        queries of the evaluation, by "raw", "old" and "new"; empty without an evaluation.
         """
+        return self.judged.excess_answers if self.judged else {}
+
+    @property
+    def skewness(self) -> dict[str, float]:
+        """The skewness of N_10 over the same queries, by the same names."""
         return self.judged.skewness if self.judged else {}
 
     @property
@@ -127,7 +144,8 @@ class RefreshResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
-        return {**as_plain(self), "skipped": self.skipped}
+        verdict = self.verdict.facts if self.verdict else None
+        return {**as_plain(self), "verdict": verdict, "skipped": self.skipped}
 
 
 def refresh(
@@ -136,8 +154,8 @@ def refresh(
     """Compute missing or outdated biases under one
     lease, and write only the rows whose bias changes.
 
-    A full refresh evaluates the new biases against the old ones and against none, on held-out
-    queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless
+    A full refresh evaluates the new biases against the old ones and against none, on queries that
+    were not fitted and on labelled ones if given. If the new biases are worse, it changes nothing, unless
     `force`. Else it writes the standby slot of every row whose bias there differs by more than the
     tolerance, and then exchanges the slots, so that no search mixes old and new biases. If it is
     killed or stopped before that, the next refresh continues it.
@@ -166,7 +184,8 @@ def refresh(
 
         measured_drift, samples = _live_queries(store, info, options)
         if samples and samples.bank:
-            options = replace(options, bank=samples.bank)
+            # Queries of the application themselves: the evaluation decides on them.
+            options = replace(options, bank=samples.bank, verdict="skip")
         result = _refreshed(lease, store, info, collection, options)
 
         # Samples go last: a job that is killed before this takes them in once more.
@@ -301,7 +320,7 @@ class Refreshing:
         load_bank: reads the bank in use.
         """
         if not plan.reason:
-            return self.pending(plan)
+            return self.with_verdict(self.pending(plan), plan)
         if self.restarts_ttl:
             return self.without_restart(plan, load_bank)
         if obstacle := self.column_obstacle(plan):
@@ -432,13 +451,34 @@ class Refreshing:
         options = self.options
 
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
-        judged: RefreshEvaluation | None = None
+        verdict = self._verdict(plan, sample) if self._names_other_bank(plan) else None
+        if verdict is not None:
+            try:
+                self._judging.require(verdict, self.info.name)
+            except CorrectionNotRecommended as error:
+                return self._result("refused", f"{plan.reason}, but {error}", verdict=verdict)
+            plan = replace(plan, strength=self._strength(plan, verdict))
+
+        evaluation: RefreshEvaluation | None = None
         if not self.is_new:
-            judged = evaluate(self.store, self.state, plan, sample, options.labels)
+            queries = self._judging.queries
+            evaluation = evaluate(
+                self.store,
+                self.state,
+                plan,
+                sample,
+                options.labels,
+                queries=None if queries is None else queries.vectors,
+            )
         # Who takes a refresh back has decided already.
         is_decided = options.force or options.revert
-        if judged and judged.objection and not is_decided:
-            return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
+        if evaluation and evaluation.objection and not is_decided:
+            return self._result(
+                "refused",
+                f"{plan.reason}, but {evaluation.objection}",
+                judged=evaluation,
+                verdict=verdict,
+            )
 
         correction = fit(self.store, self.info, self.state, plan, options)
         biases = correction.centred(sample.vectors)
@@ -450,9 +490,13 @@ class Refreshing:
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
             action: Action = "rebuilt" if rebuilds else "full"
-            return self._result(action, reason, written=self.info.rows, judged=judged)
+            return self._result(
+                action, reason, written=self.info.rows, judged=evaluation, verdict=verdict
+            )
 
         self.lease.check()
+        if verdict is not None:
+            store_verdict(self.store, self.info.name, verdict)
         fresh = self._fresh(plan, correction, mean_bias)
         self._drop_former_rebuild()
         if rebuilds:
@@ -462,7 +506,66 @@ class Refreshing:
             announced = self._announced(fresh)
             result = announced._write(plan)
 
-        return replace(result, reason=reason, judged=judged)
+        return replace(result, reason=reason, judged=evaluation, verdict=verdict)
+
+    # -- the verdict on a bank ---------------------------------------------------------------
+
+    @cached_property
+    def _judging(self) -> Judging:
+        """How banks are judged: on the caller's queries, or on those that clients have sampled."""
+        judging = self.options.judging
+        if judging.queries is None and judging.mode != "skip":
+            judging = replace(judging, queries=live_queries(self.store, self.info, self.state))
+        return judging
+
+    def _names_other_bank(self, plan: RefreshPlan) -> bool:
+        """Whether the caller gives a bank that this profile has not had so far."""
+        in_use = self.state.profile.bank.queries_fingerprint
+        is_other = self.is_new or plan.bank.queries.fingerprint != in_use
+        return self.options.bank is not None and is_other
+
+    def _verdict(self, plan: RefreshPlan, sample: Sample) -> TuningRecord | None:
+        """Return the verdict on the bank of the plan; None if it is not judged."""
+        field = self.state.field
+        bank = plan.bank.queries
+        verdict = stored_verdict(self.info, field, bank, self._judging)
+        if verdict is None and self._judging.mode != "skip":
+            verdict = judged(self.state.layout, sample.vectors, field, bank, self._judging)
+        return verdict
+
+    def _strength(self, plan: RefreshPlan, verdict: TuningRecord) -> float:
+        """Return the strength of searches after a verdict on the bank of the plan."""
+        # What tuning chose is in the plan already.
+        if verdict.choice is not None:
+            return plan.strength
+        if verdict.verdict == "apply weakly":
+            return min(plan.strength, verdict.strength)
+
+        # A strength that a former bank was given for its weakness does not stay with the next.
+        in_use = self.state.profile
+        former = self.info.verdicts.of(self.state.field, in_use.bank.queries_fingerprint)
+        was_weak = former is not None and former.verdict == "apply weakly"
+        if was_weak and former is not None and in_use.strength == former.strength:
+            return max(plan.strength, verdict.strength)
+        return plan.strength
+
+    def with_verdict(self, result: RefreshResult, plan: RefreshPlan) -> RefreshResult:
+        """Return the result of a refresh without new biases, with a verdict on the bank in use if it
+        had none: a collection that is created with a bank has no rows to judge it on.
+        """
+        bank = plan.bank.queries
+        has_verdict = self.info.verdicts.of(self.state.field, bank.fingerprint) is not None
+        is_skipped = self._judging.mode == "skip" or self.options.plan
+        if has_verdict or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
+            return result
+
+        sample = sampled(self.store, self.info, self.state, None, self.options.progress)
+        verdict = self._verdict(plan, sample)
+        if verdict is not None:
+            store_verdict(self.store, self.info.name, verdict)
+            # The biases are in use: who reads the result decides about them.
+            replace(self._judging, mode="warn").require(verdict, self.info.name)
+        return replace(result, verdict=verdict)
 
     def _chosen_rebuild(
         self, plan: RefreshPlan, sample: Sample, biases: Floats, mean_bias: float

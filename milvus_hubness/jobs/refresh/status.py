@@ -84,8 +84,8 @@ class Status:
     open_batches: int = 0
     """Number of batch records of a job that is running or was killed."""
     verdicts: tuple[dict[str, Any], ...] = ()
-    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint,
-    tuned_at, and in_use, whether the biases are of that bank.
+    """The verdicts on banks, the latest first: field, verdict, reason, choice, strength,
+    bank_fingerprint, tuned_at, judged_by, and in_use, whether the biases are of that bank.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -152,17 +152,16 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
 
 
 def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
-    """Return the verdicts of `tune` as plain data."""
-    shown = {"field", "verdict", "choice", "strength", "bank_fingerprint", "tuned_at"}
+    """Return the verdicts on banks as plain data."""
+    shown = {"field", "verdict", "choice", "strength", "bank_fingerprint", "tuned_at", "reason"}
     verdicts = []
     for record in info.verdicts.records:
         state = info.states.get(record.field)
-        # The fingerprint of a bank with targets goes on after that of its queries.
         in_use = (
-            state is not None
-            and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
+            state is not None and state.profile.bank.queries_fingerprint == record.bank_fingerprint
         )
-        verdicts.append({**record.model_dump(mode="json", include=shown), "in_use": in_use})
+        facts = record.model_dump(mode="json", include=shown)
+        verdicts.append({**facts, "judged_by": record.judged_by, "in_use": in_use})
 
     return tuple(verdicts)
 

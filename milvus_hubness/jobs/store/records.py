@@ -14,6 +14,7 @@ from pydantic import Field
 
 from milvus_hubness.basics.bounds import (
     CollectionName,
+    Count,
     Depth,
     Fingerprint,
     Moment,
@@ -82,14 +83,15 @@ IDENTITY_PROPERTY = "hubness_identity"
 
 
 class TuningRecord(FrozenModel):
-    """The result of `tune` for one bank and one vector field."""
+    """The verdict on one bank for one vector field, by `tune` or by a job that was given the bank."""
 
     field: str
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: StoredEstimator | None
-    """An estimator as its dictionary; None for `leave it alone`."""
+    """An estimator as its dictionary; None for `leave it alone`,
+    and where a job judged the bank, which tries no methods."""
     strength: Strength
-    """w that tuning chose for it."""
+    """w of searches: that of the choice, or of the default method without one."""
     gate: Depth | None = None
     """k over bank queries of the gate that tuning chose; None for none."""
     gate_targets: Depth | None = None
@@ -98,9 +100,25 @@ class TuningRecord(FrozenModel):
     """Why the verdict is so, in words."""
     labelled: bool
     """Whether labelled queries decided."""
+    real_queries: Count = 0
+    """Number of queries apart from the bank that decided; 0 if a part of the bank did."""
     bank_fingerprint: Fingerprint
     """Digest of the bank's queries."""
     tuned_at: Moment
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The verdict as plain data, for people and for --json."""
+        return {**self.model_dump(mode="json"), "judged_by": self.judged_by}
+
+    @property
+    def judged_by(self) -> str:
+        """What the verdict was made on, in words."""
+        if self.labelled:
+            return "labelled queries"
+        if self.real_queries:
+            return f"{self.real_queries:,} real queries"
+        return "half of the bank, for lack of real queries apart from it (--queries)"
 
 
 MOST_VERDICTS = 8
@@ -108,7 +126,7 @@ MOST_VERDICTS = 8
 
 
 class Verdicts(PropertyModel):
-    """The results of `tune`, the latest first: one for each bank and field."""
+    """The verdicts on banks, the latest first: one for each bank and field."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     records: tuple[TuningRecord, ...] = Field(default=(), max_length=MOST_VERDICTS)

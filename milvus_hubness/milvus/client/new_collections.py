@@ -12,6 +12,7 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
+from milvus_hubness.basics.defaults import VerdictMode
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, as_metric
@@ -24,7 +25,7 @@ from milvus_hubness.correction.state import BankReference, CollectionState, slot
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import VectorField
+from milvus_hubness.jobs.store.records import TuningRecord, VectorField
 from milvus_hubness.milvus.client.messages import QUICK_FORM
 from milvus_hubness.milvus.store import schema as milvus_schema
 
@@ -50,11 +51,19 @@ class CorrectionConfig:
     """w of searches that name none."""
     profiles: int = 1
     """The number of bias profiles that the stored rows have room for."""
+    queries: BankLike | None = None
+    """Real queries, apart from the bank, on which it is judged; by default half of the bank."""
+    verdict: VerdictMode | None = None
+    """What becomes of a verdict against the bank: see VerdictMode; by default as the environment
+    says, else "require". It is judged on the items of `target_bank`; without them the first refresh
+    of a thousand rows judges it.
+    """
 
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
         object.__setattr__(self, "bank", QueryBank.of(self.bank))
         object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
+        object.__setattr__(self, "queries", optional_bank(self.queries))
 
 
 def schema_and_indexes(
@@ -105,6 +114,8 @@ class NewField:
     """Saves its bank in a store."""
     state: Callable[[BankReference], CollectionState]
     """Returns its state, given its saved bank."""
+    verdict: TuningRecord | None
+    """The verdict on its bank; None without items to judge it on."""
 
 
 def new_fields(
@@ -115,7 +126,7 @@ def new_fields(
 ) -> list[NewField]:
     """Return the fields to correct in a collection of this schema, each with its fitted bank.
 
-    Raises InvalidInput if they cannot be corrected.
+    Raises InvalidInput if they cannot be corrected, CorrectionNotRecommended.
     """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
@@ -205,14 +216,25 @@ def _new_field(
         length_pull=milvus_schema.takes_length_pull(vector),
     )
 
+    # Imports that a client without a new collection does not pay for.
     from milvus_hubness.correction.fitted import Correction, initial_state
+    from milvus_hubness.jobs.common.judging import Judging, judged
+
+    judging = Judging.of(config.verdict, config.queries)
+    verdict = None
+    strength = config.strength
+    if targets is not None and judging.mode != "skip":
+        verdict = judged(layout, targets.vectors, field.name, bank, judging)
+        judging.require(verdict, collection)
+        if verdict is not None and verdict.verdict == "apply weakly":
+            strength = min(strength, verdict.strength)
 
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
     correction = Correction.restore(layout, config.estimator, stored)
     if layout.spread > 1:
         rows = (targets or bank).vectors
         rows = rows[~layout.invalid(rows)]
-        layout = with_bias_scale(layout, rows, correction.centred(rows), config.strength)
+        layout = with_bias_scale(layout, rows, correction.centred(rows), strength)
 
     state = partial(
         initial_state,
@@ -222,11 +244,14 @@ def _new_field(
         suffix=suffix,
         dtype=dtype,
         source=collection,
-        strength=config.strength,
+        strength=strength,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
     return NewField(
-        field.name, lambda store: store.save_bank(bank_collection, stored, layout.metric), state
+        field.name,
+        lambda store: store.save_bank(bank_collection, stored, layout.metric),
+        state,
+        verdict,
     )
 
 

@@ -31,6 +31,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.helpers import list_bank
 from milvus_hubness.jobs.store.protocols import undo_save_bank
+from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.milvus.client import new_collections
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.messages import Bias, Deletion, Write
@@ -251,6 +252,10 @@ class Writes:
                 states[new_field.name] = new_field.state(reference)
 
             properties = {state.property_name: state.to_json() for state in states.values()}
+            verdicts = [new_field.verdict for new_field in corrected if new_field.verdict]
+            if verdicts:
+                record = Verdicts(records=tuple(verdicts))
+                properties[record.property_name] = record.to_json()
             further["properties"] = {**(further.get("properties") or {}), **properties}
             stored = CollectionSchema.construct_from_dict(schema.to_dict())
             for state in states.values():

@@ -125,7 +125,7 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
             QueryBank(case.bank),
             estimator=NNN(4),
             where="side_collection",
-            force=True,
+            verdict="warn",
         )
         for _ in range(2)
     ]
@@ -207,7 +207,7 @@ def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite, where):
 
     store = Beset(lite.client())
     plan = plan_enable(
-        store, case.name, QueryBank(case.bank), estimator=NNN(4), where=where, force=True
+        store, case.name, QueryBank(case.bank), estimator=NNN(4), where=where, verdict="warn"
     )
     enable(store, plan)
     assert next(counts) > 4

@@ -25,14 +25,14 @@ ROWS, DIM = 60, 12
 def copied(lite, name, items, bank):
     plain_collection(lite.client(), name, items, "IP")
     lite.made.append(f"{name}_hubness")
-    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), force=True)
+    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), verdict="warn")
     return lambda: migrate(lite.store(), plan, client_ttl=0.0)
 
 
 def enabled(lite, name, items, bank):
     with_second_field(lite.client(), name, items, "IP", 16)
     plan = plan_enable(
-        lite.store(), name, bank, estimator=NNN(4), where="second_vector", force=True
+        lite.store(), name, bank, estimator=NNN(4), where="second_vector", verdict="warn"
     )
     return lambda: enable(lite.store(), plan, client_ttl=0.0)
 

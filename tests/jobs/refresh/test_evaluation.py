@@ -10,6 +10,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
+from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
 from milvus_hubness.jobs.refresh.plan import Labels, RefreshPlan
@@ -44,20 +45,135 @@ def test_a_bank_of_other_queries_is_objected_to(hubs, metric):
     layout = Layout(DIM, metric)
     assert not judge(layout, items, standing(others), standing(queries)).objection
     told = judge(layout, items, standing(queries), standing(queries, NNN(8, 0.0)))
-    assert "skewness" in told.objection
+    assert told.objection.startswith("excess answers taken by hubs rise from")
     assert "biases in use" in told.objection
+    assert told.excess_answers["new"] == pytest.approx(told.excess_answers["raw"], abs=0.01)
     assert told.skewness["new"] == pytest.approx(told.skewness["raw"], abs=0.02)
     assert json.loads(json.dumps(measures.as_plain(told)))["overlap"] == told.overlap < 1
 
 
 def test_biases_that_are_a_little_worse_are_objected_to(hubs):
-    """Also where the difference may be chance: the biases in use are kept in doubt."""
+    """Both are measured on the same queries, which shows small differences of like biases."""
     items, queries, _ = hubs
-    old, new = standing(queries, NNN(8, 0.75)), standing(queries, NNN(8, 0.7))
+    old = standing(queries, NNN(8, 0.75))
+    new = standing(queries, NNN(8, 0.7))
     told = judge(Layout(DIM, "IP"), items, old, new)
-    assert told.skewness["old"] < told.skewness["new"] < 1.1 * told.skewness["old"] + 0.1
-    assert told.objection.startswith("the skewness of N_10 rises from")
+    excess = told.excess_answers
+    assert excess["old"] < excess["new"] < excess["old"] + 0.02
+    assert told.objection.startswith("excess answers taken by hubs rise from")
     assert not judge(Layout(DIM, "IP"), items, new, old).objection
+
+
+@pytest.mark.parametrize(("old", "new"), [((8, 0.75), (64, 0.5)), ((8, 1.25), (1, 0.75))])
+def test_hubs_that_take_more_answers_are_objected_to_though_the_skewness_falls(hubs, old, new):
+    items, queries, _ = hubs
+    told = judge(
+        Layout(DIM, "IP"), items, standing(queries, NNN(*old)), standing(queries, NNN(*new))
+    )
+    assert told.skewness["new"] < min(told.skewness["old"], told.skewness["raw"])
+    assert told.excess_answers["new"] > told.excess_answers["old"] + 0.02
+    assert told.objection.startswith("excess answers taken by hubs rise from")
+
+
+def test_halves_of_a_bank_are_as_good_as_each_other(hubs):
+    """The skewness of N_10 rises in every other pair, and refused it."""
+    items, queries, _ = hubs
+    are_refused = []
+    were_refused = []
+    for seed in range(6):
+        one, other = np.array_split(np.random.default_rng(seed).permutation(queries), 2)
+        for old, new in ((one, other), (other, one)):
+            told = judge(Layout(DIM, "IP"), items, standing(old), standing(new))
+            are_refused.append(bool(told.objection))
+            were_refused.append(told.skewness["new"] > told.skewness["old"])
+    assert sum(were_refused) >= 5
+    assert sum(are_refused) <= 2
+    assert sum(were and not are for were, are in zip(were_refused, are_refused, strict=True)) >= 4
+
+
+@pytest.fixture
+def topics():
+    """Items and queries of two topics, and more queries of the first alone."""
+    rng = np.random.default_rng(4)
+    first, second = unit(rng.normal(size=(2, DIM)))
+
+    def around(topic, count):
+        return unit(unit(rng.normal(size=(count, DIM))) + topic)
+
+    items = np.concatenate([around(first, 200), around(second, 200)])
+    queries = rng.permutation(np.concatenate([around(first, 600), around(second, 600)]))
+    return items, queries, around(first, 1_000)
+
+
+def test_real_queries_tell_a_bank_of_one_topic_which_its_own_queries_do_not(topics):
+    items, queries, narrow = topics
+    layout = Layout(DIM, "IP")
+    bank, real = queries[:1_000], queries[1_000:]
+
+    alone = judge(layout, items, standing(bank), standing(narrow))
+    assert not alone.real_queries
+    assert alone.queries == 200
+    assert not alone.objection
+
+    told = judge(layout, items, standing(bank), standing(narrow), queries=real)
+    assert told.real_queries
+    assert told.queries == 200
+    assert told.excess_answers["new"] > told.excess_answers["old"] + 0.1
+    assert "biases in use" in told.objection
+    assert not judge(layout, items, standing(narrow), standing(bank), queries=real).objection
+
+
+def test_labels_decide_where_there_are_real_queries_too(topics):
+    items, queries, narrow = topics
+    labelled = Labelled(items * 3, [np.array([i]) for i in range(len(items))])
+    told = judge(
+        Layout(DIM, "IP"),
+        items,
+        standing(queries),
+        standing(narrow, NNN(8, 20.0)),
+        labelled,
+        queries[:100] + np.float32(0.01),
+    )
+    assert told.real_queries
+    assert told.objection.startswith("R@1 falls from")
+
+
+def test_real_queries_that_are_in_a_bank_do_not_count(topics):
+    items, queries, narrow = topics
+    layout = Layout(DIM, "IP")
+    old, new = standing(queries[:1_000]), standing(narrow)
+
+    mixed = np.concatenate([queries[900:1_050], narrow[:100]]).astype(np.float64)
+    assert judge(layout, items, old, new, queries=mixed).queries == 50
+
+    # Of these, too few are in no bank: a part of the new one is held out, as without them.
+    leaked = np.concatenate([queries[:1_019], narrow])
+    told = judge(layout, items, old, new, queries=leaked)
+    assert not told.real_queries
+    assert told == judge(layout, items, old, new)
+    assert told == judge(layout, items, old, new, queries=np.empty((0, DIM), np.float32))
+
+
+def test_real_queries_of_another_dimension_are_refused(topics):
+    items, queries, _ = topics
+    with pytest.raises(DimensionMismatch):
+        judge(
+            Layout(DIM, "IP"),
+            items,
+            standing(queries),
+            standing(queries),
+            queries=np.ones((50, DIM + 1), np.float32),
+        )
+
+
+def test_real_queries_need_no_part_of_the_bank(topics):
+    """So a bank that is too small for one is evaluated too."""
+    items, queries, narrow = topics
+    old, new = standing(queries[:200]), standing(narrow[:100])
+    assert judge(Layout(DIM, "IP"), items, old, new) is None
+    told = judge(Layout(DIM, "IP"), items, old, new, queries=queries[1_000:])
+    assert told.queries == 200
+    assert told.objection
 
 
 def test_labels_that_are_a_little_worse_are_objected_to(hubs):
@@ -83,6 +199,8 @@ def test_nothing_is_objected_to_what_stays_the_same(hubs):
         )
         assert (told.objection, told.overlap) == ("", 1.0)
         assert told.skewness["old"] == told.skewness["new"] < told.skewness["raw"]
+        assert told.excess_answers["old"] == told.excess_answers["new"]
+        assert told.noise["old"] == 0 < told.noise["raw"]
 
 
 def test_the_figures_are_those_of_queries_held_out(hubs):
@@ -93,8 +211,9 @@ def test_the_figures_are_those_of_queries_held_out(hubs):
     rest = np.delete(queries, kept, axis=0)
     best = np.sort(similarity(rest, items, "IP"), axis=0)[::-1][:8]
     found = measures.nearest(queries[kept], items, 10, np.float32(0.75 * best.mean(axis=0)))
-    wanted = measures.skewness(measures.k_occurrence(found, len(items)))
-    assert told.skewness["new"] == pytest.approx(wanted, abs=0.01)
+    counts = measures.k_occurrence(found, len(items))
+    assert told.skewness["new"] == pytest.approx(measures.skewness(counts), abs=0.01)
+    assert told.excess_answers["new"] == pytest.approx(measures.excess_answers(counts), abs=0.001)
 
 
 def test_labels_decide_where_there_are_some(hubs):

@@ -1,0 +1,141 @@
+"""The verdict on a bank before a job relies on it: a stored one, or one that is made in seconds.
+
+A job that gets a bank reads some rows, has `judged` look at both, and stops before its first write
+if the verdict is "leave it alone". Verdicts are stored for each bank, so that the next job, and
+`status`, need not judge it again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import get_args
+
+import numpy as np
+
+from milvus_hubness.basics.defaults import VERDICT_VARIABLE, VerdictMode
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import with_mean
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput, InvalidParameter
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
+from milvus_hubness.quality.tuning import FEWEST_QUERIES, judge_bank
+
+FEWEST_ITEMS = 50
+"""Rows below which nothing is judged: a top ten is then a good part of them."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How a job has its bank judged. Raises InvalidInput, InvalidParameter."""
+
+    mode: VerdictMode
+    queries: QueryBank | None = None
+    """Real queries of the application, apart from the bank; None to hold out half of the bank."""
+
+    @classmethod
+    def of(cls, mode: VerdictMode | None, queries: BankLike | None = None) -> Judging:
+        """Return the judging that a caller asks for; without a mode, that of the environment."""
+        if mode is None:
+            mode = _mode_of_environment()
+        if mode not in get_args(VerdictMode):
+            raise InvalidParameter(f"verdict is {_modes()}, not {mode!r}")
+
+        judging = cls(mode, optional_bank(queries))
+        if judging.queries is not None and len(judging.queries) < FEWEST_QUERIES:
+            raise InvalidInput(
+                f"{len(judging.queries)} queries cannot judge a bank: {FEWEST_QUERIES} are needed"
+            )
+        return judging
+
+    def require(self, verdict: TuningRecord | None, collection: str) -> None:
+        """Raise CorrectionNotRecommended if the verdict is against the bank and counts."""
+        if self.mode == "skip" or verdict is None or verdict.verdict != "leave it alone":
+            return
+
+        advice = f"the verdict on this bank is to leave {collection!r} alone: {verdict.reason}"
+        if self.mode == "require":
+            raise CorrectionNotRecommended(
+                f"{advice} (--force or verdict='warn' goes on all the same)"
+            )
+        log.warning("%s", advice)
+
+
+def _mode_of_environment() -> VerdictMode:
+    """Return what $MILVUS_HUBNESS_VERDICT says, else "require"."""
+    text = os.environ.get(VERDICT_VARIABLE) or "require"
+    modes: tuple[VerdictMode, ...] = get_args(VerdictMode)
+    for mode in modes:
+        if text == mode:
+            return mode
+    raise InvalidParameter(f"${VERDICT_VARIABLE} is {_modes()}, not {text!r}")
+
+
+def _modes() -> str:
+    return " or ".join(repr(mode) for mode in get_args(VerdictMode))
+
+
+def stored_verdict(
+    info: CollectionInfo, field: str, bank: QueryBank, judging: Judging
+) -> TuningRecord | None:
+    """Return the stored verdict on a bank that counts; None if the bank is to be judged."""
+    record = info.verdicts.of(field, bank.fingerprint)
+    # New real queries may know better than a verdict that had no labels.
+    is_outdone = judging.queries is not None and record is not None and not record.labelled
+    return None if is_outdone else record
+
+
+def judged(
+    layout: Layout, vectors: Floats, field: str, bank: QueryBank, judging: Judging
+) -> TuningRecord | None:
+    """Return the verdict on a bank from some rows (n, d) as users see them; None if they are too few.
+
+    It says nothing of methods: it is that of the default one.
+    """
+    vectors = vectors[~layout.invalid(vectors)]
+    if len(vectors) < FEWEST_ITEMS:
+        return None
+
+    layout = with_mean(layout, vectors)
+    queries = _apart_from(bank, judging.queries)
+    if queries is not None:
+        bank.expect_dim(queries.shape[1], "a query")
+        queries = layout.reduce_queries(queries)
+    judgement = judge_bank(
+        QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
+        layout.reduce_items(vectors),
+        queries=queries,
+    )
+    return TuningRecord(
+        field=field,
+        verdict=judgement.verdict,
+        choice=None,
+        strength=judgement.strength,
+        reason=judgement.reason,
+        labelled=False,
+        real_queries=0 if queries is None else len(queries),
+        bank_fingerprint=bank.fingerprint,
+        tuned_at=datetime.now(timezone.utc),
+    )
+
+
+def _apart_from(bank: QueryBank, queries: QueryBank | None) -> Floats | None:
+    """Return the queries that are not in the bank; None if they are too few to judge it."""
+    if queries is None:
+        return None
+    in_bank = {row.tobytes() for row in bank.vectors}
+    is_other = np.array([row.tobytes() not in in_bank for row in queries.vectors])
+    # A bias must not be judged by the queries that it was fitted on.
+    return queries.vectors[is_other] if is_other.sum() >= FEWEST_QUERIES else None
+
+
+def store_verdict(store: Store, collection: str, record: TuningRecord) -> None:
+    """Store the verdict on a bank; those on other banks stay."""
+    # Read again: another process may have judged another bank meanwhile.
+    verdicts = store.info(collection, counted=False).verdicts
+    if record not in verdicts.records:
+        store.write_property(collection, TUNING_PROPERTY, verdicts.with_record(record))
