@@ -208,7 +208,6 @@ class TwoFields:
                 "estimator": NNN(K),
                 "where": "side_collection",
                 "field": "text",
-                "force": True,
             }
             enable(store, plan_enable(store, name, bank, **result), client_ttl=0.0)
             self.name = name
