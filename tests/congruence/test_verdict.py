@@ -63,9 +63,12 @@ def test_a_bank_that_fits_is_applied_and_its_verdict_is_stored(database):
     assert "half of the bank, for lack of real queries" in plan.verdict.judged_by
     assert store.info(name).verdicts == Verdicts(), "a plan writes nothing"
     migrate(store, plan, ALONE)
-    [told] = status(store, name).verdicts
-    assert (told["verdict"], told["bank_fingerprint"]) == ("apply", QueryBank(BANK).fingerprint)
-    assert "hubs go from" in told["reason"]
+    for collection, in_use in ((name, False), (plan.target, True)):
+        [told] = status(store, collection).verdicts
+        assert told["verdict"] == "apply"
+        assert told["bank_fingerprint"] == QueryBank(BANK).fingerprint
+        assert told["in_use"] == in_use
+        assert "hubs go from" in told["reason"]
 
 
 @pytest.mark.parametrize("bank", [OTHER_ITEMS, FOREIGN], ids=["items", "foreign"])

@@ -553,9 +553,9 @@ class Refreshing:
         """Return the result of a refresh without new biases, with a verdict on the bank in use if it
         had none: a collection that is created with a bank has no rows to judge it on.
         """
-        bank = plan.bank.queries
-        has_verdict = self.info.verdicts.of(self.state.field, bank.fingerprint) is not None
-        is_skipped = self._judging.mode == "skip" or self.options.plan
+        in_use = self.state.profile.bank.queries_fingerprint
+        has_verdict = self.info.verdicts.of(self.state.field, in_use) is not None
+        is_skipped = self.options.verdict == "skip" or self.options.plan
         if has_verdict or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
             return result
 
