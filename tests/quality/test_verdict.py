@@ -200,6 +200,8 @@ def test_few_queries_whose_views_all_differ_prove_nothing():
     few = GOOD._replace(two_views=0.0, searched=15)
     assert judge_unlabelled(few).verdict == "apply"
     assert judge_unlabelled(few._replace(searched=300)).verdict == "leave it alone"
+    real = GOOD._replace(two_views=0.05, searched=100, real_queries=True)
+    assert judge_unlabelled(real).verdict == "leave it alone", "they are the last to be asked"
 
 
 def test_real_queries_have_to_show_that_hubs_lose_answers():
