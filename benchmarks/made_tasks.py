@@ -3,7 +3,7 @@
 Each takes seconds and needs what is installed alone: names of languages, places and currencies in two
 languages, which Babel has from the CLDR; functions of the standard library; and which modules the
 files of the installed packages import. These differ between versions, and the figures with them.
-Nothing is trained on the pairs of a task.
+Nothing is trained on the pairs of a task, and recommenders not on what they are to find.
 
 An encoder is the mean of random vectors, one for each word or for each three letters of a text. Frequent
 words then pull all texts in the same directions, and few items answer nearly all queries. In a
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy.sparse import csr_matrix
 from sklearn.decomposition import TruncatedSVD
 
@@ -46,8 +47,20 @@ UNSUITED = (
     "name to code, trigrams",
 )
 
-RECOMMENDERS = ("factors of counts", "factors of weighted counts", "factors of unit length")
+RECOMMENDERS = (
+    "factors of counts",
+    "factors of weighted counts",
+    "factors of unit length",
+    "alternating least squares",
+    "alternating least squares, unit length",
+    "pairwise ranking",
+    "pairwise ranking, unit length",
+)
 FACTORS = 64
+ROUNDS = 8
+CONFIDENCE, RIDGE = 20.0, 5.0
+"""Of alternating least squares: the weight of what was imported, and of the vectors' lengths."""
+EPOCHS = 15
 USERS = 4_000
 FEWEST_IMPORTS = 5
 """Of a file; one of them is to be recommended."""
@@ -160,21 +173,78 @@ def recommender(name: str) -> Task:
     Each user is a query, and is to find a module that it imports and the factors have not seen.
     """
     counts, left_out = imports()
-    matrix = counts
-    if name != "factors of counts":
-        # As with words: what everybody imports says little.
-        files = np.asarray(counts.sum(0))
-        matrix = counts.multiply(np.log(counts.shape[0] / (1 + files))).tocsr()
-
-    decomposed = TruncatedSVD(FACTORS, random_state=0)
-    users = np.asarray(decomposed.fit_transform(matrix), np.float32)
-    items = np.asarray(decomposed.components_.T, np.float32)
-    if name == "factors of unit length":
+    if name.startswith("alternating"):
+        users, items = alternating_least_squares(counts)
+    elif name.startswith("pairwise"):
+        users, items = pairwise_ranking(counts)
+    else:
+        users, items = factors(counts, weighted=name != "factors of counts")
+    if name.endswith("unit length"):
         users = unit(users)
         items = unit(items)
 
     test, bank = np.array_split(np.random.default_rng(0).permutation(len(users)), 2)
     return Task(users[test], items, users[bank], None, left_out[test])
+
+
+def factors(counts: Any, *, weighted: bool) -> tuple[Vectors, Vectors]:
+    """Return users (n, FACTORS) and items (modules, FACTORS) of a truncated SVD."""
+    matrix = counts
+    if weighted:
+        # As with words: what everybody imports says little.
+        files = np.asarray(counts.sum(0))
+        matrix = counts.multiply(np.log(counts.shape[0] / (1 + files))).tocsr()
+    decomposed = TruncatedSVD(FACTORS, random_state=0)
+    users = np.asarray(decomposed.fit_transform(matrix), np.float32)
+    return users, np.asarray(decomposed.components_.T, np.float32)
+
+
+def alternating_least_squares(counts: Any) -> tuple[Vectors, Vectors]:
+    """Return users and items of implicit feedback (Hu, Koren, Volinsky, ICDM 2008, eq. 4 and 5)."""
+    rng = np.random.default_rng(0)
+    items = 0.05 * rng.standard_normal((counts.shape[1], FACTORS), np.float32)
+    by_item = counts.T.tocsr()
+    for _ in range(ROUNDS):
+        users = least_squares(counts, items)
+        items = least_squares(by_item, users)
+    return users, items
+
+
+def least_squares(counts: Any, others: Vectors) -> Vectors:
+    """Return the vector of each row that explains its counts best, given those of the columns."""
+    everywhere = others.T @ others + RIDGE * np.eye(FACTORS, dtype=np.float32)
+    solved = np.zeros((counts.shape[0], FACTORS), np.float32)
+    for row in range(counts.shape[0]):
+        columns = counts.indices[counts.indptr[row] : counts.indptr[row + 1]]
+        chosen = others[columns]
+        weighted = everywhere + CONFIDENCE * chosen.T @ chosen
+        solved[row] = np.linalg.solve(weighted, (1 + CONFIDENCE) * chosen.sum(0))
+    return solved
+
+
+def pairwise_ranking(counts: Any) -> tuple[Vectors, Vectors]:
+    """Return users and items of Bayesian personalised ranking (Rendle et al., UAI 2009)."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    user_count, item_count = counts.shape
+    users = torch.nn.Parameter(0.1 * torch.randn(user_count, FACTORS))
+    items = torch.nn.Parameter(0.1 * torch.randn(item_count, FACTORS))
+    optimizer = torch.optim.Adam([users, items], lr=0.02)
+
+    rows = torch.from_numpy(np.repeat(np.arange(user_count), np.diff(counts.indptr)))
+    columns = torch.from_numpy(counts.indices.astype(np.int64))
+    for _ in range(EPOCHS):
+        for part in torch.from_numpy(rng.permutation(len(rows))).split(8192):
+            user = users[rows[part]]
+            item = items[columns[part]]
+            other = items[torch.from_numpy(rng.integers(item_count, size=len(part)))]
+            lead = (user * (item - other)).sum(1)
+            size = user.pow(2).sum(1) + item.pow(2).sum(1)
+            loss = -torch.nn.functional.logsigmoid(lead).mean() + 1e-4 * size.mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return users.detach().numpy(), items.detach().numpy()
 
 
 @cache

@@ -37,6 +37,11 @@ SCORED = 1_000
 # `python -m benchmarks.defaults`, that are named under it.
 VIEWS_AGREE = 0.06
 """Two-view agreement below which a bank is foreign. Rows: banks of other data sets."""
+ITEMS_AGREE = 0.2
+"""Two-view agreement of items below which vectors may be those of a recommender, if that of the queries
+is below QUERIES_AGREE too. Rows: own banks, and recommenders."""
+QUERIES_AGREE = 0.6
+"""See ITEMS_AGREE."""
 REACHED = 0.35
 """Reach below which a bank may cover a corner of the gallery. Rows: banks that crowd few items."""
 FIXED_BY_ONE = 0.2
@@ -231,6 +236,7 @@ def findings(figures: Figures) -> list[Finding]:
         _on_kind(figures),
         _on_agreement(figures),
         _on_two_views(figures),
+        _on_neighbours(figures),
         _on_reach(figures),
         _on_best_score(figures),
         _on_hubs(figures),
@@ -258,17 +264,27 @@ def _on_two_views(figures: Figures) -> Finding:
     # Of real queries there are as many as the caller wants, and they are the last to be asked.
     if figures.real_queries:
         fails = figures.two_views < VIEWS_AGREE
-    if figures.real_queries and figures.raw_views < VIEWS_AGREE:
-        remedy = (
-            "these queries and the items agree in too little, with no bank at all: is "
-            "popularity what your users want?"
-        )
     return _finding(
         "two views",
         f"answers from two halves of the dimensions agree on {figures.two_views:.0%} of the "
         "queries",
         fails=fails,
         remedy=remedy,
+    )
+
+
+def _on_neighbours(figures: Figures) -> Finding:
+    # In a recommender each dimension is a taste of its own: half of them are another model. Items
+    # that are described by what they are have the same neighbours in any half; and where they have
+    # none, queries still tell their answers.
+    is_split = figures.item_views < ITEMS_AGREE and figures.two_views < QUERIES_AGREE
+    return _finding(
+        "neighbours",
+        f"two halves of the dimensions agree on the neighbours of {figures.item_views:.0%} of the "
+        "items",
+        fails=is_split,
+        remedy="queries and items agree in too little, as in a recommender: is popularity what your "
+        "users want?",
     )
 
 
@@ -301,7 +317,9 @@ def _on_hubs(figures: Figures) -> Finding:
     most = figures.before + figures.margin
     remedy = "no hubs are removed, so keep the raw search"
     if figures.real_queries:
-        most = figures.before - LEAST_FALL * max(0.0, figures.before - figures.by_chance)
+        # Where hubs take nothing beyond chance, there is nothing to lose.
+        beyond_chance = figures.before - figures.by_chance
+        most = figures.before - LEAST_FALL * beyond_chance if beyond_chance > 0 else 0.0
         remedy = f"they fall by less than {LEAST_FALL:.0%}, so keep the raw search"
     return _finding(
         "hubs",

@@ -210,11 +210,19 @@ def test_real_queries_have_to_show_that_hubs_lose_answers():
     judged = judge_unlabelled(hardly._replace(real_queries=True))
     assert judged.verdict == "leave it alone"
     assert "they fall by less than 12%" in judged.reason
+    # Nor is anything to be gained where hubs take no more than chance gives them.
+    sparse = GOOD._replace(before=0.19, after=0.18, real_queries=True)
+    assert judge_unlabelled(sparse).verdict == "leave it alone"
 
 
 def test_a_recommender_is_told_its_reason():
-    judged = judge_unlabelled(GOOD._replace(two_views=0.01, raw_views=0.01, real_queries=True))
-    assert "is popularity what your users want?" in judged.reason
+    for real in (False, True):
+        factors = GOOD._replace(two_views=0.4, item_views=0.1, real_queries=real)
+        judged = judge_unlabelled(factors)
+        assert judged.verdict == "leave it alone"
+        assert "is popularity what your users want?" in judged.reason
+        assert judge_unlabelled(factors._replace(two_views=0.8)).verdict == "apply"
+        assert judge_unlabelled(factors._replace(item_views=0.5)).verdict == "apply"
     foreign = judge_unlabelled(GOOD._replace(two_views=0.01, real_queries=True))
     assert "the bank is foreign" in foreign.reason
 
