@@ -261,7 +261,7 @@ def _on_two_views(figures: Figures) -> Finding:
         "embedded by its model"
     )
     fails = figures.is_surely_below(figures.two_views, VIEWS_AGREE)
-    # Of real queries there are as many as the caller wants, and they are the last to be asked.
+    # Of real queries there are as many as the caller wants, and nothing decides after them.
     if figures.real_queries:
         fails = figures.two_views < VIEWS_AGREE
     return _finding(
@@ -276,7 +276,7 @@ def _on_two_views(figures: Figures) -> Finding:
 def _on_neighbours(figures: Figures) -> Finding:
     # In a recommender each dimension is a taste of its own: half of them are another model. Items
     # that are described by what they are have the same neighbours in any half; and where they have
-    # none, queries still tell their answers.
+    # none, queries still agree on their answers.
     is_split = figures.item_views < ITEMS_AGREE and figures.two_views < QUERIES_AGREE
     return _finding(
         "neighbours",
