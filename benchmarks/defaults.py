@@ -65,7 +65,7 @@ WHOLE, CROWDING, HALVING = "whole", "bank that crowds few items", "halving"
 HALVED, HALVES, CROWDED = ("text_video_msrvtt", "clip_products"), 10, (0.1, 0.25, 0.5)
 REACH_HALVES = "reach, which halves"
 FOLLOWED = ("always", "followed", "worst", "with_queries")
-FINDINGS = ("kind", "agreement", "two views", "reach", "best score", "hubs", HALVING)
+FINDINGS = ("kind", "agreement", "two views", "neighbours", "reach", "best score", "hubs", HALVING)
 
 
 class Case(NamedTuple):

@@ -1,8 +1,9 @@
 """Tasks that are made here: encoders that suit their texts badly, and recommenders.
 
-Each takes seconds and needs what is installed alone: names of languages, places and currencies in two
+They need nothing but what is installed: names of languages, places and currencies in two
 languages, which Babel has from the CLDR; functions of the standard library; and which modules the
-files of the installed packages import. These differ between versions, and the figures with them.
+files of the installed packages import, which takes minutes to read. These differ between versions,
+and the figures with them.
 Nothing is trained on the pairs of a task, and recommenders not on what they are to find.
 
 An encoder is the mean of random vectors, one for each word or for each three letters of a text. Frequent
@@ -58,9 +59,13 @@ RECOMMENDERS = (
 )
 FACTORS = 64
 ROUNDS = 8
-CONFIDENCE, RIDGE = 20.0, 5.0
-"""Of alternating least squares: the weight of what was imported, and of the vectors' lengths."""
+"""Of alternating least squares."""
+CONFIDENCE = 20.0
+"""The weight of what was imported, in alternating least squares."""
+RIDGE = 5.0
+"""The weight of the vectors' lengths there."""
 EPOCHS = 15
+"""Of pairwise ranking."""
 USERS = 4_000
 FEWEST_IMPORTS = 5
 """Of a file; one of them is to be recommended."""

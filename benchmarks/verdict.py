@@ -4,7 +4,7 @@
 
 Banks: the whole bank of a task, and draws of 30 to 3,000 queries; those of other encoders, data sets and
 modalities; the other side of the same data set; items of the gallery and other items. Tasks: the seven with
-embeddings of `benchmarks.data`, the scores of a re-ranker, ten with unsuited encoders and three
+embeddings of `benchmarks.data`, the scores of a re-ranker, ten with unsuited encoders and seven
 recommenders of `benchmarks.made_tasks`. The verdict is given the bank alone, and 100 real queries without labels.
 
 Gains are in points of R@1 over the raw search, of the default at full and at half strength; what is followed is

@@ -194,7 +194,7 @@ class NotCaughtUp(StateError):
 
 
 class CorrectionNotRecommended(StateError):
-    """Tuning on this collection and bank found that correction would hurt."""
+    """The verdict on a bank is to leave the collection alone."""
 
 
 class UnknownStateVersion(StateError):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import points
-from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors, not_among
 from milvus_hubness.correction.estimators import Blend, Estimator
 from milvus_hubness.correction.estimators.base import require_gallery
 from milvus_hubness.correction.kernels.checks import whole_number
@@ -398,8 +398,7 @@ def _split(
         answers = answers and [answers[query] for query in some]
 
     # A query in the bank raises the bias of its own answer, and would be judged by it.
-    in_queries = {row.tobytes() for row in query_vectors}
-    is_other = np.array([row.tobytes() not in in_queries for row in bank.vectors])
+    is_other = not_among(bank.vectors, query_vectors)
     if not is_other.any():
         raise InvalidInput(
             "the bank holds nothing but the queries: a bias must not be judged by its own bank"

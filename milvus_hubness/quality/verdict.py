@@ -33,19 +33,20 @@ MOST_QUERIES = 5_000
 SCORED = 1_000
 """Queries whose scores of all items are read for the best score and for the drift."""
 
-# Each threshold was chosen on the tasks of the choice in `python -m benchmarks.verdict`, or on the rows of
-# `python -m benchmarks.defaults`, that are named under it.
+# Each threshold was chosen on rows that are named under it: of the tasks of the choice in
+# `python -m benchmarks.verdict`, or of `python -m benchmarks.defaults`.
 VIEWS_AGREE = 0.06
 """Two-view agreement below which a bank is foreign. Rows: banks of other data sets."""
 ITEMS_AGREE = 0.2
-"""Two-view agreement of items below which vectors may be those of a recommender, if that of the queries
-is below QUERIES_AGREE too. Rows: own banks, and recommenders."""
+"""Two-view agreement of items below which vectors may be those of a recommender, if the queries agree
+in less than QUERIES_AGREE too. Rows: own banks, and recommenders."""
 QUERIES_AGREE = 0.6
-"""See ITEMS_AGREE."""
+"""Two-view agreement of queries from which on they tell apart even items that have no neighbours."""
 REACHED = 0.35
 """Reach below which a bank may cover a corner of the gallery. Rows: banks that crowd few items."""
 FIXED_BY_ONE = 0.2
-"""Signal above which low reach speaks against a bank. Rows: own banks with strong hubs, and foreign ones."""
+"""Signal above which low reach speaks against a bank. Rows: own banks with strong hubs, and
+foreign ones."""
 FIXED_BY_FEW = 0.04
 """Signal above which hubs that keep many answers speak for a narrow bank. Rows: banks of one topic,
 and own banks with strong hubs."""
@@ -53,8 +54,8 @@ LEAST_FALL = 0.12
 """Share of the excess answers beyond chance that real queries have to lose. Rows: all kinds of
 banks, with 100 real queries."""
 LIKE_ITEMS = 0.8
-"""Share of the items' two-view agreement from which on a bank agrees as items do. Rows: own banks and
-items, where bank and gallery are alike."""
+"""Share of the items' two-view agreement from which on a bank agrees as items do. Rows: own banks
+and items, where bank and gallery are alike."""
 LITTLE_EXCESS = 0.11
 """Excess answers beyond chance below which little is gained. Rows: own banks."""
 FAR_BEST = 8.0
@@ -71,8 +72,8 @@ EXPECTED_GAIN = (
     (0.275, 6.75, 4.67, 8.6),
     (0.374, 5.59, 4.65, 6.1),
 )
-"""Excess answers beyond chance, and the mean and quartiles of the gain in points of R@1: `expected_gain`
-as `benchmarks.verdict` saves it, of banks of their own. No verdict reads it."""
+"""Excess answers beyond chance, and the mean and quartiles of the gain in points of R@1, of banks of
+their own: `expected_gain` as `benchmarks.verdict` saves it. No verdict reads it."""
 
 Biases: TypeAlias = Callable[[QueryBank, Vectors], Vectors]
 """Computes the biases (n,) of items (n, d) from a bank."""
@@ -88,14 +89,11 @@ class Figures(NamedTuple):
     """Share of the queries that find the same item first in both of two random halves of the
     dimensions, each corrected by itself."""
 
-    raw_views: float
-    """The same share without correction."""
-
     bank_views: float
-    """The same share of the bank's own queries, without correction."""
+    """The same share of the queries of the bank, without correction."""
 
     item_views: float
-    """The same share if items search for the item next to them."""
+    """Share of the items that have the same nearest other item in both halves."""
 
     reach: float
     """Number of items that are the nearest of some bank query, over its expectation if all items
@@ -123,30 +121,31 @@ class Figures(NamedTuple):
     """Share of the variance that is between bank and gallery; 1 if they are too few to compare."""
 
     signal: float
-    """How well a single query fixes the biases: (ρ / (1 − ρ)) / (m / 2), with the agreement ρ of two halves of
-    m / 2 queries each.
+    """How well a single query fixes the biases: (ρ / (1 − ρ)) / (m / 2), with the agreement ρ of two
+    halves of m / 2 queries each.
 
-    Queries of all kinds fix the biases slowly; those that all ask the same, as in a narrow or foreign
-    bank, at once."""
+    Queries of all kinds fix the biases slowly; those that all ask the same, as in a narrow or
+    foreign bank, at once."""
 
     real_queries: bool = False
     """Whether the searches were with real queries, not with queries of the bank."""
 
     @property
     def margin(self) -> float:
-        """Change of the excess answers that says nothing: one standard error, and at least one answer."""
+        """Change of the excess answers that says nothing: one standard error, at least one answer."""
         return max(self.noise, 1 / (DEPTH * self.searched))
 
     def is_surely_below(self, share: float, least: float) -> bool:
-        """Whether a share of the searched queries is below `least` by more than its standard error."""
+        """Whether a share of the searched queries is below `least`, by more than its error."""
         # One more of them, so that a few queries that all fail do not seem certain.
         variance = share * (1 - share) + 1 / self.searched
         return share + math.sqrt(variance / self.searched) < least
 
     @property
     def excess(self) -> float:
-        """Excess answers taken by hubs beyond chance without correction, as a share of the most that
-        there can be."""
+        """Excess answers taken by hubs beyond chance, without correction, as a share of the most that
+        there can be.
+        """
         return (self.before - self.by_chance) / (1 - self.by_chance)
 
     @property
@@ -244,6 +243,21 @@ def findings(figures: Figures) -> list[Finding]:
     ]
 
 
+def _on_kind(figures: Figures) -> Finding:
+    is_alike = figures.alike < THRESHOLD
+    # Items agree with items more than queries do.
+    agrees_as_items = figures.bank_views >= LIKE_ITEMS * figures.item_views
+    return _finding(
+        "kind",
+        f"{max(0.0, figures.alike):.1%} of the variance is between bank and gallery, and two "
+        f"halves of the dimensions agree on {figures.bank_views:.0%} of the bank, on "
+        f"{figures.item_views:.0%} of the items",
+        fails=is_alike and agrees_as_items and not figures.real_queries,
+        remedy="this looks like a bank of items: pass real queries (--queries), which show what it "
+        "is worth",
+    )
+
+
 def _on_agreement(figures: Figures) -> Finding:
     return _finding(
         "agreement",
@@ -256,10 +270,6 @@ def _on_agreement(figures: Figures) -> Finding:
 
 def _on_two_views(figures: Figures) -> Finding:
     # The agreement of the halves says nothing here: a foreign bank agrees with itself.
-    remedy = (
-        f"below {VIEWS_AGREE:.0%}, the bank is foreign: use queries of this collection, "
-        "embedded by its model"
-    )
     fails = figures.is_surely_below(figures.two_views, VIEWS_AGREE)
     # Of real queries there are as many as the caller wants, and nothing decides after them.
     if figures.real_queries:
@@ -269,7 +279,8 @@ def _on_two_views(figures: Figures) -> Finding:
         f"answers from two halves of the dimensions agree on {figures.two_views:.0%} of the "
         "queries",
         fails=fails,
-        remedy=remedy,
+        remedy=f"below {VIEWS_AGREE:.0%}, the bank is foreign: use queries of this collection, "
+        "embedded by its model",
     )
 
 
@@ -289,8 +300,8 @@ def _on_neighbours(figures: Figures) -> Finding:
 
 
 def _on_reach(figures: Figures) -> Finding:
-    # Strong hubs lower the reach of a good bank too. Only a narrow one fixes the biases with few queries.
-    # Real queries show what either is worth.
+    # Strong hubs lower the reach of a good bank too. Only a narrow one fixes the biases with few
+    # queries. Real queries show what either is worth.
     is_low = figures.reach < REACHED and figures.signal > FIXED_BY_ONE
     return _finding(
         "reach",
@@ -351,19 +362,6 @@ def _finding(name: str, text: str, *, fails: bool, remedy: str) -> Finding:
     return Finding(name, text, fails, remedy if fails else "")
 
 
-def _on_kind(figures: Figures) -> Finding:
-    is_alike = figures.alike < THRESHOLD
-    # Items agree with items more than queries do.
-    agrees_as_items = figures.bank_views >= LIKE_ITEMS * figures.item_views
-    return _finding(
-        "kind",
-        f"{max(0.0, figures.alike):.1%} of the variance is between bank and gallery, and two halves of the "
-        f"dimensions agree on {figures.bank_views:.0%} of the bank, on {figures.item_views:.0%} of the items",
-        fails=is_alike and agrees_as_items and not figures.real_queries,
-        remedy="this looks like a bank of items: pass real queries (--queries), which show what it is worth",
-    )
-
-
 def chance_excess(mean: float) -> float:
     """Return the expected share of excess answers of random answers: that of Poisson counts.
 
@@ -392,25 +390,24 @@ def _two_view_agreements(
 ) -> dict[str, float]:
     """Return the shares of queries, and of items, that find the same item first in both views."""
     firsts: dict[str, list[npt.NDArray[np.int64]]] = {
-        name: [] for name in ("two_views", "raw_views", "bank_views", "item_views")
+        name: [] for name in ("two_views", "bank_views", "item_views")
     }
     for vectors in _views((fitted, searched, sample, items), rng):
         view_fitted, view_searched, view_sample, view_items = vectors
         bias = biases_of(QueryBank(view_fitted), view_items)
         firsts["two_views"].append(nearest(view_searched, view_items, 1, bias)[:, 0])
-        firsts["raw_views"].append(nearest(view_searched, view_items, 1)[:, 0])
         firsts["bank_views"].append(nearest(view_sample, view_items, 1)[:, 0])
         firsts["item_views"].append(_neighbours(view_items))
     return {name: float((first == second).mean()) for name, (first, second) in firsts.items()}
 
 
 def _neighbours(items: Vectors) -> npt.NDArray[np.int64]:
-    """Return the nearest other item of each of the first items."""
-    some = items[:SCORED]
-    two = nearest(some, items, min(2, len(items)))
+    """Return the nearest other item of each of the first items, at most SCORED."""
+    searching = items[:SCORED]
+    two_nearest = nearest(searching, items, min(2, len(items)))
     # An item is its own nearest, but under inner products a longer one may be nearer.
-    is_itself = two[:, 0] == np.arange(len(some))
-    return np.where(is_itself, two[:, -1], two[:, 0])
+    is_itself = two_nearest[:, 0] == np.arange(len(searching))
+    return np.where(is_itself, two_nearest[:, -1], two_nearest[:, 0])
 
 
 def _views(matrices: Sequence[Vectors], rng: np.random.Generator) -> Iterator[list[Vectors]]:

@@ -9,7 +9,6 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 from jinja2.filters import do_truncate
 from markupsafe import Markup
@@ -203,12 +202,12 @@ def curve(
 
 
 def expected_gain(
-    curve: Sequence[tuple[float, float, float, float]], excess: float, little: float
+    curve: Sequence[tuple[float, float, float, float]], excess: float, gain: float, little: float
 ) -> Markup:
     """Draw the points of R@1 that a correction gained against the excess answers that hubs took.
 
-    curve: (excess, mean, low, high) by excess. excess: of this bank's queries, which is marked.
-    little: below it little is gained.
+    curve: (excess, mean, low, high) by excess. excess: of this bank's queries, which is marked at
+    its expected gain. little: below it little is gained.
     """
     height = 200
     title = "Gain of a correction against the answers that hubs take in excess"
@@ -225,8 +224,6 @@ def expected_gain(
     plot.draw("polyline", "line", [(at, mean) for at, mean, _, _ in curve])
     drawing.line("grid", plot.x(little), plot.x(little), plot.top, plot.bottom)
 
-    # Beyond the ends of the curve, the gain of its nearest end is the best guess.
-    gain = float(np.interp(excess, [at for at, *_ in curve], [mean for _, mean, _, _ in curve]))
     label = f"here: {excess:.0%}"
     tooltip = f"{label}; banks of their own gained {gain:+.1f} points at this"
     plot.mark_now(excess, label, "start", 110)

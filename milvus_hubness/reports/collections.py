@@ -24,7 +24,7 @@ from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
 from milvus_hubness.quality.trials import activated_by
-from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS
+from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS, expected_gain
 from milvus_hubness.reports import charts, report
 from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import Diagnosis
@@ -43,7 +43,12 @@ def render(
     """
     images = images or Images()
     template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
-    facts = {"expected": EXPECTED_GAIN, "little": LITTLE_EXCESS, "images": images}
+    facts = {
+        "expected": EXPECTED_GAIN,
+        "gain_at": expected_gain,
+        "little": LITTLE_EXCESS,
+        "images": images,
+    }
     return template.render(d=diagnosis, charts=charts, image_field=image_field, **facts)
 
 
@@ -244,7 +249,7 @@ def tune(
         raise InvalidInput(
             f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})"
         )
-    if queries is None and state is not None:
+    if queries is None and answers is None and state is not None:
         queries = live_queries(store, info, state)
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")

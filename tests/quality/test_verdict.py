@@ -18,7 +18,7 @@ from tests.support.real_data import LARGEST_APART, load_task, needs_real_data
 
 SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")
 GOOD = Figures(
-    agreement=0.8, two_views=0.3, raw_views=0.3, bank_views=0.3, item_views=0.3, reach=0.7, best_z=4.0, before=0.4,
+    agreement=0.8, two_views=0.3, bank_views=0.3, item_views=0.3, reach=0.7, best_z=4.0, before=0.4,
     after=0.25, noise=0.01, searched=500, by_chance=0.2, alike=0.02, signal=0.03,
 )  # fmt: skip
 

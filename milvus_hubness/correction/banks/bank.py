@@ -169,6 +169,12 @@ def optional_bank(bank: BankLike | None) -> QueryBank | None:
     return None if bank is None else QueryBank.of(bank)
 
 
+def not_among(rows: Vectors, *others: Vectors) -> npt.NDArray[np.bool_]:
+    """Return which rows (n, d) float32 are equal to no row of the others, (n,)."""
+    known = {row.tobytes() for matrix in others for row in matrix}
+    return np.array([row.tobytes() not in known for row in rows], np.bool_)
+
+
 def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     """Return `rows` as a C-contiguous float32 array (n, d), d ≥ 1, with finite numbers only.
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import get_args
 
-import numpy as np
-
 from milvus_hubness.basics.defaults import VERDICT_VARIABLE, VerdictMode
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, not_among, optional_bank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
@@ -127,10 +125,9 @@ def _apart_from(bank: QueryBank, queries: QueryBank | None) -> Floats | None:
     """Return the queries that are not in the bank; None if they are too few to judge it."""
     if queries is None:
         return None
-    in_bank = {row.tobytes() for row in bank.vectors}
-    is_other = np.array([row.tobytes() not in in_bank for row in queries.vectors])
     # A bias must not be judged by the queries that it was fitted on.
-    return queries.vectors[is_other] if is_other.sum() >= FEWEST_QUERIES else None
+    others = queries.vectors[not_among(queries.vectors, bank.vectors)]
+    return others if len(others) >= FEWEST_QUERIES else None
 
 
 def store_verdict(store: Store, collection: str, record: TuningRecord) -> None:

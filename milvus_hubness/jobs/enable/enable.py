@@ -108,9 +108,7 @@ def enable(
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     side = [plan.side_collection] if plan.side_collection else []
-    # Who continues a run has decided already.
-    if plan.unfinished is None:
-        plan.judging.require(plan.verdict, name)
+    plan.judging.require(plan.verdict, name)
     with Lease(store, name, *side) as lease:
         if plan.verdict is not None:
             store_verdict(lease.store, name, plan.verdict)

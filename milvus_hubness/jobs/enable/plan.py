@@ -294,7 +294,8 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         missed=fitted.missed,
         unfinished=unfinished,
         verdict=fitted.verdict,
-        judging=request.judging,
+        # Who continues a run has decided already.
+        judging=request.judging if unfinished is None else Judging("skip"),
     )
 
 

@@ -107,39 +107,29 @@ def sampled_vectors(
     needed: int,
 ) -> Floats:
     """Return vectors (n, d) of the sample, `needed` of them valid if it has so many."""
-    return stacked(_pages_of_sample(store, info, field, surveyed, layout, needed), layout.dim)
-
-
-def _pages_of_sample(
-    store: Store,
-    info: CollectionInfo,
-    field: str,
-    surveyed: Survey,
-    layout: Layout,
-    needed: int,
-) -> Iterator[Floats]:
-    """Yield vectors of the sample until `needed` of them are valid, or to its end."""
-    left = surveyed.shuffled_sample()
+    sampled_keys = surveyed.shuffled_sample()
+    pages: list[Floats] = []
     size = needed
-    page_rows = surveyed.page_rows
-    while left and needed > 0:
+    while sampled_keys and needed > 0:
         keys_of: dict[str | None, list[Key]] = {}
-        for partition, key in left[:size]:
+        for partition, key in sampled_keys[:size]:
             keys_of.setdefault(partition, []).append(key)
-        left = left[size:]
+        sampled_keys = sampled_keys[size:]
 
         valid = 0
         for partition, keys in keys_of.items():
-            for start in range(0, len(keys), page_rows):
-                page_keys = keys[start : start + page_rows]
+            for start in range(0, len(keys), surveyed.page_rows):
+                page_keys = keys[start : start + surveyed.page_rows]
                 page = store.get(info.name, page_keys, field, partition=partition)
                 valid += int((~layout.invalid(page.vectors)).sum())
-                yield page.vectors
+                pages.append(page.vectors)
 
         # Rows may lack a vector, or be deleted by now: then twice as many as seem to be missing
         # stand in for them, so that another round is rare.
         needed -= valid
         size = 2 * needed * size // max(1, valid)
+
+    return stacked(pages, layout.dim)
 
 
 def survey(

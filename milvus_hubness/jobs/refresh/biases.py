@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.basics.bounds import Count
 from milvus_hubness.basics.progress import Progress
-from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank, not_among
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowBiases
@@ -178,13 +178,10 @@ def _held_out(new: RefreshPlan) -> Floats | None:
 
 def _apart_from(plans: Sequence[RefreshPlan], queries: Floats) -> Floats | None:
     """Return the queries that are in no bank, at most 2,000; None if they are too few."""
-    in_banks = {row.tobytes() for plan in plans for row in plan.bank.queries.vectors}
-    rows = np.ascontiguousarray(queries, np.float32)
-    are_others = np.array([row.tobytes() not in in_banks for row in rows], np.bool_)
-    if are_others.sum() < FEWEST_QUERIES:
+    banks = [plan.bank.queries.vectors for plan in plans]
+    others = queries[not_among(queries, *banks)]
+    if len(others) < FEWEST_QUERIES:
         return None
-
-    others = rows[are_others]
     return others[np.random.default_rng(0).permutation(len(others))[:MOST_QUERIES]]
 
 
@@ -222,8 +219,7 @@ def _fit_without(
     gate, both from the other queries; None if these are too few. items: the sample, reduced.
     """
     bank = plan.bank.queries
-    excluded = {row.tobytes() for row in held_out}
-    others = np.array([row.tobytes() not in excluded for row in bank.vectors])
+    others = not_among(bank.vectors, held_out)
     if others.sum() < FEWEST_HELD_OUT:
         return None
 

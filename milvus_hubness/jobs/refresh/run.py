@@ -155,7 +155,7 @@ def refresh(
     lease, and write only the rows whose bias changes.
 
     A full refresh evaluates the new biases against the old ones and against none, on queries that
-    were not fitted and on labelled ones if given. If the new biases are worse, it changes nothing, unless
+    were not fitted and on labelled ones if given. If they are worse, it changes nothing, unless
     `force`. Else it writes the standby slot of every row whose bias there differs by more than the
     tolerance, and then exchanges the slots, so that no search mixes old and new biases. If it is
     killed or stopped before that, the next refresh continues it.

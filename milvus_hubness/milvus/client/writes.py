@@ -252,10 +252,12 @@ class Writes:
                 states[new_field.name] = new_field.state(reference)
 
             properties = {state.property_name: state.to_json() for state in states.values()}
-            verdicts = [new_field.verdict for new_field in corrected if new_field.verdict]
-            if verdicts:
-                record = Verdicts(records=tuple(verdicts))
-                properties[record.property_name] = record.to_json()
+            verdicts = Verdicts()
+            for new_field in corrected:
+                if new_field.verdict is not None:
+                    verdicts = verdicts.with_record(new_field.verdict)
+            if verdicts.records:
+                properties[verdicts.property_name] = verdicts.to_json()
             further["properties"] = {**(further.get("properties") or {}), **properties}
             stored = CollectionSchema.construct_from_dict(schema.to_dict())
             for state in states.values():
