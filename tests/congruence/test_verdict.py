@@ -19,9 +19,11 @@ from milvus_hubness import (
     status,
     tune,
 )
+from milvus_hubness.jobs.common import judging
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.online_bank import start_online_bank
 from milvus_hubness.jobs.store.records import Verdicts
+from milvus_hubness.quality.tuning import Judgement
 from tests.support.databases import OnMilvus
 from tests.support.galleries import hubby_gallery
 
@@ -121,6 +123,23 @@ def test_a_new_profile_is_judged_too(lite):
     done = refresh(store, name, bank=FOREIGN, profile="other", client_ttl=0)
     assert done.action == "refused"
     assert status(store, name).profiles == ("default",)
+
+
+def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):
+    weak = Judgement("apply weakly", 0.5, "hubs keep many answers", None)
+    monkeypatch.setattr(judging, "judge_bank", lambda *args, **options: weak)
+    plan = plan_migration(lite.store(), lite.fill(ITEMS, "IP"), BANK)
+    assert plan.strength == 0.5
+    store = lite.store()
+    name = migrate(store, plan, ALONE).target
+    monkeypatch.undo()
+    monkeypatch.setenv("MILVUS_HUBNESS_VERDICT", "require")
+    assert refresh(store, name, bank=BANK[:300], client_ttl=0, force=True).action == "full"
+    assert status(store, name).strength == 1.0
+
+    monkeypatch.setattr(judging, "judge_bank", lambda *args, **options: weak)
+    assert refresh(store, name, bank=BANK[:200], client_ttl=0, force=True).action == "full"
+    assert status(store, name).strength == 0.5
 
 
 def test_real_queries_decide(lite):

@@ -45,12 +45,7 @@ from milvus_hubness.jobs.store.helpers import (
     prepare_rename,
 )
 from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
-from milvus_hubness.jobs.store.records import (
-    DUAL_WRITE_PROPERTY,
-    TUNING_PROPERTY,
-    CollectionInfo,
-    DualWrite,
-)
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
 MOST_PASSES = 5
 """How often all rows are compared before the copy counts as one that does not catch up."""
@@ -326,9 +321,6 @@ class Migrator:
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         self._store.create_copy(planned, migration.target, migration.corrected())
-        # Refreshes of the copy ask for the verdict on the bank that it uses.
-        if source.verdicts.records:
-            self._store.write_property(migration.target, TUNING_PROPERTY, source.verdicts)
 
         copy = self._store.info(migration.target, counted=False)
         list_bank(self._store, copy.collection_id, migration.bank_collection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from qdrant_client import models
@@ -259,7 +260,12 @@ def copy_config(
 def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str, Any]:
     """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
-    carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
+    return copied_properties(described.config.metadata or {}, state)
+
+
+def copied_properties(properties: Mapping[str, Any], state: CollectionState) -> dict[str, Any]:
+    """Return the source's properties with the state of the copy."""
+    carried = {**properties, state.property_name: state.to_json()}
     # These are about the source alone: its jobs, and which collection it is.
     for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, IDENTITY_PROPERTY):
         carried.pop(name, None)

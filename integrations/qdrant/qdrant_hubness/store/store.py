@@ -277,11 +277,7 @@ class QdrantStore(QdrantWriteIntents):
 
         # The properties come first, so that no client sees the collection without them.
         properties = self.properties.of(source.name, source.schema["described"])
-        carried = {
-            present.property_name: properties[present.property_name]
-            for present in source.states.values()
-        }
-        self.properties.alter(target, {**carried, state.property_name: state.to_json()})
+        self.properties.alter(target, schema.copied_properties(properties, state))
         self.ask("create_collection", target, **schema.copy_config(source, state, None))
 
     # -- biases in payloads ----------------------------------------------------------------------
