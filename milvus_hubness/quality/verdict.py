@@ -41,7 +41,7 @@ ITEMS_AGREE = 0.2
 """Two-view agreement of items below which vectors may be those of a recommender, if the queries agree
 in less than QUERIES_AGREE too. Rows: own banks, and recommenders."""
 QUERIES_AGREE = 0.6
-"""Two-view agreement of queries from which on they tell apart even items that have no neighbours."""
+"""Two-view agreement of queries from which on they single out even items that have no neighbours."""
 REACHED = 0.35
 """Reach below which a bank may cover a corner of the gallery. Rows: banks that crowd few items."""
 FIXED_BY_ONE = 0.2

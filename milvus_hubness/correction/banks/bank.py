@@ -171,8 +171,8 @@ def optional_bank(bank: BankLike | None) -> QueryBank | None:
 
 def not_among(rows: Vectors, *others: Vectors) -> npt.NDArray[np.bool_]:
     """Return which rows (n, d) float32 are equal to no row of the others, (n,)."""
-    known = {row.tobytes() for matrix in others for row in matrix}
-    return np.array([row.tobytes() not in known for row in rows], np.bool_)
+    among = {row.tobytes() for matrix in others for row in matrix}
+    return np.array([row.tobytes() not in among for row in rows], np.bool_)
 
 
 def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:

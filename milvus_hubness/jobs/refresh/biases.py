@@ -179,7 +179,8 @@ def _held_out(new: RefreshPlan) -> Floats | None:
 def _apart_from(plans: Sequence[RefreshPlan], queries: Floats) -> Floats | None:
     """Return the queries that are in no bank, at most 2,000; None if they are too few."""
     banks = [plan.bank.queries.vectors for plan in plans]
-    others = queries[not_among(queries, *banks)]
+    rows = np.asarray(queries, np.float32)
+    others = rows[not_among(rows, *banks)]
     if len(others) < FEWEST_QUERIES:
         return None
     return others[np.random.default_rng(0).permutation(len(others))[:MOST_QUERIES]]
