@@ -30,6 +30,7 @@ from milvus_hubness.correction.estimators.base import TargetBank
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
+from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 
@@ -70,6 +71,8 @@ class Correction:
     """Whether the items were added together after the fit, see `FittedBias.new_bias`."""
     compute: Callable[[Floats, bool], Biases] | None = None
     """Maps vectors (m, d) and are_new to their biases (m,), in place of the fit."""
+    queries: QueryBank | None = None
+    """The bank as the caller gave it, with its groups; `fitted.bank` has one query for each."""
 
     @classmethod
     def fit(
@@ -101,9 +104,8 @@ class Correction:
         if start is not None and start.shape == (len(reduced), estimator.potentials):
             inputs["start"] = start
 
-        if fit is not None:
-            return cls(layout, fit(estimator, reduced, **inputs))
-        return cls(layout, estimator.fit(reduced, **inputs))
+        fitted = (fit or type(estimator).fit)(estimator, reduced, **inputs)
+        return cls(layout, fitted, queries=QueryBank.of(bank))
 
     @classmethod
     def restore(
@@ -116,7 +118,16 @@ class Correction:
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
         queries = _reduced_bank(layout, bank.queries)
         fitted = estimator.restore(queries, bank.potentials, target_bank=targets)
-        return cls(layout, fitted, mean_bias)
+        return cls(layout, fitted, mean_bias, queries=bank.queries)
+
+    def stored_bank(self, target_bank: QueryBank | None) -> StoredBank:
+        """Return the bank of the fit with its potentials, from which `restore` makes the fit again.
+
+        target_bank: that of the fit, if the estimator needs one.
+        """
+        queries = self.queries
+        assert queries is not None, "a correction that is fitted or restored has its queries"
+        return StoredBank(queries, queries.of_queries(self.fitted.potentials), target_bank)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
         """Return the c locality hint columns of vectors (n, d), float32 (n, c).
@@ -312,6 +323,19 @@ def initial_state(
         ) from None
 
 
+def grouped(layout: Layout, bank: QueryBank, vectors: npt.ArrayLike) -> QueryBank:
+    """Return the bank with the groups of its near copies, as `with_groups` finds them.
+
+    vectors: (n, d), of the gallery or a sample of it; without a valid one, the bank is returned as it
+    is. Raises as `Correction.fit` does.
+    """
+    items = _valid(layout, vectors)
+    if bank.groups is not None or not len(items):
+        return bank
+    reduced = with_groups(_reduced_bank(layout, bank), layout.reduce_items(items))
+    return replace(bank, groups=reduced.groups)
+
+
 def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
     """Reduce the queries of a bank to inner products.
 
@@ -324,7 +348,7 @@ def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
             f"the bank from {bank.source} has only zero vectors, which are near no item: "
             "pass queries as the application sends them"
         )
-    return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+    return replace(bank, vectors=layout.reduce_queries(bank.vectors))
 
 
 def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:

@@ -86,6 +86,11 @@ class QueryBank:
     """Where they came from, for people."""
     origins: Origins | None = field(default=None, repr=False)
     """Origins of the queries, if the bank is or was online."""
+    counts: npt.NDArray[Any] | None = field(default=None, repr=False)
+    """(n,): how often users sent each query, above 0; stored as float64. None: once each."""
+    groups: npt.NDArray[Any] | None = field(default=None, repr=False)
+    """(n,): the number of each query's group of near copies, 0 … g − 1, which share the weight of
+    one query. None: nobody has looked for near copies, and each query has the weight 1."""
 
     def __post_init__(self) -> None:
         rows: Any = self.vectors
@@ -106,6 +111,10 @@ class QueryBank:
 
         if self.origins is not None and len(self.origins) != len(vectors):
             raise InvalidInput(f"{len(vectors)} queries have {len(self.origins)} origins")
+        if self.counts is not None:
+            object.__setattr__(self, "counts", self._valid_counts(self.counts))
+        if self.groups is not None:
+            object.__setattr__(self, "groups", self._valid_groups(self.groups))
 
     @classmethod
     def of(cls, bank: BankLike) -> QueryBank:
@@ -134,6 +143,88 @@ class QueryBank:
     @property
     def dim(self) -> int:
         return int(self.vectors.shape[1])
+
+    def take(self, which: npt.NDArray[Any]) -> QueryBank:
+        """Return the bank of some queries, by their numbers or by a mask (n,).
+
+        What is left of a group keeps the weight of one query.
+        """
+        groups = None
+        if self.groups is not None:
+            _, groups = np.unique(self.groups[which], return_inverse=True)
+        return QueryBank(
+            self.vectors[which],
+            self.source,
+            None if self.origins is None else self.origins[which],
+            None if self.counts is None else self.counts[which],
+            groups,
+        )
+
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """(n,): the share of one query that each has: near copies divide it among themselves."""
+        if self.groups is None:
+            return np.ones(len(self))
+        weights: npt.NDArray[np.float64] = 1 / np.bincount(self.groups)[self.groups]
+        return weights
+
+    @cached_property
+    def condensed(self) -> QueryBank:
+        """The bank of one query for each group, the mean of its queries; the bank itself without
+        groups.
+
+        An estimator that is fitted on it gives all near copies together the weight of one query: the
+        mean score of a group is the score of its mean. A count is that of the whole group.
+        """
+        if self.groups is None:
+            return self
+        order = np.argsort(self.groups, kind="stable")
+        sizes = np.bincount(self.groups)
+        starts = np.cumsum(sizes) - sizes
+
+        # In float64: a popular query may have been repeated a million times.
+        sums = np.add.reduceat(self.vectors[order], starts, axis=0, dtype=np.float64)
+        counts = sizes if self.counts is None else np.bincount(self.groups, self.counts)
+        means = np.asarray(sums / sizes[:, None], np.float32)
+        return QueryBank(means, self.source, counts=counts)
+
+    def of_groups(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the rows (g, …) of the groups from those of the queries, (n, …)."""
+        if self.groups is None:
+            return rows
+        _, first = np.unique(self.groups, return_index=True)
+        return rows[first]
+
+    def of_queries(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return rows (n, …), one for each query, from those of the groups, (g, …)."""
+        return rows if self.groups is None else rows[self.groups]
+
+    def _valid_counts(self, counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the counts of the queries. Raises InvalidInput."""
+        values = np.asarray(counts)
+        if values.dtype.kind not in "fiu" or values.shape != (len(self),):
+            raise InvalidInput(
+                f"the counts of the bank from {self.source} must be {len(self)} numbers, one for "
+                f"each query, not {values.dtype} of shape {values.shape}"
+            )
+        wrong = np.flatnonzero(~(np.isfinite(values) & (values > 0))).tolist()
+        if wrong:
+            raise InvalidInput(
+                f"the counts of the bank from {self.source} must be above 0, which they are not in "
+                f"row {name_some(wrong)}: remove these queries"
+            )
+        return values.astype(np.float64)
+
+    def _valid_groups(self, groups: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return the groups of the queries. Raises InvalidInput."""
+        numbers = np.asarray(groups)
+        if numbers.dtype.kind not in "iu" or numbers.shape != (len(self),):
+            raise InvalidInput(
+                f"{len(self)} queries have groups {numbers.dtype} of shape {numbers.shape}"
+            )
+        if numbers.min() < 0 or not np.bincount(numbers).all():
+            raise InvalidInput("the numbers of groups must be 0, 1, 2, … without a gap")
+        return numbers.astype(np.int64)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -14,6 +14,7 @@ from milvus_hubness.correction.estimators.inverted_softmax import InvertedSoftma
 from milvus_hubness.correction.estimators.nnn import NNN
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.correction.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
+from milvus_hubness.correction.estimators.with_demand import WithDemand
 
 __all__ = [
     "CSLS",
@@ -27,6 +28,7 @@ __all__ = [
     "InvertedSoftmax",
     "RelativeNNN",
     "Sinkhorn",
+    "WithDemand",
     "from_dict",
     "to_dict",
 ]

@@ -34,7 +34,7 @@ TEMPERATURE_OF = {
 }
 """The parameter in units of the spread, by the parameter in units of the score."""
 
-MEASURED = {"items", "mean_bias", "agreement"}
+MEASURED = {"items", "mean_bias", "agreement", "factor"}
 """Parameters that a fit sets, besides each tau of a temperature."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -163,19 +163,26 @@ class Estimator(ABC):
     ) -> FittedBias:
         """Fit on the bank; gallery and target bank are used only if the estimator needs them.
 
+        The near copies of a bank with groups have the weight of one query: the fit is on their mean,
+        and `FittedBias.bank` has a row for each group.
+
         start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point. Raises
         BankTooSmall, DimensionMismatch, NonFiniteVectors, and InvalidInput for a missing argument.
         """
         # A fit takes long enough to be worth the import of torch.
         prefer_torch()
-        bank = QueryBank.of(bank)
+        queries = QueryBank.of(bank)
+        if start is not None:
+            start = queries.of_groups(np.asarray(start))
+        condensed = queries.condensed
         if not self.needs_gallery:
-            return self._fit(bank, FitInputs(gallery, target_bank, start))
+            return self._fit(condensed, FitInputs(gallery, target_bank, start))
 
         # First the taus, which the fit needs; last the agreement, which is that of the fit.
-        items = require_gallery(bank, gallery, type(self).__name__)
-        fitted = self.measured(bank, items)._fit(bank, FitInputs(items, target_bank, start))
-        return fitted.with_agreement(items, target_bank)
+        items = require_gallery(condensed, gallery, type(self).__name__)
+        inputs = FitInputs(items, target_bank, start)
+        fitted = self.measured(condensed, items)._fit(condensed, inputs)
+        return fitted.with_agreement(queries, items, target_bank)
 
     @abstractmethod
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
@@ -186,16 +193,24 @@ class Estimator(ABC):
     ) -> FittedBias:
         """Return the fit that had these potentials (|bank|, p), without its gallery.
 
-        Raises InvalidParameter for an estimator with a temperature and no tau yet, InvalidInput for
-        potentials of another shape.
+        The near copies of a group have the same potentials. Raises InvalidParameter for an estimator
+        with a temperature and no tau yet, InvalidInput for potentials of another shape.
         """
+        queries = QueryBank.of(bank)
+        numbers = queries.of_groups(check_potentials(queries, potentials, self.potentials))
+        return self._restore(queries.condensed, numbers, target_bank)
+
+    def _restore(
+        self, bank: QueryBank, potentials: Vectors, target_bank: BankLike | None
+    ) -> FittedBias:
+        """Restore a fit on a bank without groups, from checked potentials."""
         pairs = self._temperatures()
         for tau, _ in pairs:
             self.tau_of(tau)
 
         # Without temperatures, the fit needs no gallery to measure the spread on.
         absolute = self._replaced({temperature: None for _, temperature in pairs})
-        fitted = absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None))
+        fitted = absolute._fit(bank, FitInputs(None, target_bank, None))
         return replace(fitted, estimator=self)
 
     def clamped(self, bank_size: int) -> Self:
@@ -357,7 +372,7 @@ class FittedBias:
     """With the tau that follows from a temperature, and its agreement."""
 
     bank: QueryBank
-    """The bank of the fit."""
+    """The bank of the fit, with one query for each group of near copies."""
 
     formula: Formula = field(repr=False)
     """Of the items of the fit."""
@@ -415,24 +430,28 @@ class FittedBias:
             return np.empty(0, np.float32)
         return (self.estimator.share * formula(items)).astype(np.float32, copy=False)
 
-    def with_agreement(self, items: Vectors, target_bank: BankLike | None) -> FittedBias:
+    def with_agreement(
+        self, queries: QueryBank, items: Vectors, target_bank: BankLike | None
+    ) -> FittedBias:
         """Return the fit with the agreement of the bank's halves, if its strength is one.
 
-        items: (n, d); both halves are fitted on up to 20,000 of them. The agreement is 0 for a bank
-        of one query.
+        queries: of the bank, with their groups; near copies may be in both halves, as they will be
+        among the queries to come. items: (n, d); both halves are fitted on up to 20,000 of them. The
+        agreement is 0 for a bank of one query.
         """
         if self.estimator.strength != "agreement":
             return self
 
         agreement = 0.0
-        half_size = len(self.bank) // 2
-        if half_size:
+        if len(self.bank) > 1:
             sample = items[_places(items, ITEMS)]
+            halves = [queries.take(numbers) for numbers in split_in_half(len(queries))]
+            smallest = min(len(half.condensed) for half in halves)
+
             # At strength 1: otherwise each half would measure an agreement of its own halves.
-            estimator = replace(self.estimator, strength=1.0).clamped(half_size)
+            estimator = replace(self.estimator, strength=1.0).clamped(smallest)
             biases = []
-            for rows in split_in_half(len(self.bank)):
-                half = QueryBank(self.bank.vectors[rows], self.bank.source)
+            for half in halves:
                 fitted = estimator.fit(half, gallery=sample, target_bank=target_bank)
                 biases.append(fitted.bias(sample))
             agreement = correlation(*biases)
@@ -575,7 +594,7 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
     if "estimators" in parameters:
         if not isinstance(parameters["estimators"], list | tuple):
             raise InvalidParameter(
-                f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}"
+                f"estimators are a list of dictionaries, not {parameters['estimators']!r}"
             )
         parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
     return estimator_class(**parameters)

@@ -106,13 +106,11 @@ class Blend(Estimator, alias="blend"):
             fits.append(fitted)
         return self._mixed(bank, fits)
 
-    def restore(
-        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    def _restore(
+        self, bank: QueryBank, potentials: Vectors, target_bank: BankLike | None
     ) -> FittedBias:
-        bank = QueryBank.of(bank)
-        numbers = check_potentials(bank, potentials, self.potentials)
         fits = [
-            estimator.restore(bank, numbers[:, columns], target_bank=target_bank)
+            estimator.restore(bank, potentials[:, columns], target_bank=target_bank)
             for estimator, columns in self.with_columns()
         ]
         return self._mixed(bank, fits)

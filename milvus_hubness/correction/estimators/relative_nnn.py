@@ -15,7 +15,6 @@ from milvus_hubness.correction.estimators.base import (
     Estimator,
     FitInputs,
     FittedBias,
-    check_potentials,
 )
 from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
@@ -62,24 +61,23 @@ class RelativeNNN(Estimator, alias="relative"):
         """Return the fit of bank queries with these f (m,)."""
         # Rounded as they are stored, so that the fit and its restoration give the same biases.
         potentials = (-self.discount * finds).astype(np.float32)[:, None]
-        return self.restore(bank, potentials)
+        return self._restore(bank, potentials, None)
 
-    def restore(
-        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    def _restore(
+        self, bank: QueryBank, potentials: Vectors, target_bank: BankLike | None
     ) -> FittedBias:
-        bank = QueryBank.of(bank)
         bank.require(at_least=self.k)
-        values = check_potentials(bank, potentials, 1)
 
         # A column of ones in the items adds the query's potential to its score, so one kernel is
         # enough: the largest sums are not those of the largest products.
-        relative = np.hstack([bank.vectors, values])
+        relative = np.hstack([bank.vectors, potentials])
 
         def of_vectors(items: Vectors) -> npt.NDArray[np.float32]:
             rows = np.hstack([items, np.ones((len(items), 1), np.float32)])
             return topk_mean(rows, relative, self.k, device=self.device)
 
         def of_products(products: Numbers) -> Numbers:
-            return topk_mean_of(products + values[:, 0], self.k)
+            return topk_mean_of(products + potentials[:, 0], self.k)
 
-        return replace(self._fitted(bank, of_vectors, of_products=of_products), potentials=values)
+        fitted = self._fitted(bank, of_vectors, of_products=of_products)
+        return replace(fitted, potentials=potentials)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import (
@@ -164,12 +163,11 @@ class Sinkhorn(Estimator, alias="sn"):
         [(fitted, _)] = fit_together([self], bank, inputs)
         return fitted
 
-    def restore(
-        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    def _restore(
+        self, bank: QueryBank, potentials: Vectors, target_bank: BankLike | None
     ) -> FittedBias:
-        bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
-        return self.with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
+        return self.with_potentials(bank, potentials, diagnostics)
 
     @property
     def _fitted_on(self) -> FittedItems:

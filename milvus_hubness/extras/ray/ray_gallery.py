@@ -142,11 +142,14 @@ class RayGallery:
         Its `start` and its errors are the same. Sinkhorn, alone or in a Blend, iterates over the
         shards; a temperature and an agreement are measured on up to 20,000 items.
         """
-        fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
+        queries = QueryBank.of(bank)
+        if start is not None:
+            start = queries.of_groups(np.asarray(start))
+        fitted = self._fit(estimator, queries.condensed, target_bank, start)
         # `with_agreement` would return the same, but a sample costs a read of every shard.
         if fitted.estimator.strength != "agreement":
             return fitted
-        return fitted.with_agreement(self._sample(fitted.bank), target_bank)
+        return fitted.with_agreement(queries, self._sample(fitted.bank), target_bank)
 
     def _fit(
         self,

@@ -22,7 +22,7 @@ from milvus_hubness.correction.codec.index_hints import measured_on, with_mean
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import Estimator
-from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.fitted import Correction, grouped
 from milvus_hubness.errors import (
     CannotMigrate,
     EmptyBank,
@@ -259,13 +259,14 @@ def fit_measured(
     target_bank: QueryBank | None,
     strength: float = 1.0,
 ) -> Correction:
-    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors
-    of the field.
+    """Return a correction as `fit_with_mean` does, with the layout's constants and the near copies
+    of the bank measured on vectors of the field.
     """
+    bank = grouped(layout, bank, vectors)
     measured = measured_on(
         layout,
         vectors,
-        bank.vectors,
+        bank.condensed.vectors,
         graph_hint=store.takes_graph_hint(info, field),
         locality_hints=store.takes_locality_hints(info, field),
         length_pull=store.takes_length_pull(info, field),

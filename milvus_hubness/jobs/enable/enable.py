@@ -13,7 +13,7 @@ import numpy as np
 
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.waiting import wait_seconds
-from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.state import CollectionState, suffix_for
 from milvus_hubness.errors import (
@@ -234,7 +234,7 @@ def _fill_second_vector(
 def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionState:
     """Save the bank, and return the state that the plan leads to."""
     correction = plan.correction
-    stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    stored = correction.stored_bank(plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)

@@ -17,7 +17,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
-from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.fitted import Correction, grouped
 from milvus_hubness.correction.state import (
     CandidateReranking,
     CollectionState,
@@ -418,7 +418,10 @@ def _fitted(
             store, info, field, location.layout, gallery.vectors, *banks, choice.strength
         )
     else:
-        correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
+        bank = grouped(gallery.layout, request.bank, gallery.vectors)
+        correction = fit_with_mean(
+            gallery.layout, gallery.vectors, choice.estimator, bank, request.target_bank
+        )
         side = _free_side(store, info, suffix) if location.where == "side_collection" else None
         most = store.most_candidates(info)
         reranking, missed = measure(

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
@@ -74,7 +73,7 @@ def prepared(
     )
 
     # The ledger says so first: `clean` may drop the collection if this run is killed.
-    stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    stored = correction.stored_bank(plan.target_bank)
     if not store.exists(plan.bank_collection):
         migration = ledger.write(migration, made_bank="collection")
     bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)

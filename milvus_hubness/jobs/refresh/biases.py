@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.basics.bounds import Count
 from milvus_hubness.basics.progress import Progress
-from milvus_hubness.correction.banks.bank import QueryBank, not_among
+from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowBiases
@@ -169,8 +169,10 @@ def judge(
 
 
 def _held_out(new: RefreshPlan) -> Floats | None:
-    """Return a fifth of the new bank, drawn at random; None if it is too small."""
-    bank = new.bank.queries.vectors
+    """Return one query of a fifth of the new bank's groups, drawn at random; None if these are too
+    few.
+    """
+    bank = new.bank.queries.of_groups(new.bank.queries.vectors)
     order = np.random.default_rng(0).permutation(len(bank))
     held_out = bank[order[: min(MOST_QUERIES, int(HELD_OUT * len(bank)))]]
     return held_out if len(held_out) >= FEWEST_HELD_OUT else None
@@ -217,17 +219,20 @@ def _fit_without(
     layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
 ) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
     """Return the biases of the sample and which of its items the gate lets through, None without a
-    gate, both from the other queries; None if these are too few. items: the sample, reduced.
+    gate, both from the other queries, without near copies of those held out; None if they are too
+    few. items: the sample, reduced.
     """
     bank = plan.bank.queries
     others = not_among(bank.vectors, held_out)
+    if bank.groups is not None:
+        others = ~np.isin(bank.groups, bank.groups[~others])
     if others.sum() < FEWEST_HELD_OUT:
         return None
 
     correction = Correction.fit(
         layout,
         plan.estimator,
-        QueryBank(bank.vectors[others], bank.source),
+        bank.take(others),
         gallery=sample if plan.estimator.needs_gallery else None,
         target_bank=plan.bank.targets,
     )

@@ -589,7 +589,7 @@ def _copy_layout(
         layout = measured_on(
             with_spread(layout, spread) if is_other else layout,
             vectors,
-            bank.queries.vectors,
+            bank.queries.condensed.vectors,
             graph_hint=store.takes_graph_hint(info, field),
             locality_hints=store.takes_locality_hints(info, field),
             # The first chunk says too little of rows that could not be read back.

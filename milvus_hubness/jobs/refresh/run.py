@@ -18,7 +18,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.quantisation import is_out_of_scale
 from milvus_hubness.correction.estimators import to_dict
-from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.fitted import Correction, grouped
 from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.errors import Cancelled, CorrectionNotRecommended
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
@@ -451,6 +451,10 @@ class Refreshing:
         options = self.options
 
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
+        # A bank that is stored already keeps the groups that its biases were fitted with.
+        if plan.reference is None:
+            bank = grouped(self.state.layout, plan.bank.queries, sample.vectors)
+            plan = replace(plan, bank=replace(plan.bank, queries=bank))
         verdict = self._verdict(plan, sample) if self._names_other_bank(plan) else None
         if verdict is not None:
             try:
@@ -651,7 +655,7 @@ class Refreshing:
         reference = plan.reference
         if reference is None:
             self.lease.check()
-            bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
+            bank = correction.stored_bank(plan.bank.targets)
             reference = self._spare.save(bank, old.bank, self.state.metric)
 
         former = Former(**old.model_dump(include=set(Former.model_fields)))

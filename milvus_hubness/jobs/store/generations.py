@@ -87,8 +87,8 @@ MOST_WRITES = 3
 
 
 def generation_of(bank: StoredBank) -> str:
-    """Return a digest of queries, potentials and targets,
-    and of origins if an online bank took in some queries.
+    """Return a digest of queries, potentials and targets, of the counts and groups of queries, if
+    they have some, and of origins if an online bank took in some queries.
     """
     arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
@@ -99,6 +99,9 @@ def generation_of(bank: StoredBank) -> str:
         seeds = Origins.seeds(len(origins), 0)
         if not np.array_equal(origins.numbers, seeds.numbers):
             arrays += [origins.numbers, origins.at]
+    for numbers in (bank.queries.counts, bank.queries.groups):
+        if numbers is not None:
+            arrays.append(numbers)
 
     digest = hashlib.sha256()
     for array in arrays:
@@ -195,11 +198,28 @@ def _bank_of_rows(
 
     source = f"{database}:{reference.collection}"
     return StoredBank(
-        QueryBank(vectors[positions_of[QUERIES]], source=source, origins=origins),
+        QueryBank(
+            vectors[positions_of[QUERIES]],
+            source=source,
+            origins=origins,
+            counts=_of_all(queries, "count"),
+            groups=_of_all(queries, "group"),
+        ),
         _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
         [_keys_in(rows[i].get("nearest", [])) for i in nearest],
     )
+
+
+def _of_all(rows: Sequence[Row], field: str) -> npt.NDArray[Any] | None:
+    """Return the numbers (n,) of a field that all rows have; None unless they all have it."""
+    values = [row.get(field) for row in rows]
+    # Who adds or removes queries by hand leaves gaps, which the next fit closes.
+    if None in values:
+        return None
+    numbers = np.array(values)
+    has_gaps = field == "group" and not np.bincount(numbers).all()
+    return None if has_gaps else numbers
 
 
 def _finite_matrix(potentials: Sequence[Any]) -> Floats:
@@ -220,8 +240,12 @@ def _bank_rows(bank: QueryBank, potentials: Sequence[Sequence[float]]) -> list[R
     origins = bank.origins or Origins.seeds(len(bank), int(time.time()))
     facts = zip(origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True)
     rows: list[Row] = []
-    for sample, added_at, numbers in facts:
+    for number, (sample, added_at, numbers) in enumerate(facts):
         row: Row = {"source": source, "added_at": added_at, "sample": sample}
+        if bank.counts is not None:
+            row["count"] = float(bank.counts[number])
+        if bank.groups is not None:
+            row["group"] = int(bank.groups[number])
         # Most estimators have none; the rows of their banks lack the field.
         if numbers:
             row["potentials"] = numbers
@@ -240,7 +264,8 @@ class BankGenerations(ABC):
 
     A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name
     of a list of nearest items), `number` within the part, `source` and `added_at`. Queries also
-    have `sample` and, if the estimator needs them, `potentials`. Rows of nearest items have a zero
+    have `sample`, `count` and `group`, if the bank has these, and, if the estimator needs them,
+    `potentials`. Rows of nearest items have a zero
     vector and the keys in `nearest`.
     """
 

@@ -217,7 +217,7 @@ def _new_field(
     )
 
     # Imports that a client without a new collection does not pay for.
-    from milvus_hubness.correction.fitted import Correction, initial_state
+    from milvus_hubness.correction.fitted import Correction, grouped, initial_state
     from milvus_hubness.jobs.common.judging import Judging, judged
 
     judging = Judging.of(config.verdict, config.queries)
@@ -229,6 +229,9 @@ def _new_field(
         if verdict is not None and verdict.verdict == "apply weakly":
             strength = min(strength, verdict.strength)
 
+    # Without target items, the first refresh that reads rows looks for near copies.
+    if targets is not None:
+        bank = grouped(layout, bank, targets.vectors)
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
     correction = Correction.restore(layout, config.estimator, stored)
     if layout.spread > 1:

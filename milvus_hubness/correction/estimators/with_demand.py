@@ -1,0 +1,203 @@
+"""Biases less the log of the demand that a log of queries shows.
+
+A method of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
+from milvus_hubness.correction.estimators.base import (
+    Estimator,
+    FitInputs,
+    FittedBias,
+    Formula,
+    check_potentials,
+    require_gallery,
+)
+from milvus_hubness.correction.estimators.blend import Blend
+from milvus_hubness.correction.estimators.products import Numbers, logsumexp_of
+from milvus_hubness.correction.kernels import logsumexp
+from milvus_hubness.correction.kernels.checks import positive_number
+from milvus_hubness.errors import InvalidParameter
+
+
+class DemandDiagnostics(NamedTuple):
+    """Diagnostics of WithDemand."""
+
+    of_biases: Any
+    """Those of the estimator of the biases."""
+    dispersion: float | None
+    """Variance of the queries of a group over their mean; 1 if all are wanted equally often, as the
+    counts then have a Poisson distribution. None for a restored fit."""
+
+
+@dataclass(frozen=True)
+class WithDemand(Estimator, alias="demand"):
+    """b(r) = b_e(r) − factor · log( n(r) + added ), with the estimator e of the biases b_e.
+
+    n(r) = Σ_i n_i · exp((s(q_i, r) − b_e(r) − z_i) / tau) shares the n_i queries of each group among
+    the items; z_i = tau · log Σ_r exp((s(q_i, r) − b_e(r)) / tau) over the gallery makes the shares
+    of a group add up to 1.
+
+    In theory a score is s − b + λ·log p, with the share p of all queries that want the item. A bank
+    that is a log shows p itself. factor = weight · spread of scores · (1 − 1/dispersion): where all
+    groups are wanted equally often, it is 0.
+    """
+
+    estimators: Sequence[Estimator] = (Blend(),)
+    """One: that of the biases b_e."""
+    weight: float = 0.25
+    """λ, in units of the spread of scores."""
+    added: float = 3.0
+    """Queries that every item has besides those that are counted: few queries say little."""
+    tau: float | None = None
+    """Temperature of the shares, in units of the score."""
+    temperature: float | None = None
+    """Used in place of tau, in units of the spread of scores; 0.2 by default."""
+    factor: float | None = field(default=None, repr=False)
+    """λ in units of the score, which a fit measures."""
+    device: str = field(default="auto", repr=False, compare=False)
+    """Device of torch; "auto" takes a GPU if there is one. It changes no bias beyond
+    rounding, so estimators compare without it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_temperatures(temperature=0.2)
+        positive_number("added", self.added)
+        if self.weight < 0:
+            raise InvalidParameter(f"weight must be a number from 0 up, not {self.weight}")
+
+        # JSON has lists, but a frozen estimator is hashable only with tuples.
+        estimators = self.estimators
+        is_list = isinstance(estimators, Sequence)
+        if not is_list or len(estimators) != 1 or not isinstance(estimators[0], Estimator):
+            raise InvalidParameter(f"demand goes with one estimator of biases, not {estimators!r}")
+        object.__setattr__(self, "estimators", tuple(estimators))
+
+    @property
+    def of_biases(self) -> Estimator:
+        """The estimator of the biases."""
+        return self.estimators[0]
+
+    @property
+    def needs_gallery(self) -> bool:
+        return True
+
+    @property
+    def needs_target_bank(self) -> bool:
+        return self.of_biases.needs_target_bank
+
+    @property
+    def potentials(self) -> int:
+        return self.of_biases.potentials + 1
+
+    def unmeasured(self) -> WithDemand:
+        return replace(super().unmeasured(), estimators=(self.of_biases.unmeasured(),))
+
+    def clamped(self, bank_size: int) -> WithDemand:
+        return replace(self, estimators=(self.of_biases.clamped(bank_size),))
+
+    def fit(
+        self,
+        bank: BankLike,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: BankLike | None = None,
+        start: npt.ArrayLike | None = None,
+    ) -> FittedBias:
+        queries = QueryBank.of(bank)
+        items = require_gallery(queries, gallery, type(self).__name__)
+        if start is not None:
+            start = check_potentials(queries, start, self.potentials)[:, :-1]
+
+        # The bias is fitted on the queries themselves: near copies, of which the condensed bank has
+        # only the means, count in the agreement of its halves.
+        fitted = self.of_biases.fit(queries, gallery=items, target_bank=target_bank, start=start)
+        estimator = self.measured(fitted.bank, items)
+        tau = estimator.tau_of()
+        biases = fitted.bias(items)
+        shares = logsumexp(fitted.bank.vectors, items, tau, -biases, device=self.device)
+        demanded = estimator.with_shares(fitted, shares)
+        return demanded.with_agreement(queries, items, target_bank)
+
+    def with_shares(self, fitted: FittedBias, shares: npt.NDArray[np.floating[Any]]) -> FittedBias:
+        """Return the fit with these z (m,) of the bank."""
+        bank = fitted.bank
+        counts = np.ones(len(bank)) if bank.counts is None else bank.counts
+        dispersion = dispersion_of(counts)
+        tau = self.tau_of()
+        unit = tau / self.temperature if self.temperature else 1.0
+
+        measured = replace(
+            self,
+            estimators=(fitted.estimator,),
+            factor=self.weight * unit * (1 - 1 / dispersion),
+        )
+        of_groups = (tau * np.log(counts) - shares).astype(np.float32)
+        potentials = np.column_stack([fitted.potentials, of_groups])
+        diagnostics = DemandDiagnostics(fitted.diagnostics, dispersion)
+        return measured._less_demand(fitted, potentials, diagnostics)
+
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        return self.fit(bank, **inputs._asdict())
+
+    def _restore(self, bank: QueryBank, potentials: Vectors, target_bank: Any) -> FittedBias:
+        if self.factor is None:
+            raise InvalidParameter(
+                f"{self!r} has no factor yet: fit it, or take the estimator of the fit"
+            )
+        fitted = self.of_biases.restore(bank, potentials[:, :-1], target_bank=target_bank)
+        return self._less_demand(fitted, potentials, DemandDiagnostics(fitted.diagnostics, None))
+
+    def _less_demand(
+        self, fitted: FittedBias, potentials: Vectors, diagnostics: DemandDiagnostics
+    ) -> FittedBias:
+        bank = fitted.bank
+        tau = self.tau_of()
+        factor = self.factor or 0.0
+        of_groups = np.ascontiguousarray(potentials[:, -1])
+
+        def less_demand(biases: Numbers, sums: Numbers) -> Numbers:
+            """Return biases (n,) less the demand, from the log-sum-exps (n,) before them."""
+            log_count = (sums.astype(np.float64) - biases) / tau
+            return np.asarray(biases - factor * np.logaddexp(log_count, np.log(self.added)))
+
+        def formula(*, are_new: bool) -> Formula:
+            def of_vectors(items: Vectors) -> Numbers:
+                biases = fitted.new_bias(items) if are_new else fitted.bias(items)
+                # Without demand there is no reason for another pass over the bank.
+                if not factor:
+                    return biases
+                sums = logsumexp(items, bank.vectors, tau, of_groups, device=self.device)
+                return less_demand(biases, sums)
+
+            def of_products(products: Numbers) -> Numbers:
+                biases = fitted.bias_of_products(products, are_new=are_new)
+                return less_demand(biases, logsumexp_of(products + of_groups, tau))
+
+            return Formula(of_vectors, of_products if fitted.takes_products else None)
+
+        return FittedBias(
+            estimator=self,
+            bank=bank,
+            formula=formula(are_new=False),
+            diagnostics=diagnostics,
+            potentials=potentials,
+            new_formula=formula(are_new=True),
+        )
+
+
+def dispersion_of(counts: npt.NDArray[np.floating[Any]]) -> float:
+    """Return the variance of the counts (m,) over their mean, at least 1.
+
+    It is 1 if the counts are those of a Poisson distribution, as of queries that are all wanted
+    equally often.
+    """
+    return max(1.0, float(counts.var() / counts.mean()))

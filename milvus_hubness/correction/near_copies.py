@@ -1,0 +1,193 @@
+"""Near copies in a query bank: which queries of a log ask for the same.
+
+Users send a popular query again and again, in the same words or in others. Counted one by one, these
+raise the bias of the item that answers them, and push down exactly what is wanted most. So near
+copies form a group, and a group has the weight of one query (`QueryBank.condensed`).
+
+No fixed similarity separates copies from other queries: paraphrases in one encoder are as near as
+different topics in another. Here the gallery decides. The smallest cosine within a group is the one
+at which "in one group" and "the same first item under corrected scores" agree best. A method of this
+package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.codec.arrays import lengths_of
+from milvus_hubness.correction.estimators import Blend
+from milvus_hubness.correction.estimators.base import require_gallery
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels.policy import prefer_torch
+
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+COSINES = (
+    *(0.97, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775),
+    *(0.75, 0.725, 0.7, 0.675, 0.65, 0.6, 0.55, 0.5),
+)
+"""Candidates for the smallest cosine within a group."""
+SAMPLED = 3_000
+"""Queries on which the cosine is chosen, drawn at random: a log repeats in any part of it."""
+FITTED_ITEMS = 20_000
+"""Items on which biases are fitted for that choice, spread evenly."""
+ROUNDS = 2
+"""How often the cosine is chosen; each time on biases from the groups of the one before."""
+FEWEST = 20
+"""Queries below which there is nothing to choose from: only repeats are grouped."""
+MERGES = 3
+"""How often groups are merged at most; mostly the second time changes nothing."""
+BLOCK = 1_024
+"""Rows that are compared with all leaders at once."""
+
+
+def with_groups(bank: QueryBank, items: npt.ArrayLike, *, seed: int = 0) -> QueryBank:
+    """Return the bank (m, d) with the groups of its near copies; as it is if it has groups.
+
+    items: (n, d), n ≥ 1, the gallery whose first items decide which queries ask for the same. Bank
+    and items are reduced to inner products. Equal seeds give equal groups. Raises
+    DimensionMismatch, InvalidInput.
+    """
+    if bank.groups is not None:
+        return bank
+    prefer_torch()
+    gallery = require_gallery(bank, items, "the grouping of near copies")
+    cosine = smallest_cosine(bank.vectors, gallery, seed=seed)
+    return replace(bank, groups=groups_at(bank.vectors, cosine))
+
+
+def smallest_cosine(queries: Vectors, items: Vectors, *, seed: int = 0) -> float:
+    """Return the cosine from which on two of the queries (m, d) ask for the same; 1 for repeats only.
+
+    It is the candidate with the largest B-cubed F1 (Bagga and Baldwin, 1998) between the queries
+    near a query and those with the same first item.
+    """
+    if len(queries) > SAMPLED:
+        chosen = np.random.default_rng(seed).permutation(len(queries))[:SAMPLED]
+        queries = queries[np.sort(chosen)]
+    if len(queries) < FEWEST:
+        return 1.0
+
+    directions = _directions(queries)
+    bank = QueryBank(queries)
+    cosine = 1.0
+    for _ in range(ROUNDS):
+        first = _first_items(bank.condensed, queries, items)
+        agreements = _agreements(directions, first)
+        cosine = COSINES[int(np.argmax(agreements))]
+        bank = QueryBank(queries, groups=groups_at(queries, cosine))
+    return cosine
+
+
+def _first_items(bank: QueryBank, queries: Vectors, items: Vectors) -> Numbers:
+    """Return the first item of each query (m,) under the biases of the default Blend."""
+    sample = items[np.linspace(0, len(items) - 1, min(FITTED_ITEMS, len(items)), dtype=np.int64)]
+    fitted = Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=sample)
+
+    # One more column subtracts the biases, so that the kernel needs no other pass.
+    corrected = np.column_stack([items, fitted.bias(items)])
+    asking = np.column_stack([queries, -np.ones(len(queries), np.float32)])
+    first: Numbers = topk(asking, corrected, 1).indices[:, 0]
+    return first
+
+
+def _agreements(directions: Vectors, first: Numbers) -> list[float]:
+    """Return the B-cubed F1 of each of `COSINES` for queries (m, d) with these first items (m,)."""
+    of_same_item = np.bincount(first)[first]
+    near_counts = np.zeros((len(COSINES), len(first)))
+    both_counts = np.zeros((len(COSINES), len(first)))
+    for start in range(0, len(first), BLOCK):
+        block = slice(start, start + BLOCK)
+        cosines = directions[block] @ directions.T
+        # A query is near itself, also if it is zero.
+        rows = np.arange(len(cosines))
+        cosines[rows, start + rows] = 1.0
+        is_same = first[block, None] == first[None, :]
+        for number, cosine in enumerate(COSINES):
+            is_near = cosines >= cosine
+            near_counts[number, block] = is_near.sum(1)
+            both_counts[number, block] = (is_near & is_same).sum(1)
+
+    precision = (both_counts / near_counts).mean(1)
+    recall = (both_counts / of_same_item).mean(1)
+    agreements: list[float] = (2 * precision * recall / (precision + recall)).tolist()
+    return agreements
+
+
+def groups_at(queries: Vectors, cosine: float) -> Numbers:
+    """Return the number of each query's group (m,), from 0 up in the order of the first members.
+
+    A query joins a group if its cosine with the group's leader is at least `cosine`. Then groups are
+    merged whose members have at least that cosine in the mean: a large group of noisy copies is cut
+    into several by the noise of single pairs, which the mean does not have.
+    """
+    directions = _directions(queries)
+    distinct, number_of = np.unique(directions, axis=0, return_inverse=True)
+    repeats = np.bincount(number_of.reshape(-1))
+    groups = number_of.reshape(-1)
+    if cosine < 1:
+        # What is repeated most leads, and takes its near copies before others can.
+        groups = _led(distinct, repeats, cosine)[groups]
+        for _ in range(MERGES):
+            sizes = np.bincount(groups)
+            merged = _led(_means(directions, groups), sizes, cosine)[groups]
+            is_settled = merged.max() == groups.max()
+            groups = merged
+            if is_settled:
+                break
+    return _numbered(groups)
+
+
+def _led(rows: Vectors, sizes: Numbers, threshold: float) -> Numbers:
+    """Return the number of each row's leader (n,): the nearest with a product from `threshold` on.
+
+    Rows (n, d) without such a leader become leaders, the largest first.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    led = np.empty(len(rows), np.int64)
+    leaders: list[int] = []
+    for start in range(0, len(rows), BLOCK):
+        numbers = order[start : start + BLOCK]
+        block = rows[numbers]
+        is_led = np.zeros(len(block), np.bool_)
+        if leaders:
+            products = block @ rows[leaders].T
+            nearest = products.argmax(1)
+            is_led = products[np.arange(len(block)), nearest] >= threshold
+            led[numbers[is_led]] = nearest[is_led]
+
+        # Within the block, one leader after the other takes what is left.
+        is_near = block @ block.T >= threshold
+        for position in np.flatnonzero(~is_led):
+            if is_led[position]:
+                continue
+            followers = is_near[position] & ~is_led
+            followers[position] = True
+            led[numbers[followers]] = len(leaders)
+            is_led |= followers
+            leaders.append(int(numbers[position]))
+    return led
+
+
+def _means(directions: Vectors, groups: Numbers) -> Vectors:
+    """Return the mean direction of each group, whose products are the mean cosines of members."""
+    return QueryBank(directions, groups=groups).condensed.vectors
+
+
+def _numbered(groups: Numbers) -> Numbers:
+    """Return the groups with numbers from 0 up, in the order of their first members."""
+    _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)]
+
+
+def _directions(queries: Vectors) -> Vectors:
+    """Return the queries at length 1; zero vectors stay zero."""
+    lengths = lengths_of(queries).astype(np.float32)[:, None]
+    return np.asarray(queries / np.where(lengths > 0, lengths, 1), np.float32)
