@@ -1,0 +1,285 @@
+"""What a log of queries does as a bank where demand is uneven, and what near copies and priors change.
+
+    python -m benchmarks.demand [--draws N] [--tuned-draws N] [--workers N] [--from-saved]
+
+A log has 3,000 queries for items that are drawn by a demand of Zipf's law; tests are one fresh query an item,
+weighted by the same demand. caption_document has real captions: 1 to 4 for the log, the fifth for the test. The
+others have noisy copies of their queries at a cosine of 0.85 to 0.95; recommenders are made here
+(`benchmarks.made_tasks`), and their users are the queries.
+
+Gains are points of R@1 over the raw search. "followed" applies what the verdict without labels says: nothing, half or
+all of the default of jobs. The uniform bank is a log with even demand. λ of clicks is fixed; that of `tune` is its own.
+Rules and numbers were chosen on CHOSEN_ON, at other draws, and are reported on the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.defaults import load
+from benchmarks.environment import RESULTS, environment, save, table
+from benchmarks.made_tasks import recommender, unsuited
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
+from milvus_hubness.correction.estimators.base import score_spread
+from milvus_hubness.correction.near_copies import with_groups
+from milvus_hubness.quality.tuning import judge_bank, tune
+
+Vectors = npt.NDArray[np.float32]
+Values = npt.NDArray[np.float64]
+DrawQueries = Callable[[np.random.Generator, npt.NDArray[np.int64]], Vectors]
+
+ZIPF = (0.0, 0.5, 1.0, 1.3)
+LOG = 3_000
+"""Queries of a log."""
+MOST_ITEMS = 1_500
+PAIRS = 500
+"""Labelled pairs of the same log, for `tune`."""
+LAMBDA = 0.25
+"""Weight of the clicks of the log, in units of the spread of scores."""
+
+COSINES = {
+    "clip_products t2i": 0.85,
+    "clip_products i2t": 0.85,
+    "text_video_msrvtt t2v": 0.85,
+    "text_video_msrvtt v2t": 0.85,
+    "docstring_code": 0.9,
+    "caption_translation": 0.9,
+    "German to English, trigrams": 0.9,
+    "code to docstring, trigrams": 0.95,
+    "name to code, trigrams": 0.95,
+}
+"""The cosine of a noisy copy with its query, by task."""
+REAL_COPIES = "caption_document"
+RECOMMENDERS = ("factors of weighted counts", "alternating least squares")
+TASKS = (REAL_COPIES, *COSINES, *RECOMMENDERS)
+CHOSEN_ON = (REAL_COPIES, *tuple(COSINES)[:6])
+"""Tasks with whose other draws the mechanism was chosen."""
+
+
+class Task(NamedTuple):
+    gallery: Vectors
+    draw: DrawQueries
+    """Draws a query for each of some items."""
+    test: Vectors
+    """(n, d): a fresh query for each item."""
+
+
+@cache
+def task_of(name: str) -> Task:
+    if name == REAL_COPIES:
+        source = load(name)
+        captions = np.asarray(source.query, np.float32).reshape(5, len(source.gallery), -1)
+        return Task(
+            source.gallery,
+            lambda rng, items: captions[rng.integers(4, size=len(items)), items],
+            captions[4],
+        )
+
+    is_recommender = name in RECOMMENDERS
+    if is_recommender:
+        source = recommender(name)
+    else:
+        source = unsuited(name) if "," in name else load(name)
+    gallery, queries = _one_query_each(source)
+    cosine = COSINES.get(name, 0.95)
+
+    def noisy(rng: np.random.Generator, items: npt.NDArray[np.int64]) -> Vectors:
+        lengths = np.linalg.norm(queries[items], axis=1, keepdims=True)
+        noise = rng.standard_normal((len(items), queries.shape[1])).astype(np.float32)
+        noise *= lengths / np.linalg.norm(noise, axis=1, keepdims=True)
+        copies = cosine * queries[items] + np.sqrt(1 - cosine**2) * noise
+        return np.asarray(copies, np.float32)
+
+    return Task(gallery, noisy, noisy(np.random.default_rng(1), np.arange(len(gallery))))
+
+
+def _one_query_each(source: Any) -> tuple[Vectors, Vectors]:
+    """Return items that are the right answer of some query, and one such query for each."""
+    positives = np.asarray(source.positives)
+    items, first = np.unique(positives, return_index=True)
+    chosen = np.sort(np.random.default_rng(0).permutation(len(items))[:MOST_ITEMS])
+    gallery = np.asarray(source.gallery, np.float32)[items[chosen]]
+    return gallery, np.asarray(source.query, np.float32)[first[chosen]]
+
+
+def demand_of(count: int, zipf: float, rng: np.random.Generator) -> Values:
+    """Return the shares (n,) of items in random order."""
+    shares = 1 / (1 + rng.permutation(count)) ** zipf
+    demand: Values = shares / shares.sum()
+    return demand
+
+
+def biases_of(estimator: Estimator, bank: QueryBank, gallery: Vectors) -> Vectors:
+    return estimator.fit(bank, gallery=gallery).bias(gallery)
+
+
+def drawn(name: str, zipf: float, number: int, tuned: bool) -> dict[str, float]:
+    """Return the gains of one draw of a log."""
+    task = task_of(name)
+    gallery = task.gallery
+    rng = np.random.default_rng([int(10 * zipf), number])
+    demand = demand_of(len(gallery), zipf, rng)
+    items = rng.choice(len(gallery), size=LOG, p=demand)
+    log = QueryBank(task.draw(rng, items))
+    uniform = QueryBank(task.draw(rng, rng.integers(len(gallery), size=LOG)))
+    scores = task.test @ gallery.T
+
+    def r1(bias: npt.ArrayLike) -> float:
+        best = (scores - np.asarray(bias, np.float32)).argmax(1)
+        return 100 * float(((best == np.arange(len(gallery))) * demand).sum())
+
+    grouped = with_groups(log, gallery)
+    clicks = np.bincount(items, minlength=len(gallery)) + 1.0
+    prior = LAMBDA * score_spread(grouped.condensed, gallery) * np.log(clicks / clicks.sum())
+    near_uniform = with_groups(uniform, gallery)
+
+    neutral = biases_of(Blend(), grouped, gallery)
+    demanded = biases_of(WithDemand(), grouped, gallery)
+    judgement = judge_bank(log, gallery)
+    biases = {
+        "log": biases_of(Blend(), log, gallery),
+        "groups": neutral,
+        "groups and demand": demanded,
+        "followed": judgement.strength * demanded,
+        "followed, groups": judgement.strength * neutral,
+        "uniform": biases_of(Blend(), near_uniform, gallery),
+        "clicks": -prior,
+        "groups and clicks": neutral - prior,
+    }
+    if tuned:
+        pairs = rng.choice(len(gallery), size=PAIRS, p=demand)
+        choice = tune(log, gallery, queries=task.draw(rng, pairs), positives=pairs)
+        biases["tune"] = np.zeros(len(gallery), np.float32)
+        if choice.choice is not None:
+            biases["tune"] = choice.strength * biases_of(choice.choice, grouped, gallery)
+
+    raw = r1(np.zeros(len(gallery)))
+    gains = {method: r1(bias) - raw for method, bias in biases.items()}
+    groups = np.sort(grouped.condensed.counts)[::-1]
+    largest = groups[: max(1, len(groups) // 100)].sum() / groups.sum()
+    facts = {
+        "raw": raw,
+        "strength": judgement.strength,
+        "groups": len(groups),
+        "largest": float(largest),
+    }
+    return {**facts, **gains}
+
+
+def rows_of(name: str, zipf: float, draws: int, tuned_draws: int) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    return [
+        {
+            "task": name,
+            "zipf": zipf,
+            "draw": number,
+            **drawn(name, zipf, number, number < tuned_draws),
+        }
+        for number in range(draws)
+    ]
+
+
+METHODS = ("log", "groups", "groups and demand", "followed, groups", "followed", "uniform")
+METHODS += ("clicks", "groups and clicks", "tune")
+
+
+def means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean gain of each method; of `tune`, over the draws that were tuned."""
+    return {
+        method: float(np.mean([row[method] for row in rows if method in row]))
+        for method in METHODS
+        if any(method in row for row in rows)
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    lines = []
+    facts: dict[str, Any] = {"by_task": {}, "by_zipf": {}}
+    for zipf in ZIPF:
+        of_zipf = [row for row in rows if row["zipf"] == zipf]
+        by_task = {
+            name: means([row for row in of_zipf if row["task"] == name])
+            for name in TASKS
+            if any(row["task"] == name for row in of_zipf)
+        }
+        facts["by_task"][str(zipf)] = by_task
+        kinds = {
+            "choice": [name for name in by_task if name in CHOSEN_ON],
+            "report": [name for name in by_task if name not in (*CHOSEN_ON, *RECOMMENDERS)],
+            "recommenders": [name for name in by_task if name in RECOMMENDERS],
+        }
+        for kind, names in kinds.items():
+            if not names:
+                continue
+            of_kind = {
+                method: {
+                    "mean": float(np.mean([by_task[name][method] for name in names])),
+                    "worst": float(min(by_task[name][method] for name in names)),
+                }
+                for method in METHODS
+                if method in by_task[names[0]]
+            }
+            facts["by_zipf"].setdefault(str(zipf), {})[kind] = of_kind
+            cells = [
+                f"{of_kind[method]['mean']:+.1f} ({of_kind[method]['worst']:+.1f})"
+                if method in of_kind
+                else ""
+                for method in METHODS
+            ]
+            lines.append([f"{zipf:g}", kind, str(len(names)), *cells])
+    return facts, table(["Zipf", "tasks", "number", *METHODS], lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--draws", type=int, default=12)
+    parser.add_argument("--tuned-draws", type=int, default=4, help="draws that `tune` gets too")
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS))
+    parser.add_argument("--zipf", nargs="*", type=float, default=list(ZIPF))
+    parser.add_argument("--workers", type=int, default=2, help="processes [default: 2]")
+    parser.add_argument("--from-saved", action="store_true")
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    if options.from_saved:
+        saved = json.loads((RESULTS / "demand.json").read_text())
+        rows, where = saved["rows"], saved["environment"]
+    else:
+        rows = []
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(options.workers, context) as pool:
+            waiting = [
+                pool.submit(rows_of, name, zipf, options.draws, options.tuned_draws)
+                for name in options.tasks
+                for zipf in options.zipf
+            ]
+            for done in waiting:
+                of_case = done.result()
+                figures = ", ".join(f"{name} {gain:+.1f}" for name, gain in means(of_case).items())
+                print(f"{of_case[0]['task']}, Zipf {of_case[0]['zipf']:g}: {figures}", flush=True)
+                rows += of_case
+        where = environment(started)
+    facts, markdown = summary(rows)
+    print(markdown)
+    if options.save or options.from_saved:
+        save("demand", {**facts, "rows": rows, "environment": where}, markdown)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
