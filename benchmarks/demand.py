@@ -88,11 +88,12 @@ def task_of(name: str) -> Task:
             captions[4],
         )
 
-    is_recommender = name in RECOMMENDERS
-    if is_recommender:
+    if name in RECOMMENDERS:
         source = recommender(name)
+    elif "," in name:
+        source = unsuited(name)
     else:
-        source = unsuited(name) if "," in name else load(name)
+        source = load(name)
     gallery, queries = _one_query_each(source)
     cosine = COSINES.get(name, 0.95)
 

@@ -82,6 +82,9 @@ def agreement_sentence(estimator: dict[str, Any]) -> str | None:
     """Return what the agreement of an estimator's
     dictionary means; None if its strength is a number.
     """
+    # The demand of a bank goes with the biases of one other estimator.
+    if estimator["name"] == "WithDemand":
+        return agreement_sentence(estimator["estimators"][0])
     if _strength(estimator) != "agreement":
         return None
     if (agreement := estimator.get("agreement")) is None:
@@ -96,6 +99,9 @@ def _strength(estimator: dict[str, Any]) -> float | str:
 
 
 def _at_full_strength(estimator: dict[str, Any]) -> str:
+    if estimator["name"] == "WithDemand":
+        biases = describe(estimator["estimators"][0])
+        return f"{biases}, less {estimator['weight']:g} log demand"
     if "estimators" in estimator:
         blended = [
             f"({text})" if " + " in text else text

@@ -14,7 +14,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.estimators import Blend, Estimator, from_dict
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
 from milvus_hubness.correction.fitted import Correction, reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
@@ -88,7 +88,7 @@ def read_biased(
     """Read the rows of a collection and their biases.
 
     If it is not corrected, `estimator` computes them from `bank`; by default that is the choice of
-    tuning, else Blend. Raises as `diagnose` does.
+    tuning, else the default. Raises as `diagnose` does.
     """
     bank = optional_bank(bank)
     target_bank = optional_bank(target_bank)
@@ -139,7 +139,7 @@ def _computed_biases(
 
     correction = Correction.fit(
         layout,
-        estimator or Blend(),
+        estimator or DEFAULT_ESTIMATOR,
         bank,
         gallery=gallery.vectors,
         target_bank=target_bank,
@@ -172,7 +172,7 @@ def diagnose(
     """Search queries in a collection's rows before and after correction, and report the hubs.
 
     If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
-    of tuning, else Blend. answers: the keys of the right rows. texts: of the queries. slice_by: a
+    of tuning, else the default. answers: the keys of the right rows. texts: of the queries. slice_by: a
     scalar field, whose values get a report of their own; group_by: one whose values get their
     shares of the answers.
 

@@ -126,8 +126,8 @@ class QueryBank:
         """Load a bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
 
         column: the array of an .npz or the list<number> column of a table; needed if it has
-        several. Raises UnreadableFile, InvalidInput for a missing column, and the errors of
-        `QueryBank`.
+        several. An array or column `count` has the counts of the queries. Raises UnreadableFile,
+        InvalidInput for a missing column, and the errors of `QueryBank`.
         """
         path = Path(path)
         read = _READERS.get(path.suffix.lower())
@@ -135,7 +135,8 @@ class QueryBank:
             raise UnreadableFile(
                 f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file"
             )
-        return cls(read(path, column), str(path))
+        vectors, counts = read(path, column)
+        return cls(vectors, str(path), counts=counts)
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -316,22 +317,30 @@ def _check_widths(widths: npt.ArrayLike, what: str) -> None:
         )
 
 
-def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
+COUNT = "count"
+"""The array or column of a bank file that has the counts of the queries."""
+
+Contents: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any] | None]"
+"""The queries (n, d) of a file, and their counts (n,) if it has some."""
+
+
+def _read_npy(path: Path, column: str | None) -> Contents:
     if column is not None:
         raise InvalidInput(f"{path}: a .npy file has one array and no column {column!r}")
-    return read_npy(path, lambda header: _expect_vectors(path, header))
+    return read_npy(path, lambda header: _expect_vectors(path, header)), None
 
 
-def _read_npz(path: Path, column: str | None) -> npt.NDArray[Any]:
+def _read_npz(path: Path, column: str | None) -> Contents:
     with open_archive(path) as archive:
-        names = archive.names
+        names = [name for name in archive.names if name != COUNT] or archive.names
         if column is None and len(names) > 1:
             # The others are texts or keys.
             names = [name for name in names if len(archive.header(name).shape) == 2] or names
 
         name = _choose(path, column, names, "array")
         _expect_vectors(path, archive.header(name))
-        return archive.read(name)
+        has_counts = COUNT in archive.names and name != COUNT
+        return archive.read(name), archive.read(COUNT) if has_counts else None
 
 
 def _expect_vectors(path: Path, header: Header) -> None:
@@ -344,13 +353,20 @@ def _expect_vectors(path: Path, header: Header) -> None:
         )
 
 
-def _read_table(path: Path, column: str | None) -> npt.NDArray[Any]:
+def _read_table(path: Path, column: str | None) -> Contents:
     with open_table(path) as table:
         column = _choose_vectors(path, column, table.schema)
-        return _stack(path, column, table.column(column))
+        counts = None
+        if COUNT in table.schema.names and column != COUNT:
+            cells = table.column(COUNT)
+            if cells.null_count:
+                empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
+                raise InvalidInput(f"{path}: {COUNT!r} is null in row {name_some(empty)}")
+            counts = cells.to_numpy()
+        return _stack(path, column, table.column(column)), counts
 
 
-_READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
+_READERS: dict[str, Callable[[Path, str | None], Contents]] = {
     ".npy": _read_npy,
     ".npz": _read_npz,
     **dict.fromkeys(TABLES, _read_table),

@@ -14,10 +14,11 @@ from milvus_hubness.correction.estimators.inverted_softmax import InvertedSoftma
 from milvus_hubness.correction.estimators.nnn import NNN
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.correction.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
-from milvus_hubness.correction.estimators.with_demand import WithDemand
+from milvus_hubness.correction.estimators.with_demand import DEFAULT_ESTIMATOR, WithDemand
 
 __all__ = [
     "CSLS",
+    "DEFAULT_ESTIMATOR",
     "NNN",
     "Blend",
     "DistributionNormalization",

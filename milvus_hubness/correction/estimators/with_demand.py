@@ -28,6 +28,11 @@ from milvus_hubness.correction.kernels.checks import positive_number
 from milvus_hubness.errors import InvalidParameter
 
 
+EVEN_DISPERSION = 3.0
+"""Dispersion up to which demand counts as even: noise in the grouping of copies adds to that of chance,
+which is 1. Chosen on the tasks of the choice in `python -m benchmarks.demand`."""
+
+
 class DemandDiagnostics(NamedTuple):
     """Diagnostics of WithDemand."""
 
@@ -47,8 +52,8 @@ class WithDemand(Estimator, alias="demand"):
     of a group add up to 1.
 
     In theory a score is s − b + λ·log p, with the share p of all queries that want the item. A bank
-    that is a log shows p itself. factor = weight · spread of scores · (1 − 1/dispersion): where all
-    groups are wanted equally often, it is 0.
+    that is a log shows p itself. factor = weight · spread of scores · (1 − EVEN_DISPERSION/dispersion),
+    at least 0: where all groups are wanted about equally often, it is 0.
     """
 
     estimators: Sequence[Estimator] = (Blend(),)
@@ -135,10 +140,9 @@ class WithDemand(Estimator, alias="demand"):
         tau = self.tau_of()
         unit = tau / self.temperature if self.temperature else 1.0
 
+        unevenness = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
         measured = replace(
-            self,
-            estimators=(fitted.estimator,),
-            factor=self.weight * unit * (1 - 1 / dispersion),
+            self, estimators=(fitted.estimator,), factor=self.weight * unit * unevenness
         )
         of_groups = (tau * np.log(counts) - shares).astype(np.float32)
         potentials = np.column_stack([fitted.potentials, of_groups])
@@ -194,10 +198,14 @@ class WithDemand(Estimator, alias="demand"):
         )
 
 
-def dispersion_of(counts: npt.NDArray[np.floating[Any]]) -> float:
-    """Return the variance of the counts (m,) over their mean, at least 1.
+DEFAULT_ESTIMATOR = WithDemand()
+"""What applies where nobody chooses a method and no labels choose one: with even demand, the default
+Blend."""
 
-    It is 1 if the counts are those of a Poisson distribution, as of queries that are all wanted
-    equally often.
+
+def dispersion_of(counts: npt.NDArray[np.floating[Any]]) -> float:
+    """Return the variance of the counts (m,) over their mean.
+
+    It is 1 if the counts have a Poisson distribution, as of queries that are all wanted equally often.
     """
-    return max(1.0, float(counts.var() / counts.mean()))
+    return float(counts.var() / counts.mean())

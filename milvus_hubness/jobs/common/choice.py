@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.estimators import Blend, Estimator, from_dict
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.judging import Judging
@@ -72,7 +72,7 @@ def choose(
     """Return the estimator to fit, with its strength and the gates.
 
     verdict: on the bank. estimator: the caller's, at strength 1; without one, the choice of the
-    verdict counts, else Blend(). gates: the caller's, which overrule those of the verdict.
+    verdict counts, else the default. gates: the caller's, which overrule those of the verdict.
 
     Raises as `checked_gates` does.
     """
@@ -86,7 +86,7 @@ def choose(
         if gates == NO_GATES:
             gates = Gates(verdict.gate, verdict.gate_targets)
 
-    return Choice(estimator or Blend(), strength, checked_gates(gates, target_bank))
+    return Choice(estimator or DEFAULT_ESTIMATOR, strength, checked_gates(gates, target_bank))
 
 
 def verdict_remarks(

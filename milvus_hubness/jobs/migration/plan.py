@@ -236,7 +236,8 @@ def plan_migration(
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
-    estimator: by default the one that tuning on this bank chose, with its strength; else Blend().
+    estimator: by default the one that tuning on this bank chose, with its strength; else
+        the default.
     queries: real ones, apart from the bank, on which it is judged; by default half of the bank.
     verdict: see VerdictMode; by default that of $MILVUS_HUBNESS_VERDICT, else "require", so that
     `migrate` raises CorrectionNotRecommended before its first write if the verdict on this bank is

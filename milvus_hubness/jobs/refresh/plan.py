@@ -35,7 +35,12 @@ from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.index_hints import foremost, measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
-from milvus_hubness.correction.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.correction.estimators import (
+    DEFAULT_ESTIMATOR,
+    Estimator,
+    from_dict,
+    to_dict,
+)
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import (
@@ -94,7 +99,7 @@ class RefreshOptions:
     """The target items; by default the stored ones, if there are any."""
     estimator: Estimator | None = None
     """By default the choice of tuning since the last refresh,
-    else the current one (Blend() for a new profile).
+    else the current one (the default for a new profile).
     """
     profile: str | None = None
     """The bias profile to refresh, by default the active one; a new name adds a profile, from the
@@ -432,7 +437,7 @@ def with_profile(
 
     active = state.profile
     draft = Profile(
-        estimator=to_dict(options.estimator or Blend()),
+        estimator=to_dict(options.estimator or DEFAULT_ESTIMATOR),
         slot=state.slots,
         standby=state.slots + 1,
         mean_bias=0.0,
