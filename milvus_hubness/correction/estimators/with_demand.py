@@ -27,7 +27,6 @@ from milvus_hubness.correction.kernels import logsumexp
 from milvus_hubness.correction.kernels.checks import positive_number
 from milvus_hubness.errors import InvalidParameter
 
-
 EVEN_DISPERSION = 3.0
 """Dispersion up to which demand counts as even: noise in the grouping of copies adds to that of chance,
 which is 1. Chosen on the tasks of the choice in `python -m benchmarks.demand`."""
