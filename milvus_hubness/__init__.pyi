@@ -15,6 +15,7 @@ from milvus_hubness.correction.estimators import FittedBias as FittedBias
 from milvus_hubness.correction.estimators import InvertedSoftmax as InvertedSoftmax
 from milvus_hubness.correction.estimators import RelativeNNN as RelativeNNN
 from milvus_hubness.correction.estimators import Sinkhorn as Sinkhorn
+from milvus_hubness.correction.estimators import WithDemand as WithDemand
 from milvus_hubness.correction.fitted import Correction as Correction
 from milvus_hubness.correction.rerank import DynamicGate as DynamicGate
 from milvus_hubness.correction.rerank import GloballyCorrected as GloballyCorrected

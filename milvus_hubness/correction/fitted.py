@@ -332,7 +332,10 @@ def grouped(layout: Layout, bank: QueryBank, vectors: npt.ArrayLike) -> QueryBan
     items = _valid(layout, vectors)
     if bank.groups is not None or not len(items):
         return bank
-    reduced = with_groups(_reduced_bank(layout, bank), layout.reduce_items(items))
+    # Under L2, a reduced query has more columns, which would hide how near two queries are.
+    reduced = with_groups(
+        _reduced_bank(layout, bank), layout.reduce_items(items), vectors=bank.vectors
+    )
     return replace(bank, groups=reduced.groups)
 
 

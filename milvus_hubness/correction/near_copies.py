@@ -12,6 +12,7 @@ package.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -27,11 +28,13 @@ from milvus_hubness.correction.kernels.policy import prefer_torch
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
+REPEATS = 1.0
+"""The cosine that stands for equal queries."""
 COSINES = (
-    *(0.97, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825, 0.8, 0.775),
-    *(0.75, 0.725, 0.7, 0.675, 0.65, 0.6, 0.55, 0.5),
+    *(REPEATS, 0.999, 0.995, 0.99, 0.97, 0.95, 0.925, 0.9, 0.875, 0.85, 0.825),
+    *(0.8, 0.775, 0.75, 0.725, 0.7, 0.675, 0.65, 0.6, 0.55, 0.5),
 )
-"""Candidates for the smallest cosine within a group."""
+"""Candidates for the smallest cosine within a group, falling."""
 SAMPLED = 3_000
 """Queries on which the cosine is chosen, drawn at random: a log repeats in any part of it."""
 FITTED_ITEMS = 20_000
@@ -40,47 +43,63 @@ ROUNDS = 2
 """How often the cosine is chosen; each time on biases from the groups of the one before."""
 FEWEST = 20
 """Queries below which there is nothing to choose from: only repeats are grouped."""
+FEWEST_ITEMS = 50
+"""Items below which the first one says little of what a query asks for: only repeats are grouped."""
 MERGES = 3
 """How often groups are merged at most; mostly the second time changes nothing."""
 BLOCK = 1_024
 """Rows that are compared with all leaders at once."""
 
 
-def with_groups(bank: QueryBank, items: npt.ArrayLike, *, seed: int = 0) -> QueryBank:
+def with_groups(
+    bank: QueryBank, items: npt.ArrayLike, *, vectors: Vectors | None = None, seed: int = 0
+) -> QueryBank:
     """Return the bank (m, d) with the groups of its near copies; as it is if it has groups.
 
     items: (n, d), n ≥ 1, the gallery whose first items decide which queries ask for the same. Bank
-    and items are reduced to inner products. Equal seeds give equal groups. Raises
-    DimensionMismatch, InvalidInput.
+    and items are reduced to inner products. vectors: (m, e), the queries whose cosines are compared;
+    by default those of the bank. Equal seeds give equal groups. Raises DimensionMismatch,
+    InvalidInput.
     """
     if bank.groups is not None:
         return bank
     prefer_torch()
     gallery = require_gallery(bank, items, "the grouping of near copies")
-    cosine = smallest_cosine(bank.vectors, gallery, seed=seed)
-    return replace(bank, groups=groups_at(bank.vectors, cosine))
+    directions = _directions(bank.vectors if vectors is None else vectors)
+    cosine = smallest_cosine(bank.vectors, directions, gallery, seed=seed)
+    return replace(bank, groups=groups_at(directions, cosine))
 
 
-def smallest_cosine(queries: Vectors, items: Vectors, *, seed: int = 0) -> float:
-    """Return the cosine from which on two of the queries (m, d) ask for the same; 1 for repeats only.
+def smallest_cosine(
+    queries: Vectors, directions: Vectors, items: Vectors, *, seed: int = 0
+) -> float:
+    """Return the cosine from which on two of the queries (m, d) ask for the same.
 
-    It is the candidate with the largest B-cubed F1 (Bagga and Baldwin, 1998) between the queries
-    near a query and those with the same first item.
+    directions: (m, e), the queries at length 1. It is the largest candidate whose agreement is that
+    of the best one, up to its error. Agreement is the B-cubed F1 (Bagga and Baldwin, 1998) between
+    the queries near a query and those with the same first item.
     """
     if len(queries) > SAMPLED:
         chosen = np.random.default_rng(seed).permutation(len(queries))[:SAMPLED]
-        queries = queries[np.sort(chosen)]
-    if len(queries) < FEWEST:
-        return 1.0
+        queries = queries[chosen]
+        directions = directions[chosen]
+    if len(queries) < FEWEST or len(items) < FEWEST_ITEMS:
+        return REPEATS
 
-    directions = _directions(queries)
-    bank = QueryBank(queries)
-    cosine = 1.0
+    # A mean of so many numbers between 0 and 1 is known to half of that at best. In doubt, queries
+    # stay apart: a group that is too large hides what its queries do not share.
+    margin = 1 / math.sqrt(len(queries))
+    cosine = REPEATS
     for _ in range(ROUNDS):
+        bank = QueryBank(queries, groups=groups_at(directions, cosine))
         first = _first_items(bank.condensed, queries, items)
         agreements = _agreements(directions, first)
-        cosine = COSINES[int(np.argmax(agreements))]
-        bank = QueryBank(queries, groups=groups_at(queries, cosine))
+        enough = max(agreements) - margin
+        cosine = next(
+            candidate
+            for candidate, agreement in zip(COSINES, agreements, strict=True)
+            if agreement >= enough
+        )
     return cosine
 
 
@@ -99,14 +118,15 @@ def _first_items(bank: QueryBank, queries: Vectors, items: Vectors) -> Numbers:
 def _agreements(directions: Vectors, first: Numbers) -> list[float]:
     """Return the B-cubed F1 of each of `COSINES` for queries (m, d) with these first items (m,)."""
     of_same_item = np.bincount(first)[first]
+    repeats = _repeats(directions)
     near_counts = np.zeros((len(COSINES), len(first)))
     both_counts = np.zeros((len(COSINES), len(first)))
     for start in range(0, len(first), BLOCK):
         block = slice(start, start + BLOCK)
         cosines = directions[block] @ directions.T
-        # A query is near itself, also if it is zero.
-        rows = np.arange(len(cosines))
-        cosines[rows, start + rows] = 1.0
+        # Rounding makes repeats differ a little, and a zero query is near itself too.
+        cosines[repeats[block, None] == repeats[None]] = REPEATS
+        np.minimum(cosines, REPEATS, out=cosines)
         is_same = first[block, None] == first[None, :]
         for number, cosine in enumerate(COSINES):
             is_near = cosines >= cosine
@@ -119,20 +139,20 @@ def _agreements(directions: Vectors, first: Numbers) -> list[float]:
     return agreements
 
 
-def groups_at(queries: Vectors, cosine: float) -> Numbers:
+def groups_at(directions: Vectors, cosine: float) -> Numbers:
     """Return the number of each query's group (m,), from 0 up in the order of the first members.
+
+    directions: (m, e), the queries at length 1.
 
     A query joins a group if its cosine with the group's leader is at least `cosine`. Then groups are
     merged whose members have at least that cosine in the mean: a large group of noisy copies is cut
     into several by the noise of single pairs, which the mean does not have.
     """
-    directions = _directions(queries)
-    distinct, number_of = np.unique(directions, axis=0, return_inverse=True)
-    repeats = np.bincount(number_of.reshape(-1))
-    groups = number_of.reshape(-1)
-    if cosine < 1:
+    groups = _repeats(directions)
+    if cosine < REPEATS:
         # What is repeated most leads, and takes its near copies before others can.
-        groups = _led(distinct, repeats, cosine)[groups]
+        _, first = np.unique(groups, return_index=True)
+        groups = _led(directions[first], np.bincount(groups), cosine)[groups]
         for _ in range(MERGES):
             sizes = np.bincount(groups)
             merged = _led(_means(directions, groups), sizes, cosine)[groups]
@@ -177,6 +197,14 @@ def _led(rows: Vectors, sizes: Numbers, threshold: float) -> Numbers:
 def _means(directions: Vectors, groups: Numbers) -> Vectors:
     """Return the mean direction of each group, whose products are the mean cosines of members."""
     return QueryBank(directions, groups=groups).condensed.vectors
+
+
+def _repeats(directions: Vectors) -> Numbers:
+    """Return a number for each query (m,), the same one for equal queries."""
+    # Texts of bytes are sorted many times faster than rows of numbers.
+    rows = np.ascontiguousarray(directions).view(np.dtype((np.void, directions.strides[0])))
+    _, numbers = np.unique(rows.reshape(-1), return_inverse=True)
+    return numbers.reshape(-1)
 
 
 def _numbered(groups: Numbers) -> Numbers:

@@ -15,6 +15,7 @@ from milvus_hubness import (
     InvertedSoftmax,
     QueryBank,
     Sinkhorn,
+    WithDemand,
     migrate,
     plan_migration,
     refresh,
@@ -86,7 +87,10 @@ def served(shared_backend, request):
 
 def test_without_an_estimator_the_blend_is_taken(served):
     told = status(served.store, served.name).estimator
-    assert told["name"] == "Blend"
+    assert told["name"] == "WithDemand"
+    assert told["estimators"][0]["name"] == "Blend"
+    # This bank is no log of uneven demand.
+    assert told["factor"] == 0
     biases = served.fitted(Blend(), served.items).bias(
         served.plan.layout.reduce_items(served.items)
     )
@@ -208,8 +212,11 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     served = Served(lite, "IP")
     spread = np.sqrt(((served.bank @ served.items.T).std(1) ** 2).mean())
 
+    def blend():
+        return status(served.store, served.name).estimator["estimators"][0]
+
     def sinkhorn():
-        return status(served.store, served.name).estimator["estimators"][1]
+        return blend()["estimators"][1]
 
     assert (sinkhorn()["temperature"], sinkhorn()["tau"]) == (
         0.375,
@@ -217,12 +224,12 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     )
     lines = CliRunner().invoke(app, ["status", served.name, "--uri", lite.uri]).output
     assert f"Sinkhorn(tau={sinkhorn()['tau']:.3g}, temperature=0.375)" in " ".join(lines.split())
-    agreement = status(served.store, served.name).estimator["agreement"]
+    agreement = blend()["agreement"]
     assert (
         f"the two halves of the bank agree to {agreement:.2f}, so that share of each bias"
         in " ".join(lines.split())
     )
-    for same in (None, Blend()):
+    for same in (None, WithDemand()):
         assert refresh(served.store, served.name, estimator=same).action == "none"
     assert refresh(served.store, served.name, estimator=InvertedSoftmax()).action == "full"
     client = served.backend.hubness_client()

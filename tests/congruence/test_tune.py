@@ -98,7 +98,7 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert plan.to_dict()["estimator"] == kept.choice
     assert plan.strength == kept.strength
     other = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90]))
-    assert other.to_dict()["estimator"]["name"] == "Blend"
+    assert other.to_dict()["estimator"]["name"] == "WithDemand"
     assert other.strength == 1.0
 
 

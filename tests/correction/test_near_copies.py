@@ -158,7 +158,7 @@ def test_equal_banks_have_equal_groups_and_zero_or_few_queries_are_no_problem():
     )
     few = QueryBank(np.concatenate([INTENTS[:3], INTENTS[:1]]))
     assert with_groups(few, GALLERY).groups.tolist() == [0, 1, 2, 0]
-    assert smallest_cosine(few.vectors, GALLERY) == 1.0
+    assert smallest_cosine(few.vectors, unit(few.vectors), GALLERY) == 1.0
     assert with_groups(QueryBank(np.zeros((3, DIM))), GALLERY).groups.tolist() == [0, 0, 0]
 
 
@@ -305,4 +305,4 @@ def test_real_captions_of_one_image_are_grouped_by_what_they_find():
         gains.append([r1(bias) - r1(0 * scores[0]) for bias in biases])
     counted, shared, demanded = np.mean(gains, axis=0)
     assert shared > counted + 2
-    assert demanded > shared
+    assert demanded > counted + 5

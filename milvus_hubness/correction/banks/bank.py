@@ -91,6 +91,8 @@ class QueryBank:
     groups: npt.NDArray[Any] | None = field(default=None, repr=False)
     """(n,): the number of each query's group of near copies, 0 … g − 1, which share the weight of
     one query. None: nobody has looked for near copies, and each query has the weight 1."""
+    stands_for: int | None = field(default=None, repr=False)
+    """The number of queries whose means these are, of a condensed bank."""
 
     def __post_init__(self) -> None:
         rows: Any = self.vectors
@@ -187,7 +189,7 @@ class QueryBank:
         sums = np.add.reduceat(self.vectors[order], starts, axis=0, dtype=np.float64)
         counts = sizes if self.counts is None else np.bincount(self.groups, self.counts)
         means = np.asarray(sums / sizes[:, None], np.float32)
-        return QueryBank(means, self.source, counts=counts)
+        return QueryBank(means, self.source, counts=counts, stands_for=len(self))
 
     def of_groups(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the rows (g, …) of the groups from those of the queries, (n, …)."""
@@ -239,8 +241,15 @@ class QueryBank:
         digest.update(self.vectors.astype("<f4", copy=False).data)
         return f"sha256:{digest.hexdigest()}"
 
+    def nearest_of(self, k: int) -> int:
+        """Return how many of the nearest queries count where an estimator takes k: all of a condensed
+        bank with fewer. Raises BankTooSmall for a bank that never had so many.
+        """
+        self.require(k)
+        return min(k, len(self))
+
     def require(self, at_least: int) -> None:
-        if len(self) < at_least:
+        if (self.stands_for or len(self)) < at_least:
             noun = "query" if len(self) == 1 else "queries"
             raise BankTooSmall(
                 f"the bank from {self.source} has {len(self)} {noun}; "

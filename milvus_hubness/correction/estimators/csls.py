@@ -25,9 +25,9 @@ class CSLS(Estimator, alias="csls"):
     rounding, so estimators compare without it."""
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        bank.require(at_least=self.k)
+        k = bank.nearest_of(self.k)
         return self._fitted(
             bank,
-            lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device),
-            of_products=lambda products: 0.5 * topk_mean_of(products, self.k),
+            lambda items: 0.5 * topk_mean(items, bank.vectors, k, device=self.device),
+            of_products=lambda products: 0.5 * topk_mean_of(products, k),
         )

@@ -61,11 +61,11 @@ class NNN(Estimator, alias="nnn"):
             raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        bank.require(at_least=self.k)
+        k = bank.nearest_of(self.k)
         exact_kernel = kernel_for(self.device)
         # Without torch, which `ApproximateBank` needs, all biases are exact.
         if self.kernel == "approximate" and exact_kernel != "numpy":
-            return self._fit_approximately(bank, inputs)
+            return self._fit_approximately(bank, inputs, k)
 
         diagnostics = NNNDiagnostics(
             bank_size=len(bank),
@@ -77,19 +77,19 @@ class NNN(Estimator, alias="nnn"):
         )
         return self._fitted(
             bank,
-            lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
+            lambda items: self.alpha * topk_mean(items, bank.vectors, k, device=self.device),
             diagnostics,
-            of_products=self._of_products,
+            of_products=lambda products: self._of_products(products, k),
         )
 
-    def _fit_approximately(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+    def _fit_approximately(self, bank: QueryBank, inputs: FitInputs, k: int) -> FittedBias:
         # It imports FAISS and torch, which the exact kernels do without.
         from milvus_hubness.correction.kernels.approximate import ApproximateBank
 
         # Without a gallery, the bank's own vectors stand in for items in the tuning.
         gallery = bank.vectors if inputs.gallery is None else inputs.gallery
         items = require_gallery(bank, gallery, "NNN")
-        approximate = ApproximateBank(bank.vectors, items, self.k, device=self.device)
+        approximate = ApproximateBank(bank.vectors, items, k, device=self.device)
 
         # The errors are those of the mean of products; the bias is alpha times that mean.
         share = abs(self.alpha)
@@ -106,9 +106,9 @@ class NNN(Estimator, alias="nnn"):
             bank,
             lambda items: self.alpha * approximate.values(items),
             diagnostics,
-            of_products=self._of_products,
+            of_products=lambda products: self._of_products(products, k),
         )
 
-    def _of_products(self, products: Numbers) -> Numbers:
+    def _of_products(self, products: Numbers, k: int) -> Numbers:
         """Return exact biases, with either kernel: where all products are there, none is missed."""
-        return self.alpha * topk_mean_of(products, self.k)
+        return self.alpha * topk_mean_of(products, k)

@@ -66,7 +66,7 @@ class RelativeNNN(Estimator, alias="relative"):
     def _restore(
         self, bank: QueryBank, potentials: Vectors, target_bank: BankLike | None
     ) -> FittedBias:
-        bank.require(at_least=self.k)
+        k = bank.nearest_of(self.k)
 
         # A column of ones in the items adds the query's potential to its score, so one kernel is
         # enough: the largest sums are not those of the largest products.
@@ -74,10 +74,10 @@ class RelativeNNN(Estimator, alias="relative"):
 
         def of_vectors(items: Vectors) -> npt.NDArray[np.float32]:
             rows = np.hstack([items, np.ones((len(items), 1), np.float32)])
-            return topk_mean(rows, relative, self.k, device=self.device)
+            return topk_mean(rows, relative, k, device=self.device)
 
         def of_products(products: Numbers) -> Numbers:
-            return topk_mean_of(products + potentials[:, 0], self.k)
+            return topk_mean_of(products + potentials[:, 0], k)
 
         fitted = self._fitted(bank, of_vectors, of_products=of_products)
         return replace(fitted, potentials=potentials)
