@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.requirements import naming_extras
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
-from milvus_hubness.correction.estimators import Blend, Estimator, FittedBias, RelativeNNN, Sinkhorn
+from milvus_hubness.correction.estimators import (
+    Blend,
+    Estimator,
+    FittedBias,
+    RelativeNNN,
+    Sinkhorn,
+    WithDemand,
+)
 from milvus_hubness.correction.estimators.base import (
     ITEMS,
     check_potentials,
@@ -26,7 +33,7 @@ from milvus_hubness.correction.estimators.base import (
 )
 from milvus_hubness.correction.estimators.sinkhorn import SinkhornDiagnostics, iterate
 from milvus_hubness.correction.estimators.steps import TINY, AllScores
-from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels import logsumexp, topk
 from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import InvalidInput
 
@@ -101,6 +108,24 @@ def shard_biases(
     return fitted.bias(shard_items(shard, bank))
 
 
+def shard_sums(
+    shard: Shard,
+    bank: QueryBank,
+    estimator: Estimator,
+    potentials: Vectors,
+    targets: QueryBank | None,
+    tau: float,
+    device: str,
+) -> Doubles:
+    """Return the log-sum-exps of the corrected scores of a shard, (m,).
+
+    potentials: (m, p), those of the fit of the biases.
+    """
+    items = shard_items(shard, bank)
+    biases = estimator.restore(bank, potentials, target_bank=targets).bias(items)
+    return logsumexp(bank.vectors, items, tau, -biases, device=device).astype(np.float64)
+
+
 def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors:
     """Return the k largest scores of each bank query over the items of a shard, (m, ≤ k).
 
@@ -143,6 +168,8 @@ class RayGallery:
         shards; a temperature and an agreement are measured on up to 20,000 items.
         """
         queries = QueryBank.of(bank)
+        if isinstance(estimator, WithDemand):
+            return self._demanded(estimator, queries, target_bank, start)
         if start is not None:
             start = queries.of_groups(np.asarray(start))
         fitted = self._fit(estimator, queries.condensed, target_bank, start)
@@ -150,6 +177,30 @@ class RayGallery:
         if fitted.estimator.strength != "agreement":
             return fitted
         return fitted.with_agreement(queries, self._sample(fitted.bank), target_bank)
+
+    def _demanded(
+        self,
+        estimator: WithDemand,
+        queries: QueryBank,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
+    ) -> FittedBias:
+        """Fit the biases on the shards, and share the queries among the items of all of them."""
+        if start is not None:
+            start = check_potentials(queries, start, estimator.potentials)[:, :-1]
+        fitted = self.fit(estimator.of_biases, queries, target_bank=target_bank, start=start)
+
+        sample = self._sample(fitted.bank)
+        measured = estimator.measured(fitted.bank, sample)
+        tau = measured.tau_of()
+        run = self._remote(shard_sums)
+        remote_bank = self._ray.put(fitted.bank)
+        fit = (remote_bank, fitted.estimator, fitted.potentials, target_bank, tau, self._device)
+        sums = self._ray.get([run.remote(shard, *fit) for shard in self._shards])
+
+        shares = -joined([-of_shard for of_shard in sums], tau)
+        demanded = measured.with_shares(fitted, shares)
+        return demanded.with_agreement(queries, sample, target_bank)
 
     def _fit(
         self,

@@ -22,6 +22,7 @@ from milvus_hubness.correction.estimators import (
     InvertedSoftmax,
     RelativeNNN,
     Sinkhorn,
+    WithDemand,
     from_dict,
     to_dict,
 )
@@ -43,7 +44,7 @@ from milvus_hubness.errors import (
 from tests.support.real_data import load_task, needs_real_data, recall_at_1
 
 RNG = np.random.default_rng(0)
-BANK = QueryBank(RNG.standard_normal((50, 6)) / 3)
+BANK = QueryBank(RNG.standard_normal((50, 6)) / 3, counts=1 + 40 / np.arange(1, 51))
 GALLERY = (RNG.standard_normal((20, 6)) / 3).astype(np.float32)
 TARGETS = RNG.standard_normal((10, 6)) / 3
 
@@ -58,6 +59,8 @@ ALL = [
     DistributionNormalization(0.3),
     Sinkhorn(0.1, 3, 1e-2),
     Sinkhorn(0.1, neighbors=4),
+    WithDemand((NNN(5),)),
+    WithDemand(),
     DualBankSinkhorn(0.1),
     Blend(),
     RelativeNNN(3),
@@ -115,7 +118,8 @@ class TestEveryEstimator:
         assert np.isfinite(fitted.bias(np.zeros((2, 6)))).all()
 
     def test_a_bank_is_anything_like_an_array(self, estimator):
-        fitted = fit(estimator)
+        bank = QueryBank(BANK.vectors)
+        fitted = estimator.fit(bank, gallery=GALLERY, target_bank=TARGETS)
         for same in (
             BANK.vectors.tolist(),
             torch.from_numpy(BANK.vectors.copy()),

@@ -16,6 +16,7 @@ from milvus_hubness.correction.estimators import (
     DualBankSinkhorn,
     DualInvertedSoftmax,
     Sinkhorn,
+    WithDemand,
 )
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, MissingExtra
 from milvus_hubness.extras.ray.ray_gallery import RayGallery
@@ -61,6 +62,18 @@ def test_every_estimator_is_as_on_one_machine(cluster):
             assert told.marginal_error == pytest.approx(expected.marginal_error, rel=1e-2)
             mean_bias = fitted.estimator.mean_bias
             assert mean_bias == pytest.approx(alone.estimator.mean_bias, abs=1e-5)
+    # A log of uneven demand, with near copies.
+    log = QueryBank(
+        BANK.vectors,
+        counts=np.random.default_rng(1).pareto(1, 60) * 20 + 1,
+        groups=np.arange(60) // 2,
+    )
+    for estimator in (WithDemand(), WithDemand((NNN(5),))):
+        fitted, alone = gallery.fit(estimator, log), estimator.fit(log, gallery=ITEMS)
+        assert alone.estimator.factor > 0
+        np.testing.assert_allclose(fitted.potentials, alone.potentials, rtol=0, atol=1e-5)
+        biases = np.concatenate(list(gallery.biases(fitted)))
+        np.testing.assert_allclose(biases, alone.bias(ITEMS), rtol=0, atol=1e-5)
     again = gallery.fit(
         Sinkhorn(0.05, tol=1e-2), BANK, start=together(Sinkhorn(0.05, iterations=300)).potentials
     )
