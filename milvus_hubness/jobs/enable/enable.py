@@ -234,7 +234,9 @@ def _fill_second_vector(
 def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionState:
     """Save the bank, and return the state that the plan leads to."""
     correction = plan.correction
-    stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    stored = StoredBank(
+        plan.bank, correction.fitted.potentials, plan.target_bank, counts=correction.counts
+    )
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)
@@ -251,6 +253,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         strength=plan.strength,
         gate=plan.gate,
         gate_targets=plan.gate_targets,
+        prior=correction.prior,
         reranking=plan.reranking,
         second_vector=plan.second_vector,
     )
@@ -292,7 +295,7 @@ def _fill(
     wrong = list[Key]()
     for partition, chunk in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(chunk, partition)
-        biases = correction.centred(biased_rows.vectors)
+        biases = correction.centred(biased_rows.vectors, biased_rows.batch)
         allowed = correction.allowed_differences(biased_rows.vectors, biases)
         differences = np.abs(biased_rows.biases - biases[:, None])
         is_correct = (differences <= allowed[:, None]).all(axis=1)

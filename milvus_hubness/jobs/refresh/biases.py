@@ -4,16 +4,16 @@ row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from milvus_hubness.basics.bounds import Count
+from milvus_hubness.basics.bounds import Count, FrozenModel
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.bank import QueryBank, not_among
 from milvus_hubness.correction.banks.stored import Key
@@ -23,7 +23,8 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, reduced_targets
-from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel, Profile
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.choice import Gates
@@ -267,6 +268,13 @@ class Sample(NamedTuple):
     """(n, d), as users see them."""
     biases: Floats
     """(n, slots), as stored."""
+    rows: list[Mapping[str, Any]]
+    """The fields of the rows."""
+
+    @property
+    def items(self) -> Items:
+        """The rows for a prior."""
+        return Items(self.keys, self.rows)
 
     def labelled(self, labels: Labels) -> Labelled | None:
         """Return the labelled queries that have an answer
@@ -298,6 +306,7 @@ def sampled(
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
+    fields: list[Mapping[str, Any]] = []
 
     def chosen(partition: str | None) -> Iterator[list[Key]]:
         for page in key_pages(store, info.name, partition, rows=info.rows):
@@ -309,11 +318,13 @@ def sampled(
     ):
         rows = backend.read(chunk, partition)
         valid = ~state.layout.invalid(rows.vectors)
-        keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
+        usable = rows.batch.take(np.flatnonzero(valid).tolist())
+        keys += usable.keys
+        fields += usable.rows
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
 
-    return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
+    return Sample(keys, np.concatenate(vectors), np.concatenate(biases), fields)
 
 
 def evaluate(
@@ -483,7 +494,7 @@ class Renewal:
         backend = self.backend
         corrections = self._corrections
         rows = backend.read(keys, partition)
-        biases = corrections[incoming.slot].centred(rows.vectors)
+        biases = corrections[incoming.slot].centred(rows.vectors, rows.batch)
         moves = np.abs(biases - rows.biases[:, incoming.slot])
         differ = (moves > self.options.tolerance) & ~rows.incomplete
 

@@ -83,11 +83,9 @@ class CachedBank:
     def correction(self, layout: Layout) -> Correction:
         """Return the fitted estimator of the bank, restored once per layout."""
         if self._fitted is None or self._fitted.layout != layout:
-            from milvus_hubness.correction.estimators import from_dict
             from milvus_hubness.correction.fitted import Correction
 
-            estimator = from_dict(self.profile.estimator)
-            self._fitted = Correction.restore(layout, estimator, self.bank, self.profile.mean_bias)
+            self._fitted = Correction.of_profile(layout, self.profile, self.bank)
         return self._fitted
 
 
