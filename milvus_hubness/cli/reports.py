@@ -409,6 +409,7 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
             "quantizer": OTHER_COLUMNS if status.needs_other_columns else None,
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),
+            "prior": console.prior_words(status.prior),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
             "corrected fields": ", ".join(status.corrected_fields)
             if len(status.corrected_fields) > 1

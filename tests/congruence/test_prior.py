@@ -2,13 +2,18 @@
 
 import numpy as np
 import pytest
+from pymilvus.exceptions import MilvusException
+from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
+    HubnessError,
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    enable,
     migrate,
+    plan_enable,
     plan_migration,
     refresh,
     rollback,
@@ -269,4 +274,54 @@ def test_a_prior_without_a_weight_changes_nothing_and_says_so(shop):
     assert any("no weight for the prior from field 'clicks'" in remark for remark in plan.remarks)
     shop.assert_stored(shop.clicks, factor=0.0)
     refresh(shop.store, shop.name, prior_weight=LAMBDA)
+    shop.assert_stored(shop.clicks)
+
+
+def test_a_value_that_a_write_leaves_out_is_read(shop, found):
+    """A client may bring a vector without the value that goes with it."""
+    shop.migrate()
+    before = shop.stored()
+    client = shop.database.application()
+    if found[0].startswith("qdrant"):
+        point = models.PointVectors(id=shop.keys[5], vector=shop.items[5].tolist())
+        client._client.update_vectors(shop.name, [point])
+    else:
+        row = {"id": shop.keys[5], "vector": shop.items[5]}
+        try:
+            client.upsert(shop.name, [row], partial_update=True)
+        except MilvusException as error:
+            pytest.skip(f"no partial updates: {error}")
+    assert shop.stored() == pytest.approx(before, abs=1e-5)
+
+
+@pytest.mark.parametrize("where", ["second_vector", "fields", "side_collection"])
+def test_biases_outside_the_vectors_have_the_prior_too(shop, where):
+    try:
+        plan = plan_enable(
+            shop.store,
+            shop.source,
+            QueryBank(shop.bank),
+            estimator=NNN(8),
+            where=where,
+            prior=FIELD,
+            prior_weight=LAMBDA,
+        )
+    except HubnessError as error:
+        pytest.skip(f"no biases there: {error}")
+    assert plan.to_dict()["prior"]["field"] == FIELD
+    enable(shop.store, plan, client_ttl=0)
+    shop.assert_stored(shop.clicks)
+
+    client = shop.database.application()
+    before = shop.stored()
+    client.upsert(shop.name, [shop.row(4)])
+    assert shop.stored() == pytest.approx(before, abs=1e-5)
+    query = vectors(np.random.default_rng(9), 1, DIM)
+    scores = query[0].astype(float) @ shop.items.T - shop.wanted(shop.clicks)
+    best = list(shop.database.scores(shop.name, query[0], 10))
+    assert best == [shop.keys[i] for i in np.argsort(-scores)[:10]]
+
+    shop.clicks = shop.clicks[::-1].copy()
+    shop.set_clicks()
+    assert refresh(shop.store, shop.name, client_ttl=0).action == "full"
     shop.assert_stored(shop.clicks)

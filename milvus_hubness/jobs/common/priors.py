@@ -86,6 +86,11 @@ class ChosenPrior:
     counts: Counts = field(default_factory=dict)
     """Its clicks, if it is from clicks."""
 
+    @classmethod
+    def of(cls, request: PriorRequest) -> ChosenPrior:
+        """Return the prior that a caller names, without the weight of tuning."""
+        return cls(request.prior, request.counts)
+
     @property
     def arguments(self) -> dict[str, object] | None:
         """What a further run of a job must repeat; None without a prior."""
@@ -155,7 +160,7 @@ def chosen_prior(
     tuned = verdict.prior if verdict is not None else None
     chosen = former
     if request.prior is not None:
-        chosen = ChosenPrior(request.prior, request.counts)
+        chosen = ChosenPrior.of(request)
     elif former.prior is None and tuned is not None and is_followed and tuned.source == "field":
         chosen = ChosenPrior(tuned)
     if chosen.prior is None:

@@ -401,7 +401,8 @@ def _measured_prior(
         return chosen
 
     # Values that are all alike are a mistake in a new prior; one in use waits for better ones.
-    is_new = request.prior is not None
+    in_use = former.prior.subject if former.prior else None
+    is_new = chosen.prior is not None and chosen.prior.subject != in_use
     return on_gallery(store, info, chosen, is_new=is_new, progress=options.progress)
 
 
