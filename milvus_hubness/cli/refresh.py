@@ -71,8 +71,7 @@ def refresh(
     once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute the biases of rows that have none, and of all rows if the bank, the parameters or the
-    values of a prior changed.
+    """Compute the biases of rows that have none, and of all if the bank, the parameters or a prior changed.
 
     Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
     alone, they are evaluated as worse, or rows that expire would live longer.

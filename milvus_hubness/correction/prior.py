@@ -90,7 +90,7 @@ class Prior(FrozenModel):
     """λ in units of scores, as the last fit measured their spread."""
     added: float = Field(default=1.0, gt=0, le=LARGEST_VALUE, allow_inf_nan=False)
     """What is added to each value, so that no item is impossible."""
-    centre: Number = 0.0
+    mean_log: Number = 0.0
     """The mean of log(1 + value/added) over the gallery: the numbers have the mean 0."""
     digest: str = Field(default="", max_length=LONGEST_NAME)
     """Digest of the gallery's values, by which a refresh sees that some have changed."""
@@ -119,7 +119,7 @@ class Prior(FrozenModel):
         It is −λ·log p(r), centred.
         """
         logs = np.log1p(np.asarray(values, np.float64) / self.added)
-        return np.asarray(self.factor * (self.centre - logs), np.float32)
+        return np.asarray(self.factor * (self.mean_log - logs), np.float32)
 
     def values_of(self, items: ItemRows, counts: Counts) -> Values:
         """Return the values of items, (n,); `counts` are those of a prior from clicks.
@@ -143,12 +143,12 @@ class Prior(FrozenModel):
             added = self.added
 
         logs = np.log1p(values / added)
-        centre = float(logs.mean()) if len(logs) else 0.0
+        mean_log = float(logs.mean()) if len(logs) else 0.0
         deviation = float(logs.std()) if len(logs) else 0.0
         # Another mean moves all numbers and no ranking.
-        if added == self.added and abs(centre - self.centre) <= STEADY * deviation and self.digest:
-            centre = self.centre
-        return self.model_copy(update={"added": added, "centre": centre, "digest": digest})
+        if added == self.added and abs(mean_log - self.mean_log) <= STEADY * deviation and self.digest:
+            mean_log = self.mean_log
+        return self.model_copy(update={"added": added, "mean_log": mean_log, "digest": digest})
 
     def with_factor(self, spread: float) -> Prior:
         """Return the prior for scores of this spread."""
@@ -191,7 +191,7 @@ def problem_of(value: Any) -> str:
 
 
 def digest_of(keys: Sequence[Key], values: Values) -> int:
-    """Return a digest of the values of these keys: that of several pages is the sum of theirs.
+    """Return a digest of the values of these keys; those of several pages add up.
 
     Keys with the value 0 do not count, so that new rows without a click change nothing.
     """

@@ -313,9 +313,9 @@ def _preference(
     measured = on_gallery(store, info, chosen)
     assert measured.prior is not None
     # Clicks that may be those of the labelled queries are not to decide on themselves.
-    asked = Counter(answers or ())
+    labelled = Counter(answers or ())
     is_counted = measured.prior.source == "pairs" and all(
-        measured.counts.get(key, 0) >= count for key, count in asked.items()
+        measured.counts.get(key, 0) >= count for key, count in labelled.items()
     )
     return Preference(measured.prior, measured.values_of(gallery.items), is_counted)
 

@@ -371,8 +371,7 @@ def refresh(
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the biases of points that have none, and of all if the bank, the parameters or the
-    values of a prior changed.
+    """Compute the biases of points that have none, and of all if the bank, the parameters or a prior changed.
 
     Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
     alone, or they are evaluated as worse.
