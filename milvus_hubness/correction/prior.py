@@ -146,7 +146,11 @@ class Prior(FrozenModel):
         mean_log = float(logs.mean()) if len(logs) else 0.0
         deviation = float(logs.std()) if len(logs) else 0.0
         # Another mean moves all numbers and no ranking.
-        if added == self.added and abs(mean_log - self.mean_log) <= STEADY * deviation and self.digest:
+        if (
+            added == self.added
+            and abs(mean_log - self.mean_log) <= STEADY * deviation
+            and self.digest
+        ):
             mean_log = self.mean_log
         return self.model_copy(update={"added": added, "mean_log": mean_log, "digest": digest})
 

@@ -231,8 +231,8 @@ class CollectionTable(_Table):
     schedule: When = Timing.parse("60s")
     """When rows without a bias get one."""
     full_schedule: When = Timing.parse("0 3 * * *")
-    """When, as at the start, the bank is checked; if it
-    or the method has changed, all biases are computed."""
+    """When, as at the start, the bank is checked and the values of a prior are read; if one of
+    them or the method has changed, all biases are computed."""
     live: Live = "never"
     pairs: FilePath | None = None
     """A file of labelled queries for the evaluation."""
@@ -322,6 +322,8 @@ class CollectionTable(_Table):
             profile=self.profile,
             tolerance=self.tolerance,
             restart_ttl=self.restart_ttl,
+            # Of all rows, as often as rows without a bias are looked for, that would be too much.
+            reads_values=full,
             throttle=Throttle(self.rows_per_second),
             **options,
         )

@@ -325,3 +325,45 @@ def test_biases_outside_the_vectors_have_the_prior_too(shop, where):
     shop.set_clicks()
     assert refresh(shop.store, shop.name, client_ttl=0).action == "full"
     shop.assert_stored(shop.clicks)
+
+
+def test_a_copy_that_a_refresh_makes_has_the_new_values(shop):
+    plan = shop.migrate(alias=shop.database.name("live"))
+    shop.clicks = shop.clicks[::-1].copy()
+    shop.set_clicks()
+    options = {"rebuild_share": 0.0, "rebuild_rows": 1, "client_ttl": 0}
+    done = refresh(shop.store, plan.alias, **options)
+    assert done.action == "rebuilt"
+    shop.name = done.collection
+    shop.database.made.append(shop.name)
+    shop.assert_stored(shop.clicks)
+
+
+def test_rows_written_during_a_refresh_get_both_numbers(shop):
+    shop.migrate()
+    client = shop.database.application()
+    new = shop.database.key(ITEMS)
+
+    class Writing(shop.database.base):
+        """A client inserts a row while the job rewrites the others."""
+
+        def wait_visible(self, collection):
+            if not shop.store.get(shop.name, [new], shop.state.field).keys:
+                client.insert(shop.name, [shop.row(4, id=new, **{FIELD: 300})])
+            super().wait_visible(collection)
+
+    refresh(shop.database.store(Writing), shop.name, prior_weight=0.1, client_ttl=0)
+    prior = shop.state.profile.prior
+    assert prior.weight == 0.1
+    numbers = shop.stored()
+    moved = prior.factor * (np.log(300 + prior.added) - np.log(shop.clicks[4] + prior.added))
+    assert numbers[new] == pytest.approx(numbers[shop.keys[4]] - moved, abs=1e-5)
+
+
+def test_a_refresh_of_rows_without_a_bias_need_not_read_the_values(shop):
+    shop.migrate()
+    before = shop.stored()
+    shop.clicks = shop.clicks[::-1].copy()
+    shop.set_clicks()
+    assert refresh(shop.store, shop.name, reads_values=False).action == "none"
+    assert shop.stored() == before

@@ -227,7 +227,8 @@ def on_gallery(
     everything = np.concatenate(parts)
     if is_new:
         _expect_differences(info.name, prior, everything)
-    return replace(chosen, prior=prior.of_gallery(everything, f"{digest:016x}"))
+    # Without any click there is nothing that a refresh could make up for.
+    return replace(chosen, prior=prior.of_gallery(everything, f"{digest:016x}" if digest else ""))
 
 
 def _expect_differences(collection: str, prior: Prior, values: Values) -> None:

@@ -123,6 +123,10 @@ class RefreshOptions:
     """
     no_prior: bool = False
     """Drop the prior."""
+    reads_values: bool = True
+    """Read the field of the present prior again, of all rows; if a value has changed, the refresh is
+    a full one.
+    """
     force: bool = False
     """Compute and write all biases again though nothing changed, which repairs damaged ones, and
     use new biases even if they are worse than the old ones.
@@ -397,7 +401,8 @@ def _measured_prior(
     is_followed = options.estimator is None
     chosen = chosen_prior(request, verdict, former, is_followed=is_followed)
     # Clicks that are stored stay what they are: nothing is to be read again.
-    if chosen == former and chosen.prior is not None and chosen.prior.source == "pairs":
+    is_unread = former.prior and (former.prior.source == "pairs" or not options.reads_values)
+    if is_unread and chosen == former:
         return chosen
 
     # Values that are all alike are a mistake in a new prior; one in use waits for better ones.

@@ -194,7 +194,12 @@ class Writes:
 
         # Such a row is not sent whole: the server has the rest of it.
         kept_keys = [keys[i] for i in lacking]
-        options = {"output_fields": [cached.key_field, *sorted(names)], "timeout": write.timeout}
+        options = {
+            "output_fields": [cached.key_field, *sorted(names)],
+            "timeout": write.timeout,
+            # Of what the caller has just written, too.
+            "consistency_level": "Strong",
+        }
         kept = yield Ask("get", (write.collection, kept_keys), options)
         values = {row[cached.key_field]: row for row in kept}
         merged = [{**values.get(key, {}), **row} for key, row in zip(keys, rows, strict=True)]
