@@ -8,7 +8,7 @@ import pytest
 from milvus_hubness import connect
 from tests.support.galleries import plain_collection
 
-ITEMS, DIM = 300, 16
+ITEMS, DIM = 120, 16
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def drawn():
         return (items[wanted] + noise + 0.5 * drift).astype(np.float32)
 
     demand = 1 / (1.0 + rng.permutation(ITEMS))
-    log = rng.choice(ITEMS, 1_000, p=demand / demand.sum())
-    bank = asking(rng.integers(0, ITEMS, 400))
+    log = rng.choice(ITEMS, 700, p=demand / demand.sum())
+    bank = asking(rng.integers(0, ITEMS, 200))
     return items.astype(np.float32), bank, asking(log), log
 
 
@@ -93,7 +93,7 @@ def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):
 def test_what_is_wrong_with_a_prior_is_one_line_and_nothing_is_written(shop, run):
     before = shop.list_collections()
     for options, message in {
-        ("--prior", "title"): "field 'title' of 'photos' is not a number in 300 rows, such as",
+        ("--prior", "title"): "field 'title' of 'photos' is not a number in 120 rows, such as",
         ("--prior", "sales"): "field 'sales' of 'photos' is 0 or missing in all rows",
         ("--prior", "group"): "field 'group' of 'photos' is the same in all rows",
         ("--prior", "clicks", "--prior-weight", "-1"): "prior_weight is a number from 0 to 10",

@@ -7,7 +7,6 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
-    HubnessError,
     InvalidInput,
     InvalidParameter,
     QueryBank,
@@ -137,26 +136,37 @@ def test_rows_of_a_client_get_the_same_numbers(shop):
 
 
 def test_a_refresh_reads_the_values_again(shop):
-    shop.migrate()
-    before = shop.stored()
-    assert refresh(shop.store, shop.name).action == "none", "no value has changed"
+    plan = shop.migrate(prior_weight=None)
+    assert any("no weight for the prior from field 'clicks'" in remark for remark in plan.remarks)
+    shop.assert_stored(shop.clicks, factor=0.0)
+    refresh(shop.store, shop.name, prior_weight=LAMBDA)
+    shop.assert_stored(shop.clicks)
 
+    before = shop.stored()
     shop.clicks = shop.clicks[::-1].copy()
+    shop.clicks[50] = -1
+    shop.set_clicks()
+    state = shop.state
+    assert refresh(shop.store, shop.name, reads_values=False).action == "none"
+    with pytest.raises(
+        InvalidInput, match=rf"^field '{FIELD}' of .* is negative in 1 row, such as"
+    ):
+        refresh(shop.store, shop.name)
+    # Of a refresh that read nothing, the state has the time.
+    assert (shop.stored(), shop.state.profile.prior) == (before, state.profile.prior)
+
     shop.clicks[50] = 20_000
     shop.set_clicks()
-    assert shop.stored() == before, "a change of the value alone waits for a refresh"
     done = refresh(shop.store, shop.name)
     assert (done.action, f"the values of {FIELD!r} changed" in done.reason) == ("full", True)
     shop.assert_stored(shop.clicks)
-    assert refresh(shop.store, shop.name).action == "none"
+    assert refresh(shop.store, shop.name).action == "none", "no value has changed"
 
     refresh(shop.store, shop.name, no_prior=True)
     assert shop.state.profile.prior is None
     shop.assert_stored(shop.clicks, factor=0.0)
     refresh(shop.store, shop.name, revert=True)
     shop.assert_stored(shop.clicks)
-    refresh(shop.store, shop.name, prior_weight=0.1)
-    shop.assert_stored(shop.clicks, factor=shop.factor / 3)
 
 
 def test_the_source_takes_over_again_unchanged(shop):
@@ -202,19 +212,6 @@ def test_rows_with_such_a_value_have_no_plan(shop, value):
     assert "\n" not in str(refused.value)
     assert any(str(shop.keys[i]) in str(refused.value) for i in (1, 2))
     assert shop.database.database.collections() == before, "nothing is written"
-
-
-def test_a_refresh_refuses_such_values_and_writes_nothing(shop):
-    shop.migrate()
-    state = shop.state
-    shop.clicks[3] = -1
-    shop.set_clicks()
-    before = shop.stored()
-    with pytest.raises(
-        InvalidInput, match=rf"^field '{FIELD}' of .* is negative in 1 row, such as"
-    ):
-        refresh(shop.store, shop.name)
-    assert (shop.stored(), shop.state) == (before, state)
 
 
 def test_a_prior_that_says_nothing_is_refused(shop):
@@ -269,14 +266,6 @@ def test_clicks_are_stored_with_the_bank(shop):
     shop.assert_stored(shop.clicks[::-1])
 
 
-def test_a_prior_without_a_weight_changes_nothing_and_says_so(shop):
-    plan = shop.migrate(prior_weight=None)
-    assert any("no weight for the prior from field 'clicks'" in remark for remark in plan.remarks)
-    shop.assert_stored(shop.clicks, factor=0.0)
-    refresh(shop.store, shop.name, prior_weight=LAMBDA)
-    shop.assert_stored(shop.clicks)
-
-
 def test_a_value_that_a_write_leaves_out_is_read(shop, found):
     """A client may bring a vector without the value that goes with it."""
     shop.migrate()
@@ -292,39 +281,6 @@ def test_a_value_that_a_write_leaves_out_is_read(shop, found):
         except MilvusException as error:
             pytest.skip(f"no partial updates: {error}")
     assert shop.stored() == pytest.approx(before, abs=1e-5)
-
-
-@pytest.mark.parametrize("where", ["second_vector", "fields", "side_collection"])
-def test_biases_outside_the_vectors_have_the_prior_too(shop, where):
-    try:
-        plan = plan_enable(
-            shop.store,
-            shop.source,
-            QueryBank(shop.bank),
-            estimator=NNN(8),
-            where=where,
-            prior=FIELD,
-            prior_weight=LAMBDA,
-        )
-    except HubnessError as error:
-        pytest.skip(f"no biases there: {error}")
-    assert plan.to_dict()["prior"]["field"] == FIELD
-    enable(shop.store, plan, client_ttl=0)
-    shop.assert_stored(shop.clicks)
-
-    client = shop.database.application()
-    before = shop.stored()
-    client.upsert(shop.name, [shop.row(4)])
-    assert shop.stored() == pytest.approx(before, abs=1e-5)
-    query = vectors(np.random.default_rng(9), 1, DIM)
-    scores = query[0].astype(float) @ shop.items.T - shop.wanted(shop.clicks)
-    best = list(shop.database.scores(shop.name, query[0], 10))
-    assert best == [shop.keys[i] for i in np.argsort(-scores)[:10]]
-
-    shop.clicks = shop.clicks[::-1].copy()
-    shop.set_clicks()
-    assert refresh(shop.store, shop.name, client_ttl=0).action == "full"
-    shop.assert_stored(shop.clicks)
 
 
 def test_a_copy_that_a_refresh_makes_has_the_new_values(shop):
@@ -360,10 +316,26 @@ def test_rows_written_during_a_refresh_get_both_numbers(shop):
     assert numbers[new] == pytest.approx(numbers[shop.keys[4]] - moved, abs=1e-5)
 
 
-def test_a_refresh_of_rows_without_a_bias_need_not_read_the_values(shop):
-    shop.migrate()
+def test_biases_in_payloads_have_the_prior_too(shop, found):
+    """In the fields and side collections of Milvus: test_prior_on_milvus."""
+    if not found[0].startswith("qdrant"):
+        pytest.skip("payloads are Qdrant's")
+    options = {"where": "fields", "prior": FIELD, "prior_weight": LAMBDA}
+    plan = plan_enable(shop.store, shop.source, QueryBank(shop.bank), estimator=NNN(8), **options)
+    assert plan.to_dict()["prior"]["field"] == FIELD
+    enable(shop.store, plan, client_ttl=0)
+    shop.assert_stored(shop.clicks)
+
+    client = shop.database.application()
     before = shop.stored()
+    client.upsert(shop.name, [shop.row(4)])
+    assert shop.stored() == pytest.approx(before, abs=1e-5)
+    query = vectors(np.random.default_rng(9), 1, DIM)
+    scores = query[0].astype(float) @ shop.items.T - shop.wanted(shop.clicks)
+    best = list(shop.database.scores(shop.name, query[0], 10))
+    assert best == [shop.keys[i] for i in np.argsort(-scores)[:10]]
+
     shop.clicks = shop.clicks[::-1].copy()
     shop.set_clicks()
-    assert refresh(shop.store, shop.name, reads_values=False).action == "none"
-    assert shop.stored() == before
+    assert refresh(shop.store, shop.name, client_ttl=0).action == "full"
+    shop.assert_stored(shop.clicks)
