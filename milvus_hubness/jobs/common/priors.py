@@ -117,14 +117,14 @@ class ChosenPrior:
         return self.prior.values_of(rows, self.counts)
 
     @property
-    def remarks(self) -> list[str]:
-        """What the user should know of it."""
+    def remark(self) -> str:
+        """What the user should know of it; empty if it has a weight."""
         if self.prior is None or self.prior.weight:
-            return []
-        return [
+            return ""
+        return (
             f"no weight for the prior from {self.prior.words}, which changes nothing so far: run "
             "tune with --prior and --pairs, or pass --prior-weight"
-        ]
+        )
 
 
 NO_PRIOR = ChosenPrior()

@@ -427,7 +427,7 @@ def _fitted(
     choice = choose(verdict, request.target_bank, request.estimator, request.gates)
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     chosen = on_gallery(store, info, chosen, progress=progress)
-    remarks += chosen.remarks
+    remarks += filter(None, [chosen.remark])
     values = chosen.values_of(gallery.items)
     banks = (choice.estimator, request.bank, request.target_bank, choice.strength, chosen, values)
 

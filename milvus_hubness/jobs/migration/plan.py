@@ -449,7 +449,7 @@ def _remarks(
         verdict, info, request.judging, is_followed=request.estimator is None
     )
 
-    remarks += fitting.chosen.remarks
+    remarks += filter(None, [fitting.chosen.remark])
     if fitting.estimator.needs_gallery:
         size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20
         remarks.append(

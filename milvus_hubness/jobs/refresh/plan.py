@@ -414,7 +414,7 @@ def _measured_prior(
 def _prior_reason(new: ChosenPrior, former: ChosenPrior) -> str:
     """Return why a prior demands new biases; empty if it does not."""
     if new.arguments != former.arguments:
-        return "the prior changed"
+        return f"the prior changed; {remark}" if (remark := new.remark) else "the prior changed"
     if new.prior is None or former.prior is None or new.prior.digest == former.prior.digest:
         return ""
     if new.prior.source == "field":
