@@ -32,8 +32,8 @@ SMOOTHING = 1 / 3
 """What is added to each value, as a share of the mean value.
 
 A share, not a number: the result must not depend on whether sales are counted in pieces or in
-thousands. A third of the mean was one click where `benchmarks` had three for each item: then an
-item without any click loses as much as the noise of so few clicks justifies.
+thousands. With a third, an item without any click counts a quarter of an average one: where clicks
+are few, and whether an item has one is chance, that decides little.
 """
 
 STEADY = 0.1

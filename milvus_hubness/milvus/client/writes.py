@@ -197,6 +197,7 @@ class Writes:
         options = {
             "output_fields": [cached.key_field, *sorted(names)],
             "timeout": write.timeout,
+            "partition_names": [write.partition_name] if write.partition_name else None,
             # Of what the caller has just written, too.
             "consistency_level": "Strong",
         }
