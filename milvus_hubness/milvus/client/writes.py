@@ -27,6 +27,7 @@ from milvus_hubness.correction.state import (
     CollectionState,
     expect_values,
     prior_fields,
+    priors_of,
 )
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -186,6 +187,9 @@ class Writes:
         self, cached: CachedState, state: CollectionState, write: Write, rows: Sequence[Row]
     ) -> Operation[Items]:
         """Return the rows for a prior, with the values that they keep in a partial update."""
+        if not priors_of(state):
+            return Items([], [])
+
         keys = [row.get(cached.key_field) for row in rows]
         names = prior_fields(state)
         lacking = [i for i, row in enumerate(rows) if not names <= row.keys()]

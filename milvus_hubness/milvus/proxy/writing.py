@@ -263,7 +263,7 @@ def _prior_items(request: Any, cached: CachedState, state: CollectionState) -> I
     """
     # Without a prior, no object is made of a row.
     if not priors_of(state):
-        return Items([None] * request.num_rows, [])
+        return Items([], [])
 
     names = {cached.key_field, *prior_fields(state)}
     columns = request.fields_data

@@ -35,6 +35,7 @@ from milvus_hubness.extending import (
     name_some,
     packed_vectors,
     prior_fields,
+    priors_of,
     with_columns,
 )
 from qdrant_hubness.client.cached_state import CachedState
@@ -401,6 +402,9 @@ class Writing(StateCache):
         """Return points as rows for a prior, with the payloads that they have if the call brings
         vectors only.
         """
+        if not priors_of(state):
+            return Items([], [])
+
         keys = [key_of(point.id) for point in points]
         payloads = {
             key: point.payload or {}
