@@ -23,7 +23,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, reduced_targets
-from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
@@ -268,8 +268,8 @@ class Sample(NamedTuple):
     """(n, d), as users see them."""
     biases: Floats
     """(n, slots), as stored."""
-    rows: list[Mapping[str, Any]]
-    """The fields of the rows."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """The field of each row that the prior reads; none without one."""
 
     @property
     def items(self) -> Items:
@@ -297,8 +297,12 @@ def sampled(
     state: CollectionState,
     labels: Labels | None,
     progress: Progress,
+    prior: Prior | None = None,
 ) -> Sample:
-    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
+    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name.
+
+    prior: that of the new biases.
+    """
     rng = np.random.default_rng(0)
     share = MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
@@ -320,7 +324,9 @@ def sampled(
         valid = ~state.layout.invalid(rows.vectors)
         usable = rows.batch.take(np.flatnonzero(valid).tolist())
         keys += usable.keys
-        fields += usable.rows
+        if prior is not None:
+            # No more of the rows: other vectors and texts would take far more memory.
+            fields += [{prior.field: row.get(prior.field)} for row in usable.rows]
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
 

@@ -450,7 +450,9 @@ class Refreshing:
 
         options = self.options
 
-        sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
+        sample = sampled(
+            self.store, self.info, self.state, options.labels, options.progress, plan.prior
+        )
         verdict = self._verdict(plan, sample) if self._names_other_bank(plan) else None
         if verdict is not None:
             try:
