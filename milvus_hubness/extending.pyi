@@ -4,6 +4,7 @@ Whoever moves a definition edits its import here. The linter sees to it that `__
 """
 
 from milvus_hubness.basics.bounds import (
+    FrozenModel,
     read_value,
 )
 from milvus_hubness.basics.defaults import (
@@ -66,6 +67,7 @@ from milvus_hubness.cli.options import (
     ClientTtl,
     EstimatorOptions,
     JudgingOptions,
+    PriorOptions,
     Queries,
     RowsPerSecond,
     read_vectors,
@@ -126,6 +128,10 @@ from milvus_hubness.correction.estimators import (
 from milvus_hubness.correction.estimators.base import (
     FitInputs,
 )
+from milvus_hubness.correction.prior import (
+    Items,
+    Prior,
+)
 from milvus_hubness.correction.rerank import (
     Adaptive as Reranker,
 )
@@ -135,9 +141,11 @@ from milvus_hubness.correction.state import (
 from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,
-    FrozenModel,
     Profile,
     described_property,
+    expect_values,
+    prior_fields,
+    priors_of,
     read_states,
     require_state,
     slots_for,
@@ -318,6 +326,7 @@ __all__ = [
     "FrozenModel",
     "Helper",
     "HelperLists",
+    "Items",
     "JudgingOptions",
     "Key",
     "Lease",
@@ -333,6 +342,8 @@ __all__ = [
     "OnlineBanks",
     "Operation",
     "Pause",
+    "Prior",
+    "PriorOptions",
     "Profile",
     "Progress",
     "Queries",
@@ -374,6 +385,7 @@ __all__ = [
     "expect_copy",
     "expect_helper",
     "expect_helpers",
+    "expect_values",
     "fitted_bank",
     "identity_in",
     "intent_log_name",
@@ -391,6 +403,8 @@ __all__ = [
     "naming_extras",
     "owner_in",
     "packed_vectors",
+    "prior_fields",
+    "priors_of",
     "progress_bars",
     "read_bank",
     "read_states",

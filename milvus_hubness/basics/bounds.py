@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from milvus_hubness.errors import StateError
@@ -71,6 +71,24 @@ Moment = Annotated[
 """A time with its zone, far enough from the last year that seconds can be added to it."""
 
 T = TypeVar("T")
+
+
+class FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def to_json(self) -> str:
+        """Return the record as JSON.
+
+        Raises StateError if `model_copy` gave it values that no reader accepts.
+        """
+        text = self.model_dump_json()
+        read_record(
+            type(self).model_validate_json,
+            text,
+            f"the new {type(self).__name__}",
+            "it was not written",
+        )
+        return text
 
 
 def read_record(validate: Callable[[str], T], text: str, what: str, remedy: str) -> T:

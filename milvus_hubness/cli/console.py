@@ -221,7 +221,19 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
         "agreement": agreement_sentence(plan["estimator"]),
         "gate": plan["gate"],
         "gate over targets": plan["gate_targets"],
+        "prior": prior_words(plan["prior"]),
     }
+
+
+def prior_words(prior: Mapping[str, Any] | None) -> str | None:
+    """Return a prior in words; None without one."""
+    if prior is None:
+        return None
+    source = f"field {prior['field']}" if prior["source"] == "field" else "clicks"
+    if keys := prior.get("keys"):
+        source += f" on {keys:,} rows"
+    words = f"{source}, weight {prior['weight']:g} of the spread of scores"
+    return f"{words}, which is {prior['factor']:.3g}" if prior["factor"] else words
 
 
 @contextmanager

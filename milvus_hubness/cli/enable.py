@@ -19,6 +19,7 @@ def enable(
     ],
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
+    preferring: options.PriorOptions,
     judging: options.JudgingOptions,
     connection: options.Connection,
     bank_name: options.BankName = None,
@@ -65,6 +66,8 @@ def enable(
             max_miss_rate=max_miss_rate,
             gate=gate,
             gate_targets=gate_targets,
+            prior=preferring.read_prior(),
+            prior_weight=preferring.prior_weight,
             verdict=judging.verdict,
             progress=progress,
         )

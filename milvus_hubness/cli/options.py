@@ -26,6 +26,7 @@ from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.correction.estimators import Estimator
+    from milvus_hubness.jobs.common.priors import PriorLike
     from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
@@ -164,6 +165,38 @@ class JudgingOptions:
     def verdict(self) -> VerdictMode | None:
         """What the job does with the verdict; None to do as the environment says."""
         return "warn" if self.force else None
+
+
+@dataclass(frozen=True)
+class PriorOptions:
+    """The options that say how often each row is wanted."""
+
+    prior: Annotated[
+        str | None,
+        "Field of the rows with a number from 0 up that says how often each is wanted, such as "
+        "clicks: popular rows rank higher.",
+    ] = None
+    prior_from: Annotated[
+        str | None,
+        "In place of --prior: a log of clicks in the form of --pairs, in which each row is counted.",
+    ] = None
+    prior_weight: Annotated[
+        float | None,
+        "Weight of the prior in units of the spread of scores, such as 0.2. [default: as tune "
+        "chose, else 0]",
+    ] = None
+
+    def __post_init__(self) -> None:
+        # Typer makes this record while it reads the command line, so it is an error of usage.
+        if self.prior and self.prior_from:
+            raise typer.BadParameter("give --prior or --prior-from: a prior has one source")
+
+    def read_prior(self) -> PriorLike | None:
+        """Return the field or the clicks; None if neither is named. Raises as `read_pairs`."""
+        from milvus_hubness.jobs.common.inputs import read_pairs
+        from milvus_hubness.jobs.common.priors import clicks_of
+
+        return clicks_of(read_pairs(self.prior_from)) if self.prior_from else self.prior
 
 
 def _complete_method(incomplete: str) -> list[str]:

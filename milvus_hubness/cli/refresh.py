@@ -38,6 +38,7 @@ class Refreshing:
     ] = False
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
+    no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = (
         DEFAULT_TOLERANCE
     )
@@ -60,6 +61,7 @@ def refresh(
     collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
+    preferring: options.PriorOptions,
     refreshing: Refreshing,
     connection: options.Connection,
     target_bank: options.TargetBank = None,
@@ -69,7 +71,7 @@ def refresh(
     once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
+    """Compute the biases of rows that have none, and of all if the bank, the parameters or a prior changed.
 
     Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
     alone, they are evaluated as worse, or rows that expire would live longer.
@@ -97,6 +99,8 @@ def refresh(
         bank=bank.read(store),
         target_bank=options.read_vectors(store, target_bank),
         estimator=estimator,
+        prior=preferring.read_prior(),
+        prior_weight=preferring.prior_weight,
         labels=Labels.load(pairs) if pairs else None,
         queries=options.read_vectors(store, queries),
         throttle=Throttle(rows_per_second),

@@ -43,6 +43,13 @@ def tune(
     target_bank: options.TargetBank = None,
     pairs: options.Pairs = None,
     queries: options.Queries = None,
+    prior: Annotated[
+        str | None,
+        "Field of the rows that says how often each is wanted; its weight is chosen on --pairs.",
+    ] = None,
+    prior_from: Annotated[
+        str | None, "In place of --prior: a log of clicks in the form of --pairs."
+    ] = None,
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -59,6 +66,7 @@ def tune(
     if queries and pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
 
+    preferring = options.PriorOptions(prior, prior_from)
     store = connection.open()
     query_vectors = options.read_vectors(store, queries)
     answers = None
@@ -73,11 +81,20 @@ def tune(
             queries=query_vectors,
             answers=answers,
             target_bank=options.read_vectors(store, target_bank),
+            prior=preferring.read_prior(),
             progress=progress,
         ).to_dict()
 
     note = "" if tuning["real_queries"] else BANK_ALONE
+    if (prior or prior_from) and not pairs:
+        note = "\n".join(filter(None, (note, NO_WEIGHT)))
     console.show_result(as_json, {"tune": tuning}, lambda: _show_tuning(collection, tuning, note))
+
+
+NO_WEIGHT = (
+    "\nThe weight of the prior stays 0: only right answers can choose it (--pairs), or "
+    "--prior-weight of migrate, enable and refresh"
+)
 
 
 def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
@@ -92,6 +109,9 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     if choice:
         of_methods = "the mean of the methods with a share, " if len(mixed) > 1 else ""
         console.say(f"{of_methods}{describe(choice)} at strength {tuning['strength']:.2f}")
+    if tuning["prior_weight"] is not None:
+        weight = tuning["prior_weight"]
+        console.say(f"the prior: weight {weight:g} of the spread of scores")
     if tuning["gate"]:
         over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
         console.say(GATED.format(*over))
@@ -409,6 +429,7 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
             "quantizer": OTHER_COLUMNS if status.needs_other_columns else None,
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),
+            "prior": console.prior_words(status.prior),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
             "corrected fields": ", ".join(status.corrected_fields)
             if len(status.corrected_fields) > 1

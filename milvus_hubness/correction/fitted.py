@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,11 +26,12 @@ from milvus_hubness.correction.codec.index_hints import (
 )
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict, to_dict
-from milvus_hubness.correction.estimators.base import TargetBank
+from milvus_hubness.correction.estimators.base import ITEMS, TargetBank, score_spread
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
 from milvus_hubness.correction.near_copies import with_groups
+from milvus_hubness.correction.prior import Counts, ItemRows, Prior, Values
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 
@@ -73,6 +74,10 @@ class Correction:
     """Maps vectors (m, d) and are_new to their biases (m,), in place of the fit."""
     queries: QueryBank | None = None
     """The bank as the caller gave it, with its groups; `fitted.bank` has one query for each."""
+    prior: Prior | None = None
+    """What the numbers of rows get in addition; then `centred` and `of_rows` need these rows."""
+    counts: Counts = field(default_factory=dict)
+    """The clicks of a prior from clicks."""
 
     @classmethod
     def fit(
@@ -109,7 +114,12 @@ class Correction:
 
     @classmethod
     def restore(
-        cls, layout: Layout, estimator: Estimator, bank: StoredBank, mean_bias: float = 0.0
+        cls,
+        layout: Layout,
+        estimator: Estimator,
+        bank: StoredBank,
+        mean_bias: float = 0.0,
+        prior: Prior | None = None,
     ) -> Correction:
         """Restore an earlier fit from its bank and potentials, without the gallery.
 
@@ -118,7 +128,7 @@ class Correction:
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
         queries = _reduced_bank(layout, bank.queries)
         fitted = estimator.restore(queries, bank.potentials, target_bank=targets)
-        return cls(layout, fitted, mean_bias, queries=bank.queries)
+        return cls(layout, fitted, mean_bias, queries=bank.queries, prior=prior, counts=bank.counts)
 
     def stored_bank(self, target_bank: QueryBank | None) -> StoredBank:
         """Return the bank of the fit with its potentials, from which `restore` makes the fit again.
@@ -127,7 +137,14 @@ class Correction:
         """
         queries = self.queries
         assert queries is not None, "a correction that is fitted or restored has its queries"
-        return StoredBank(queries, queries.of_queries(self.fitted.potentials), target_bank)
+        potentials = queries.of_queries(self.fitted.potentials)
+        return StoredBank(queries, potentials, target_bank, counts=self.counts)
+
+    @classmethod
+    def of_profile(cls, layout: Layout, profile: Profile, bank: StoredBank) -> Correction:
+        """Restore the fit of a profile from its bank. Raises as `fit` does."""
+        estimator = from_dict(profile.estimator)
+        return cls.restore(layout, estimator, bank, profile.mean_bias, profile.prior)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
         """Return the c locality hint columns of vectors (n, d), float32 (n, c).
@@ -149,7 +166,9 @@ class Correction:
         """Return the locality hint columns of items by their nearest landmarks (n, k)."""
         return columns(self._landmarks.coordinates[near], self.layout.reach)
 
-    def of_rows(self, vectors: Floats, *, are_new: bool) -> tuple[Floats, Floats]:
+    def of_rows(
+        self, vectors: Floats, rows: ItemRows | None = None, *, are_new: bool
+    ) -> tuple[Floats, Floats]:
         """Return what `centred` and `locality_hints` return of vectors (n, d).
 
         Both follow from one product with the bank if it is of a size that NumPy computes at once.
@@ -158,7 +177,7 @@ class Correction:
         """
         if not self._computes_at_once(len(vectors)):
             correction = replace(self, are_new=are_new)
-            return correction.centred(vectors), self.locality_hints(vectors)
+            return correction.centred(vectors, rows), self.locality_hints(vectors)
 
         biases = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
@@ -169,6 +188,7 @@ class Correction:
         products = self.layout.reduce_items(vectors[valid]) @ self.fitted.bank.vectors.T
         uncentred = self.fitted.bias_of_products(products, are_new=are_new)
         biases[valid] = self._finite(uncentred - np.float32(self.mean_bias))
+        biases = self.with_prior(biases, valid, rows)
 
         if hints.size:
             # The nearest landmark has the largest product with its direction, not with itself.
@@ -202,17 +222,48 @@ class Correction:
             lengths=np.where(lengths == 0, 1, lengths),
         )
 
-    def centred(self, vectors: npt.ArrayLike) -> Floats:
-        """Return b(r) − c of vectors (n, d), float32 (n,).
+    def centred(self, vectors: npt.ArrayLike, rows: ItemRows | None = None) -> Floats:
+        """Return the numbers that rows store: b(r) − c of vectors (n, d), float32 (n,).
 
-        It is 0 for rows that are not finite or, under COSINE, zero.
+        With a prior, its numbers for these rows are added. They are 0 for vectors that are not
+        finite or, under COSINE, zero.
         """
-        rows = np.asarray(vectors, np.float32)
-        valid = ~self.layout.invalid(rows)
-        biases = np.zeros(len(rows), np.float32)
+        items = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(items)
+        biases = np.zeros(len(items), np.float32)
         if valid.any():
-            biases[valid] = self._finite(self._biases(rows[valid]) - np.float32(self.mean_bias))
-        return biases
+            biases[valid] = self._finite(self._biases(items[valid]) - np.float32(self.mean_bias))
+        return self.with_prior(biases, valid, rows)
+
+    def with_prior(
+        self,
+        biases: Floats,
+        valid: npt.NDArray[np.bool_],
+        rows: ItemRows | None,
+        values: Values | None = None,
+    ) -> Floats:
+        """Return biases (n,) with the numbers of the prior, if there is one, where `valid` (n,).
+
+        values: (n,), if the caller has them already; else they are read from the rows. Raises as
+        `Prior.values_of` does.
+        """
+        if self.prior is None:
+            return biases
+        if values is None:
+            # A caller that forgot the rows would store numbers without the prior.
+            if rows is None:
+                raise RuntimeError("a correction with a prior needs the rows of the vectors")
+            values = self.prior.values_of(rows, self.counts)
+        return np.where(valid, self._finite(biases + self.prior.of(values)), biases)
+
+    def spread(self, vectors: Floats) -> float:
+        """Return the spread of the bank's scores over vectors (n, d), see `score_spread`."""
+        rows = np.flatnonzero(~self.layout.invalid(vectors))
+        if not len(rows):
+            return 0.0
+        # It is measured on so many: the others need not be copied.
+        some = rows[np.linspace(0, len(rows) - 1, min(ITEMS, len(rows)), dtype=np.int64)]
+        return score_spread(self.fitted.bank, self.layout.reduce_items(vectors[some]))
 
     def allowed_differences(
         self, vectors: Floats, centred: Floats, tolerance: float = BIAS_TOLERANCE
@@ -262,16 +313,19 @@ class Correction:
 def row_biases(
     corrections: Mapping[int, Correction],
     vectors: Floats,
+    rows: ItemRows,
     state: CollectionState,
     epoch: int | None,
 ) -> RowBiases:
-    """Return the biases of vectors (n, d) from the corrections by slot.
+    """Return the biases of rows with vectors (n, d) from the corrections by slot.
 
     The locality hints are those of the active profile.
     """
     # Slots that share a correction share its biases: in a new collection all do.
     distinct = {id(correction): correction for correction in corrections.values()}
-    biases = {identity: correction.centred(vectors) for identity, correction in distinct.items()}
+    biases = {
+        identity: correction.centred(vectors, rows) for identity, correction in distinct.items()
+    }
     by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
 
     active = corrections[state.profile.slot]
@@ -296,6 +350,7 @@ def initial_state(
     strength: float = 1.0,
     gate: int | None = None,
     gate_targets: int | None = None,
+    prior: Prior | None = None,
     **others: Any,
 ) -> CollectionState:
     """Return the first state of a field: one profile, refreshed now.
@@ -313,6 +368,7 @@ def initial_state(
             gate=gate,
             gate_targets=gate_targets,
             bank=bank,
+            prior=prior,
             epoch=1,
             refreshed_at=datetime.now(timezone.utc),
         )

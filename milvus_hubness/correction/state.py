@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from milvus_hubness.basics.bounds import (
     MOST_CANDIDATES,
@@ -15,6 +15,7 @@ from milvus_hubness.basics.bounds import (
     CollectionName,
     Depth,
     Fingerprint,
+    FrozenModel,
     Moment,
     Name,
     Number,
@@ -28,6 +29,7 @@ from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
+from milvus_hubness.correction.prior import Prior, problems_in, unusable
 from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
@@ -43,24 +45,6 @@ SLOTS_PER_PROFILE = 2
 """One slot that searches read, and one that the next refresh writes."""
 
 Model = TypeVar("Model", bound="PropertyModel")
-
-
-class FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    def to_json(self) -> str:
-        """Return the record as JSON.
-
-        Raises StateError if `model_copy` gave it values that no reader accepts.
-        """
-        text = self.model_dump_json()
-        read_record(
-            type(self).model_validate_json,
-            text,
-            f"the new {type(self).__name__}",
-            "it was not written",
-        )
-        return text
 
 
 class PropertyModel(FrozenModel):
@@ -198,6 +182,7 @@ class Former(FrozenModel):
     gate: Depth | None = None
     gate_targets: Depth | None = None
     bank: BankReference
+    prior: Prior | None = None
 
 
 class Profile(FrozenModel):
@@ -223,6 +208,8 @@ class Profile(FrozenModel):
     """
     bank: BankReference
     """The bank of the biases."""
+    prior: Prior | None = None
+    """What is added to the scores because items are wanted more or less often; None for nothing."""
     epoch: int = Field(ge=1, le=MOST_ROWS)
     """Counts the refreshes, from 1."""
     refreshed_at: Moment
@@ -581,6 +568,25 @@ def suffix_for(field: str, others: Collection[CollectionState]) -> str:
     # One field of a collection goes without, and most collections have no second one.
     is_taken = any(not state.suffix for state in others if state.field != field)
     return f"_{field}" if is_taken else ""
+
+
+def priors_of(state: CollectionState) -> list[Prior]:
+    """Return the priors of all biases that new rows get."""
+    profiles = list(state.profiles.values())
+    profiles += [change.profile for change in (state.incoming, state.outgoing) if change]
+    return [profile.prior for profile in profiles if profile.prior is not None]
+
+
+def prior_fields(state: CollectionState) -> frozenset[str]:
+    """Return the fields of rows that a prior reads."""
+    return frozenset(prior.field for prior in priors_of(state) if prior.source == "field")
+
+
+def expect_values(state: CollectionState, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidInput for a row, named by its position, whose value no prior can use."""
+    for name in sorted(prior_fields(state)):
+        for position, problem in problems_in([row.get(name) for row in rows]):
+            raise InvalidInput(unusable(position, name, problem))
 
 
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:

@@ -16,10 +16,11 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors, not_among
 from milvus_hubness.correction.estimators import Blend, Estimator
-from milvus_hubness.correction.estimators.base import require_gallery
+from milvus_hubness.correction.estimators.base import require_gallery, score_spread
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
+from milvus_hubness.quality.prior_weights import Preference, PriorTrials
 from milvus_hubness.quality.trials import Answers, Trial, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, distinct_rows, examine, findings
 
@@ -260,6 +261,11 @@ class Tuning:
 
     seed: int
 
+    prior_weight: float | None = None
+    """The weight of the prior for the jobs, in units of the spread of scores: the best one divided
+    by the strength, by which searches multiply it. None without a prior, and without labels, which
+    alone can choose it."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return dict(measures.as_plain(self))
@@ -272,6 +278,7 @@ def tune(
     target_bank: QueryBank | npt.ArrayLike | None = None,
     queries: npt.ArrayLike | None = None,
     positives: measures.Positives | None = None,
+    preference: Preference | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuning:
@@ -279,7 +286,8 @@ def tune(
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
     each query the number of its gallery item or several; R@1 then decides, else the findings of
-    `quality.verdict`. Bank queries that are among `queries` are left out of the fit. A gallery
+    `quality.verdict`. preference: the values of a prior, whose weight is chosen with the method if
+    there are positives. Bank queries that are among `queries` are left out of the fit. A gallery
     beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises
     InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
@@ -291,7 +299,7 @@ def tune(
         bank.expect_dim(targets.dim, "the target bank")
 
     fitted, query_vectors, answers = _split(bank, queries, positives, len(items), rng)
-    items, answers = _some_items(items, answers, rng)
+    items, answers, numbers = _some_items(items, answers, rng)
     trials = sweep(fitted, items, targets, progress=progress)
     outcome = search(trials, query_vectors, items, answers)
 
@@ -301,7 +309,12 @@ def tune(
         real = None if queries is None else query_vectors
         examined = bank if queries is None else fitted
         figures = examine(examined.vectors, items, default_biases, queries=real, seed=seed)
-    if answers is not None:
+    weight = None
+    if answers is not None and preference is not None:
+        chosen, judged, weight = decide_with_prior(
+            trials, outcome, query_vectors, items, answers, preference.take(numbers), fitted, seed
+        )
+    elif answers is not None:
         chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
     else:
         assert figures is not None, "a bank without labels has at least 40 queries"
@@ -325,6 +338,7 @@ def tune(
         queries=len(query_vectors),
         real_queries=0 if queries is None else len(query_vectors),
         seed=seed,
+        prior_weight=weight if applies else None,
     )
 
 
@@ -361,6 +375,45 @@ def decide(
     highest = max(mixed_excess, float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     return mixed, judge_labelled(outcome.hits[0], cross_fitted, mixed.strength, fall, seed=seed)
+
+
+def decide_with_prior(
+    trials: Sequence[Trial],
+    outcome: measures.Outcome,
+    queries: Vectors,
+    gallery: Vectors,
+    positives: Answers,
+    preference: Preference,
+    bank: QueryBank,
+    seed: int,
+) -> tuple[Trial, Judgement, float]:
+    """Return the method, the verdict on it, and the weight of the prior, as `decide` does.
+
+    preference: the values of the prior for the gallery. bank: the one that the trials were fitted
+    on. The excess answers are those without the prior: that popular items have more is its purpose.
+    """
+    excess = measures.excess_answers_of(outcome, len(gallery))
+    fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
+    unit = score_spread(bank, gallery)
+    searches = PriorTrials(trials, queries, gallery, positives, preference, unit, fold)
+
+    def picked(ranks: npt.NDArray[np.int32]) -> Trial:
+        return mix(pick(trials, excess[1:], ranks))
+
+    ranks = outcome.ranks[1:]
+    chosen = searches.choose(picked, ranks, np.ones(len(queries), np.bool_))
+    choices = [searches.choose(picked, ranks, fold != left_out) for left_out in range(FOLDS)]
+    cross_fitted = searches.hits(choices)
+
+    neutral = search([chosen.method], queries, gallery, positives)
+    highest = max(float(measures.excess_answers_of(neutral, len(gallery))[1]), float(excess[-1]))
+    fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
+    strength = chosen.method.strength
+    judged = judge_labelled(outcome.hits[0], cross_fitted, strength, fall, seed=seed)
+    # Searches multiply what is stored by the strength, the prior too, which was tried in full.
+    weight = round(chosen.weight / strength, 3)
+    with_prior = f"with {preference.prior.words} as a prior of weight {chosen.weight:g}"
+    return chosen.method, judged._replace(reason=f"{judged.reason}, {with_prior}"), weight
 
 
 def _split(
@@ -409,20 +462,21 @@ def _split(
 
 def _some_items(
     items: Vectors, answers: Answers | None, rng: np.random.Generator
-) -> tuple[Vectors, Answers | None]:
+) -> tuple[Vectors, Answers | None, npt.NDArray[np.int64]]:
     """Return at most `MOST_ITEMS` items, or all positives if they are more.
 
-    The second value is the new positions of the positives.
+    The second value is the new positions of the positives, the third the numbers of the items.
     """
     if len(items) <= MOST_ITEMS:
-        return items, answers
+        return items, answers, np.arange(len(items))
 
     # No positive may be missing, or its query could not be answered.
     needed = np.unique(np.concatenate(answers)) if answers is not None else np.empty(0, np.int64)
     others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
     room = max(0, MOST_ITEMS - len(needed))
     chosen = np.sort(np.concatenate([needed, others[:room]]))
-    return items[chosen], answers and [np.searchsorted(chosen, numbers) for numbers in answers]
+    positions = answers and [np.searchsorted(chosen, numbers) for numbers in answers]
+    return items[chosen], positions, chosen
 
 
 def _table(

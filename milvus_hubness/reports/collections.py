@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -16,13 +17,22 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
 from milvus_hubness.correction.fitted import Correction, reduced_targets
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judging import store_verdict
+from milvus_hubness.jobs.common.priors import (
+    NO_PRIOR,
+    ChosenPrior,
+    PriorLike,
+    PriorRequest,
+    on_gallery,
+)
 from milvus_hubness.jobs.refresh.online_bank import live_queries
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
+from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS, expected_gain
 from milvus_hubness.reports import charts, report
@@ -225,13 +235,16 @@ def tune(
     queries: BankLike | None = None,
     answers: Sequence[Key] | None = None,
     target_bank: BankLike | None = None,
+    prior: PriorLike | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
     """Try every method on a collection's rows, and write the result into one of its properties.
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
-    that clients have sampled; answers: the keys of their right rows. Raises InvalidInput,
+    that clients have sampled; answers: the keys of their right rows. prior: a field of the rows, or
+    clicks by key, whose weight is chosen if there are answers; by default the prior of the
+    corrected collection. Raises InvalidInput,
     CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
     `quality.tuning.tune` does.
     """
@@ -241,6 +254,10 @@ def tune(
     if info.is_bank:
         raise InvalidInput(f"{info.name!r} is a query bank: tune the collection that it is for")
     state = info.state_of(field)
+    in_use = NO_PRIOR
+    if state is not None and prior is None and state.profile.prior is not None:
+        counts = store.load_bank(state.profile.bank, checked=False).counts
+        in_use = ChosenPrior(state.profile.prior, counts)
     if bank is None and state:
         stored = store.load_bank(state.profile.bank)
         bank = stored.queries
@@ -261,24 +278,58 @@ def tune(
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
+    preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, answers)
     tuned = tuning.tune(
         QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
         queries=layout.reduce_queries(queries.vectors) if queries else None,
         positives=gallery.positions(answers) if answers is not None else None,
+        preference=preference,
         seed=seed,
         progress=progress,
     )
-    store_verdict(store, info.name, _record_of(field, bank, tuned))
+    chosen = preference.prior if preference is not None else None
+    store_verdict(store, info.name, _record_of(field, bank, tuned, chosen))
     return tuned
 
 
-def _record_of(field: str, bank: QueryBank, tuned: tuning.Tuning) -> TuningRecord:
+def _preference(
+    store: Store,
+    info: CollectionInfo,
+    gallery: Gallery,
+    request: PriorRequest,
+    in_use: ChosenPrior,
+    answers: Sequence[Key] | None,
+) -> Preference | None:
+    """Return the values of the prior for the gallery; None without one.
+
+    in_use: the prior of the collection. Raises InvalidInput.
+    """
+    chosen = ChosenPrior.of(request) if request.prior is not None else in_use
+    if chosen.prior is None:
+        return None
+
+    measured = on_gallery(store, info, chosen)
+    assert measured.prior is not None
+    # Clicks that may be those of the labelled queries are not to decide on themselves.
+    labelled = Counter(answers or ())
+    is_counted = measured.prior.source == "pairs" and all(
+        measured.counts.get(key, 0) >= count for key, count in labelled.items()
+    )
+    return Preference(measured.prior, measured.values_of(gallery.items), is_counted)
+
+
+def _record_of(
+    field: str, bank: QueryBank, tuned: tuning.Tuning, prior: Prior | None
+) -> TuningRecord:
     """Return the verdict of a tuning as it is stored."""
     values = {
         name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields
     }
     # The bank as the user passed it: its fingerprint, not that of the reduced one, is looked up.
     values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
+    if prior is not None and tuned.prior_weight is not None:
+        # The jobs measure it on the gallery as it is then.
+        values["prior"] = Prior(source=prior.source, field=prior.field, weight=tuned.prior_weight)
     return TuningRecord(**values, field=field, tuned_at=datetime.now(timezone.utc))

@@ -24,8 +24,10 @@ from pydantic import (
 from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, Live
 from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
+from milvus_hubness.correction.prior import LARGEST_WEIGHT
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank, read_pairs
+from milvus_hubness.jobs.common.priors import PriorLike, clicks_of
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store
@@ -217,12 +219,20 @@ class CollectionTable(_Table):
     override: bool = False
     """Whether `method` and `params` may differ from
     the verdict of tune, which is refused otherwise."""
+    prior: Name | None = None
+    """A field of the rows that says how often each is wanted; None for the present prior."""
+    prior_from: FilePath | None = None
+    """In place of `prior`: a file of pairs, in which each row is counted."""
+    prior_weight: Annotated[float, Field(ge=0, le=LARGEST_WEIGHT, allow_inf_nan=False)] | None = (
+        None
+    )
+    """The weight of the prior, in units of the spread of scores; None as tune chose."""
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
     schedule: When = Timing.parse("60s")
     """When rows without a bias get one."""
     full_schedule: When = Timing.parse("0 3 * * *")
-    """When, as at the start, the bank is checked; if it
-    or the method has changed, all biases are computed."""
+    """When, as at the start, the bank is checked and the values of a prior are read; if one of
+    them or the method has changed, all biases are computed."""
     live: Live = "never"
     pairs: FilePath | None = None
     """A file of labelled queries for the evaluation."""
@@ -254,6 +264,13 @@ class CollectionTable(_Table):
             )
 
         return live
+
+    @field_validator("prior_from")
+    @classmethod
+    def _is_the_only_source(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if path is not None and info.data.get("prior") is not None:
+            raise ValueError("is another source than prior: remove one of the two keys")
+        return path
 
     @field_validator("params")
     @classmethod
@@ -293,6 +310,8 @@ class CollectionTable(_Table):
                 "bank": read_bank(store, self.bank, self.bank_column) if self.bank else None,
                 "target_bank": read_bank(store, self.target_bank) if self.target_bank else None,
                 "estimator": self.estimator(),
+                "prior": self._prior(),
+                "prior_weight": self.prior_weight,
                 "live": self.live,
                 "labels": Labels.load(self.pairs) if self.pairs else None,
                 "queries": read_bank(store, self.queries) if self.queries else None,
@@ -303,9 +322,15 @@ class CollectionTable(_Table):
             profile=self.profile,
             tolerance=self.tolerance,
             restart_ttl=self.restart_ttl,
+            # Of all rows, as often as rows without a bias are looked for, that would be too much.
+            reads_values=full,
             throttle=Throttle(self.rows_per_second),
             **options,
         )
+
+    def _prior(self) -> PriorLike | None:
+        """Return the field, or the clicks, of the prior. Raises as `read_pairs` does."""
+        return clicks_of(read_pairs(self.prior_from)) if self.prior_from else self.prior
 
     @property
     def label(self) -> str:

@@ -310,11 +310,13 @@ def file_faults(file: ConfigFile) -> list[Fault]:
             for key, bank, column in _banks(table)
             if not bank.startswith(COLLECTION_PREFIX)
         }
-        if table.pairs is not None:
-            readers["pairs"] = partial(read_pairs, table.pairs)
+        for key, pairs in (("pairs", table.pairs), ("prior_from", table.prior_from)):
+            if pairs is not None:
+                readers[key] = partial(read_pairs, pairs)
         for key, read in readers.items():
             # Many collections may share a file, which is read once.
-            source = (key if key == "pairs" else "bank", *map(str, read.args))
+            kind = "pairs" if read.func is read_pairs else "bank"
+            source = (kind, *map(str, read.args))
             if source not in problems:
                 problems[source] = _problem(read)
             if problem := problems[source]:

@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from milvus_hubness import InvalidInput
 from qdrant_hubness import cli
 from tests.support.galleries import vectors
 
@@ -145,3 +146,33 @@ def test_a_name_that_steers_a_terminal_is_shown(folder, monkeypatch):
         assert "\x1b" not in done.output
         assert "\u202e" not in done.output
     assert json.loads(done.stdout)["status"]["collection"] == name
+
+
+def test_a_prior_is_a_key_of_the_payload_or_a_log_of_clicks(run, folder):
+    client = QdrantClient(path=str(folder / "data"))
+    for id in range(0, 60, 3):
+        client.set_payload("items", {"clicks": id}, points=[id])
+    client.close()
+    keys = np.arange(40) % 7
+    np.savez(folder / "clicks.npz", query=np.load(folder / "bank.npy"), key=keys)
+
+    bank = str(folder / "bank.npy")
+    options = ("--bank", bank, "--k", "4", "--force", "--client-ttl", "0")
+    prior = ("--prior", "clicks", "--prior-weight", "0.2")
+    planned = run("migrate", "items", *options, *prior, "--plan")["plan"]
+    assert (planned["prior"]["field"], planned["prior"]["weight"]) == ("clicks", 0.2)
+    run("migrate", "items", *options, *prior)
+    made = run("status", "items_hubness")["status"]["prior"]
+    assert (made["source"], made["factor"] > 0) == ("field", True)
+
+    refresh = ("refresh", "items_hubness", "--client-ttl", "0")
+    clicks = ("--prior-from", str(folder / "clicks.npz"), "--prior-weight", "0.2")
+    assert run(*refresh, *clicks)["refresh"]["action"] == "full"
+    assert run("status", "items_hubness")["status"]["prior"]["source"] == "pairs"
+    assert run(*refresh, "--no-prior")["refresh"]["action"] == "full"
+    assert run("status", "items_hubness")["status"]["prior"] is None
+
+    words = ("enable", "items", "--bank", bank, "--k", "4", "--force", "--plan")
+    assert run(*words, *prior)["plan"]["prior"]["weight"] == 0.2
+    with pytest.raises(InvalidInput, match="field 'sales' of 'items' is 0 or missing in all rows"):
+        run(*words, "--prior", "sales")

@@ -296,3 +296,21 @@ def test_files_that_are_missing_or_broken_are_told_with_their_lines(tmp_path):
     np.save(tmp_path / "past.npy", np.ones((3, 4)))
     np.save(tmp_path / "broken.npy", np.ones((3, 4)))
     assert file_faults(file) == []
+
+
+def test_a_prior_has_one_source_and_its_log_is_read_before_the_service_starts(tmp_path):
+    np.savez(tmp_path / "clicks.npz", query=np.eye(3, dtype=np.float32), key=np.array([4, 4, 7]))
+    text = '[[collection]]\nname = "products"\nprior_from = "clicks.npz"\nprior_weight = 0.2\n'
+    file = config_file(tmp_path, text)
+    assert not file_faults(file)
+    [table] = file.config.collection
+    options = table.refresh_options(None, full=True)
+    assert (options.prior, options.prior_weight) == ({4: 2, 7: 1}, 0.2)
+    assert table.refresh_options(None, full=False).prior is None, "the stored clicks count"
+
+    missing = config_file(tmp_path, text.replace("clicks.npz", "gone.npz"))
+    assert "gone.npz" in str(file_faults(missing))
+    assert faults(tmp_path, text + 'prior = "sales"\n')[0][1].startswith(
+        "collection 1, prior_from: "
+    )
+    assert "prior_weight" in faults(tmp_path, text.replace("0.2", "-0.2"))[0][1]

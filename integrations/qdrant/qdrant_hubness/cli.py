@@ -30,6 +30,7 @@ from milvus_hubness.extending import (
     Leftovers,
     Migration,
     MigrationLedger,
+    PriorOptions,
     Progress,
     Queries,
     RowsPerSecond,
@@ -117,8 +118,8 @@ class Writers:
 
 
 @dataclass(frozen=True)
-class Correcting(EstimatorOptions, BankOptions):
-    """The options that choose the bank, the estimator and the vector."""
+class Correcting(PriorOptions, EstimatorOptions, BankOptions):
+    """The options that choose the bank, the estimator, the prior and the vector."""
 
     vector: Vector = None
 
@@ -180,6 +181,8 @@ def migrate(
                 restart=restart,
                 bank_collection=bank_name,
                 queries=judging.read_queries(store),
+                prior=correcting.read_prior(),
+                prior_weight=correcting.prior_weight,
                 verdict=judging.verdict,
             )
             if plan:
@@ -309,6 +312,8 @@ def enable(
             where="fields",
             bank_collection=bank_name,
             queries=judging.read_queries(store),
+            prior=correcting.read_prior(),
+            prior_weight=correcting.prior_weight,
             verdict=judging.verdict,
             progress=progress,
         )
@@ -354,6 +359,9 @@ def refresh(
     refit: Annotated[
         bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")
     ] = False,
+    no_prior: Annotated[
+        bool, typer.Option("--no-prior", help="Drop the prior: only the biases count.")
+    ] = False,
     queries: Queries = None,
     client_ttl: ClientTtl = STATE_TTL,
     rows_per_second: RowsPerSecond = None,
@@ -363,7 +371,7 @@ def refresh(
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the biases of points that have none, and of all if the bank or the parameters changed.
+    """Compute the biases of points that have none, and of all if the bank, the parameters or a prior changed.
 
     Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
     alone, or they are evaluated as worse.
@@ -385,6 +393,9 @@ def refresh(
             revert=revert,
             force=force,
             refit=refit,
+            prior=correcting.read_prior(),
+            prior_weight=correcting.prior_weight,
+            no_prior=no_prior,
             rebuild_rows=rebuild_rows,
             plan=plan,
             queries=read_vectors(store, queries),

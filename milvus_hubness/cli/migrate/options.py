@@ -59,7 +59,9 @@ class Writers:
 
 
 @dataclass(frozen=True)
-class Planning(options.JudgingOptions, options.EstimatorOptions, options.BankOptions):
+class Planning(
+    options.JudgingOptions, options.PriorOptions, options.EstimatorOptions, options.BankOptions
+):
     """The options that define the copy."""
 
     bank_name: options.BankName = None
@@ -109,6 +111,8 @@ class Planning(options.JudgingOptions, options.EstimatorOptions, options.BankOpt
             target=self.target,
             gate=self.gate,
             gate_targets=self.gate_targets,
+            prior=self.read_prior(),
+            prior_weight=self.prior_weight,
             profiles=self.profiles,
             index_type=self.index_type,
             restart=self.restart,
@@ -129,12 +133,15 @@ class Planning(options.JudgingOptions, options.EstimatorOptions, options.BankOpt
         """
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
+        from milvus_hubness.jobs.common.priors import ChosenPrior, PriorRequest
 
         former = migration.arguments
         index = former.get("index") or {}
         estimator = self.estimator()
         bank = self.read(store)
         targets = options.read_vectors(store, self.target_bank)
+        prior = ChosenPrior.of(PriorRequest.of(self.read_prior())).arguments or {}
+        former_prior = former.get("prior") or {}
         slots = None if self.profiles == 1 else slots_for(self.profiles)
         index_type = self.index_type and self.index_type.upper()
 
@@ -144,6 +151,9 @@ class Planning(options.JudgingOptions, options.EstimatorOptions, options.BankOpt
             "--bank-name": (self.bank_name, migration.bank_collection),
             "--gate": (self.gate, former.get("gate") or 0),
             "--gate-targets": (self.gate_targets, former.get("gate_targets")),
+            "--prior": (prior.get("field"), former_prior.get("field")),
+            "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
+            "--prior-weight": (self.prior_weight, former_prior.get("weight")),
             "--profiles": (slots, former.get("slots")),
             "--index-type": (index_type, index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),

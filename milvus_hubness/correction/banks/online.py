@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.correction.banks.bank import Origins, QueryBank, Vectors
-from milvus_hubness.correction.state import FrozenModel
 
 Numbers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]

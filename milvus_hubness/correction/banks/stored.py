@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from milvus_hubness.correction.banks.bank import QueryBank
@@ -25,6 +25,8 @@ class StoredBank:
     """The target bank, if the estimator needs one."""
     nearest: Sequence[Sequence[Key]] = ()
     """For gated searches, the keys of the items nearest to each query, then to each target."""
+    counts: Mapping[Key, float] = field(default_factory=dict)
+    """For a prior from clicks, how often each key was the right one."""
 
     @property
     def fingerprint(self) -> str:

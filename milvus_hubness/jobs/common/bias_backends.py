@@ -15,6 +15,7 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.prior import Values
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
 from milvus_hubness.jobs.common.progress import absent, key_pages
@@ -163,7 +164,8 @@ class BiasBackend:
     ) -> int:
         from milvus_hubness.correction.fitted import row_biases
 
-        biases = row_biases(corrections, biased_rows.vectors, self.state, epoch)
+        vectors = biased_rows.vectors
+        biases = row_biases(corrections, vectors, biased_rows.batch, self.state, epoch)
         return self.put(biased_rows, partition, biases)
 
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
@@ -200,7 +202,8 @@ class BiasBackend:
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        """After `put`, give fresh biases to rows whose vector a client has changed since the read.
+        """After `put`, give fresh biases to rows whose vector, or value for a prior, a client has
+        changed since the read.
 
         A writer of whole rows repairs them itself. Raises
         NotCaughtUp for rows that change faster than this.
@@ -214,10 +217,15 @@ class BiasBackend:
         for _ in range(REPAIR_ROUNDS):
             keys = biased_rows.batch.keys
             vector_of = dict(zip(keys, biased_rows.vectors, strict=True))
+            values_of = dict(zip(keys, _prior_values(corrections, biased_rows.batch), strict=True))
             current = self.read(keys, partition)
+            values = _prior_values(corrections, current.batch)
             has_moved = [
                 not np.array_equal(vector_of[key], vector, equal_nan=True)
-                for key, vector in zip(current.batch.keys, current.vectors, strict=True)
+                or not np.array_equal(values_of[key], value)
+                for key, vector, value in zip(
+                    current.batch.keys, current.vectors, values, strict=True
+                )
             ]
 
             biased_rows = current.only(np.array(has_moved, np.bool_) | current.stale)
@@ -285,3 +293,14 @@ class BiasBackend:
             # Somebody has deleted rows since they were read; the others can be updated.
             positions = [i for i, key in enumerate(rows.keys) if key in existing]
             return writer.rewrite(rows.take(positions), changed, partition, in_place=True)
+
+
+def _prior_values(corrections: Mapping[int, Correction], batch: Batch) -> Values:
+    """Return the values of the rows for the priors of the corrections, (n, priors)."""
+    distinct = {id(correction): correction for correction in corrections.values()}
+    columns = [
+        correction.prior.values_of(batch, correction.counts)
+        for correction in distinct.values()
+        if correction.prior is not None
+    ]
+    return np.stack(columns, axis=1) if columns else np.empty((len(batch), 0))

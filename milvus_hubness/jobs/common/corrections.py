@@ -13,7 +13,7 @@ from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict
+from milvus_hubness.correction.estimators import Estimator, FittedBias
 from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
@@ -108,9 +108,7 @@ def load_correction(
     # is faster than NumPy; a client does not import it.
     prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
-    correction = Correction.restore(
-        state.layout, from_dict(profile.estimator), bank, profile.mean_bias
-    )
+    correction = Correction.of_profile(state.layout, profile, bank)
     return on_engine(correction, engine, bank.targets)
 
 

@@ -23,6 +23,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction, grouped
+from milvus_hubness.correction.prior import Items, Values
 from milvus_hubness.errors import (
     CannotMigrate,
     EmptyBank,
@@ -32,6 +33,7 @@ from milvus_hubness.errors import (
     name_some,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.priors import NO_PRIOR, ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Schemas, Store
 from milvus_hubness.jobs.store.records import CollectionInfo
@@ -165,9 +167,14 @@ class Gallery:
     vectors: Floats
     """(n, d), as inserted."""
     fields: list[Mapping[str, Any]]
-    """The scalar fields of the rows."""
+    """The scalar fields of the rows, without those of the correction."""
     biases: Floats | None
     """(n,), those that searches use now; None if the collection is not corrected."""
+
+    @property
+    def items(self) -> Items:
+        """The rows for a prior."""
+        return Items(self.keys, self.fields)
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
         """Return the positions of the rows of these keys.
@@ -258,6 +265,8 @@ def fit_measured(
     bank: QueryBank,
     target_bank: QueryBank | None,
     strength: float = 1.0,
+    chosen: ChosenPrior = NO_PRIOR,
+    values: Values | None = None,
 ) -> Correction:
     """Return a correction as `fit_with_mean` does, with the layout's constants and the near copies
     of the bank measured on vectors of the field.
@@ -271,7 +280,7 @@ def fit_measured(
         locality_hints=store.takes_locality_hints(info, field),
         length_pull=store.takes_length_pull(info, field),
     )
-    return fit_with_mean(measured, vectors, estimator, bank, target_bank, strength)
+    return fit_with_mean(measured, vectors, estimator, bank, target_bank, strength, chosen, values)
 
 
 def fit_with_mean(
@@ -281,10 +290,15 @@ def fit_with_mean(
     bank: QueryBank,
     target_bank: QueryBank | None,
     strength: float = 1.0,
+    chosen: ChosenPrior = NO_PRIOR,
+    values: Values | None = None,
 ) -> Correction:
     """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n,
-    d), whose biases give its mean bias and the scale of a spread layout. strength: of most
-    searches. Raises as `Correction.fit` does.
+    d), whose biases give its mean bias and the scale of a spread layout.
+
+    strength: of most searches. chosen: the prior, whose weight gets its unit from the spread of the
+    bank's scores over the vectors. values: (n,), those of the vectors for it. Raises as
+    `Correction.fit` does.
     """
     gallery = vectors if estimator.needs_gallery else None
     correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
@@ -292,8 +306,13 @@ def fit_with_mean(
     valid = ~layout.invalid(vectors)
     biases = correction.centred(vectors)[valid]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+    correction = replace(correction, mean_bias=mean_bias)
+    if chosen.prior is not None and values is not None:
+        prior = chosen.prior.with_factor(correction.spread(vectors))
+        correction = replace(correction, prior=prior, counts=chosen.counts)
+        biases = biases + prior.of(values[valid])
 
     # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
     if layout.spread > 1:
         layout = with_bias_scale(layout, vectors[valid], biases, strength)
-    return replace(correction, layout=layout, mean_bias=mean_bias)
+    return replace(correction, layout=layout)

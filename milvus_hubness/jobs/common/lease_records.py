@@ -13,9 +13,16 @@ from typing import TypeVar
 
 from pydantic import Field
 
-from milvus_hubness.basics.bounds import CollectionName, Moment, Name, Seconds, read_record, shown
+from milvus_hubness.basics.bounds import (
+    CollectionName,
+    FrozenModel,
+    Moment,
+    Name,
+    Seconds,
+    read_record,
+    shown,
+)
 from milvus_hubness.basics.defaults import CLIENT_TTL_VARIABLE, LEASE_VARIABLE, STATE_TTL
-from milvus_hubness.correction.state import FrozenModel
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record

@@ -31,9 +31,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import CollectionState, FrozenModel
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import Cancelled, LeaseLost, NotCaughtUp, name_some
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import read_ledger

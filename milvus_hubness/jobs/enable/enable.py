@@ -251,6 +251,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         strength=plan.strength,
         gate=plan.gate,
         gate_targets=plan.gate_targets,
+        prior=correction.prior,
         reranking=plan.reranking,
         second_vector=plan.second_vector,
     )
@@ -292,7 +293,7 @@ def _fill(
     wrong = list[Key]()
     for partition, chunk in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(chunk, partition)
-        biases = correction.centred(biased_rows.vectors)
+        biases = correction.centred(biased_rows.vectors, biased_rows.batch)
         allowed = correction.allowed_differences(biased_rows.vectors, biases)
         differences = np.abs(biased_rows.biases - biases[:, None])
         is_correct = (differences <= allowed[:, None]).all(axis=1)

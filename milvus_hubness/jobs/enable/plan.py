@@ -42,6 +42,14 @@ from milvus_hubness.jobs.common.inputs import (
     read_gallery,
 )
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
+from milvus_hubness.jobs.common.priors import (
+    ChosenPrior,
+    PriorLike,
+    PriorRequest,
+    chosen_prior,
+    on_gallery,
+    prior_facts,
+)
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
@@ -126,6 +134,7 @@ class EnablePlan:
             "strength": self.strength,
             "gate": self.gate,
             "gate_targets": self.gate_targets,
+            "prior": prior_facts(self.correction.prior, len(self.correction.counts)),
             "verdict": self.verdict.facts if self.verdict else None,
             "remarks": list(self.remarks),
         }
@@ -159,6 +168,8 @@ class EnableRequest:
     """The method to fit; None to follow tuning."""
     gates: Gates
     """The caller's gates, which overrule those of tuning."""
+    prior: PriorRequest
+    """The caller's prior."""
     field: str | None
     """The vector field to correct; None for the only one."""
     where: LocationWithoutCopy | None
@@ -170,6 +181,7 @@ class EnableRequest:
 
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
+        self.prior.expect_source()
         if not 0 < self.max_miss_rate < 1:
             raise InvalidParameter(
                 f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
@@ -221,6 +233,8 @@ def plan_enable(
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
     gate_targets: int | None = None,
+    prior: PriorLike | None = None,
+    prior_weight: float | None = None,
     verdict: VerdictMode | None = None,
     progress: Progress = silent,
 ) -> EnablePlan:
@@ -233,10 +247,10 @@ def plan_enable(
     where: by default "fields" if the collection has them or the server can add them and its rows do
     not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    gate_targets: as in plan_migration.
+    gate_targets, prior, prior_weight: as in plan_migration.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator
-    or gate, AlreadyCorrected, CannotMigrate, InvalidParameter,
+    Raises ResumeRefused if an interrupted run used another bank, estimator,
+    gate or prior, AlreadyCorrected, CannotMigrate, InvalidParameter,
     EmptyCollection, CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
@@ -247,6 +261,7 @@ def plan_enable(
         target_bank=optional_bank(target_bank),
         estimator=estimator,
         gates=Gates(gate, gate_targets),
+        prior=PriorRequest.of(prior, prior_weight),
         field=field,
         where=where,
         bank_collection=bank_collection,
@@ -376,10 +391,11 @@ def _field_or_side_location(
 
 def _continued(store: Store, request: EnableRequest, unfinished: CollectionState) -> FittedPlan:
     """Return the biases that an interrupted run writes. Raises ResumeRefused."""
-    _require_same(unfinished, request.bank, request.estimator, request.target_bank, request.gates)
     profile = unfinished.profile
+    correction = load_correction(store, unfinished, profile)
+    _require_same(unfinished, request, ChosenPrior(correction.prior, correction.counts))
     return FittedPlan(
-        correction=load_correction(store, unfinished, profile),
+        correction=correction,
         strength=profile.strength,
         gates=Gates(profile.gate, profile.gate_targets),
         bank_collection=profile.bank.collection,
@@ -409,14 +425,16 @@ def _fitted(
         verdict = judged(gallery.layout, gallery.vectors, field, request.bank, request.judging)
     remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
     choice = choose(verdict, request.target_bank, request.estimator, request.gates)
-    banks = (choice.estimator, request.bank, request.target_bank)
+    chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
+    chosen = on_gallery(store, info, chosen, progress=progress)
+    remarks += filter(None, [chosen.remark])
+    values = chosen.values_of(gallery.items)
+    banks = (choice.estimator, request.bank, request.target_bank, choice.strength, chosen, values)
 
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None
     if location.layout is not None:
-        correction = fit_measured(
-            store, info, field, location.layout, gallery.vectors, *banks, choice.strength
-        )
+        correction = fit_measured(store, info, field, location.layout, gallery.vectors, *banks)
     else:
         bank = grouped(gallery.layout, request.bank, gallery.vectors)
         correction = fit_with_mean(
@@ -513,7 +531,7 @@ def measure(
     ranks = raw_ranks(
         gallery.layout.reduce_queries(query_vectors),
         gallery.layout.reduce_items(gallery.vectors),
-        np.float32(strength) * correction.centred(gallery.vectors),
+        np.float32(strength) * correction.centred(gallery.vectors, gallery.items),
     )
 
     # The server refuses searches for more rows than `most`.
@@ -530,21 +548,23 @@ def measure(
     return reranking, missed
 
 
-def _require_same(
-    state: CollectionState,
-    bank: QueryBank,
-    estimator: Estimator | None,
-    target_bank: QueryBank | None,
-    gates: Gates,
-) -> None:
-    """Raise ResumeRefused if the unfinished run used another bank, estimator or gate."""
+def _require_same(state: CollectionState, request: EnableRequest, present: ChosenPrior) -> None:
+    """Raise ResumeRefused if the unfinished run used another bank, estimator, gate or prior.
+
+    present: the prior that it used.
+    """
     profile = state.profile
-    targets = f"+{target_bank.fingerprint}" if target_bank else ""
+    targets = request.target_bank
+    estimator = request.estimator
+    fingerprint = request.bank.fingerprint + (f"+{targets.fingerprint}" if targets else "")
     present_gates = Gates(profile.gate, profile.gate_targets)
+    gates = request.gates
+    prior = chosen_prior(request.prior, None, present)
     differences = {
-        "bank": bank.fingerprint + targets != profile.bank.fingerprint,
+        "bank": fingerprint != profile.bank.fingerprint,
         "estimator": estimator is not None and not is_same(estimator, profile.estimator),
-        "gate": gates != NO_GATES and checked_gates(gates, target_bank) != present_gates,
+        "gate": gates != NO_GATES and checked_gates(gates, targets) != present_gates,
+        "prior": prior.arguments != present.arguments,
     }
     if names := [name for name, differs in differences.items() if differs]:
         raise ResumeRefused(

@@ -74,7 +74,8 @@ class Endpoint:
                 f"row {problem}: correct {self.state.source!r} by enable in place of a copy"
             )
 
-        biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
+        epoch = self.state.profile.epoch
+        biases = row_biases(self.corrections, rows.vectors, rows, self.state, epoch)
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
@@ -89,7 +90,8 @@ class Endpoint:
             return self.encode_rows(rows)
 
         columns = self.codec.columns(stored.vectors, stored.rows)
-        biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
+        epoch = self.state.profile.epoch
+        biases = row_biases(self.corrections, rows.vectors, rows, self.state, epoch)
         return self._stored(stored, self.codec.set_biases(columns, biases))
 
     def _stored(self, rows: Batch, columns: Columns) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import fit_measured, stacked
 from milvus_hubness.jobs.common.progress import Events, Throttle
@@ -22,7 +23,7 @@ from milvus_hubness.jobs.migration.survey import (
     MEAN_ROWS,
     SAMPLE_ROWS,
     chunk_pages,
-    sampled_vectors,
+    sampled_pages,
 )
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Store
@@ -60,16 +61,19 @@ def prepared(
     """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
     once more. Return the migration, and the bank, which the database holds as it is.
     """
+    vectors, values = _gallery(store, plan)
     correction = fit_measured(
         store,
         plan.source,
         plan.field,
         plan.layout,
-        _gallery(store, plan),
+        vectors,
         plan.estimator,
         plan.bank,
         plan.target_bank,
         plan.strength,
+        plan.chosen,
+        values,
     )
 
     # The ledger says so first: `clean` may drop the collection if this run is killed.
@@ -93,6 +97,7 @@ def prepared(
         strength=plan.strength,
         gate=plan.gate,
         gate_targets=plan.gate_targets,
+        prior=correction.prior,
     ).model_copy(update={"migration": migration.id})
 
     # The phase comes last: a run that is killed before this prepares all of it again.
@@ -109,19 +114,20 @@ def prepared(
     return migration, {bank: stored}
 
 
-def _gallery(store: Store, plan: MigrationPlan) -> Floats:
-    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread
-    over the keys, as many as the constants of the layout and the mean bias need.
+def _gallery(store: Store, plan: MigrationPlan) -> tuple[Floats, Values]:
+    """Return the vectors to fit on, with their values for the prior: all, if the estimator needs
+    them; else those of rows spread over the keys, as many as the constants of the layout and the
+    mean bias need.
     """
     source = plan.source.name
     field = plan.field
     if plan.estimator.needs_gallery:
-        pages = (
-            page.vectors
+        every_page = (
+            page
             for chunk in plan.survey.chunks
             for page, _ in chunk_pages(store, source, field, chunk, plan.survey.page_rows)
         )
-        return stacked(pages, plan.layout.dim)
+        return _with_values(plan, every_page)
 
     constants_need = rows_measured(
         plan.layout,
@@ -130,7 +136,23 @@ def _gallery(store: Store, plan: MigrationPlan) -> Floats:
         locality_hints=store.takes_locality_hints(plan.source, field),
     )
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
-    return sampled_vectors(store, plan.source, plan.field, plan.survey, plan.layout, needed)
+    return _with_values(
+        plan, sampled_pages(store, plan.source, plan.field, plan.survey, plan.layout, needed)
+    )
+
+
+def _with_values(plan: MigrationPlan, pages: Iterable[Batch]) -> tuple[Floats, Values]:
+    """Return the vectors of all pages, and the values of their rows for the prior."""
+    values: list[Values] = [np.empty(0)]
+
+    # Filled while `stacked` asks for one page after the other.
+    def vectors() -> Iterator[Floats]:
+        for page in pages:
+            values.append(plan.chosen.values_of(page))
+            yield page.vectors
+
+    stacked_vectors = stacked(vectors(), plan.layout.dim)
+    return stacked_vectors, np.concatenate(values)
 
 
 KEYS_NAMED = 5

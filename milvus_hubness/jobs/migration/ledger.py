@@ -16,6 +16,7 @@ from milvus_hubness.basics.bounds import (
     MOST_ROWS,
     CollectionName,
     Count,
+    FrozenModel,
     Moment,
     Name,
     Seconds,
@@ -24,7 +25,7 @@ from milvus_hubness.basics.bounds import (
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import CollectionState, FrozenModel
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     CollectionExists,
     InvalidInput,

@@ -30,6 +30,7 @@ from milvus_hubness.jobs.common.choice import (
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
+from milvus_hubness.jobs.common.priors import PriorLike, PriorRequest, chosen_prior, on_gallery
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
@@ -130,6 +131,7 @@ class MigrationPlan(Fitting):
             "strength": self.strength,
             "gate": self.gate,
             "gate_targets": self.gate_targets,
+            "prior": self.chosen.arguments,
             "slots": self.layout.slots,
             "spread": self.layout.spread,
             "index": self.index,
@@ -162,6 +164,7 @@ class MigrationPlan(Fitting):
             },
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
+            "prior": self.chosen.facts,
             "alias": self.alias,
             "rename": self.rename,
             "verdict": self.verdict.facts if self.verdict else None,
@@ -189,6 +192,8 @@ class MigrationRequest:
     """The method to fit; None to follow tuning."""
     gates: Gates
     """The caller's gates, which overrule those of tuning."""
+    prior: PriorRequest
+    """The caller's prior."""
     field: str | None
     """The vector field to correct; None for the only one."""
     target: str | None
@@ -209,6 +214,7 @@ class MigrationRequest:
 
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
+        self.prior.expect_source()
 
 
 def plan_migration(
@@ -226,6 +232,8 @@ def plan_migration(
     measure: bool = False,
     gate: int | None = None,
     gate_targets: int | None = None,
+    prior: PriorLike | None = None,
+    prior_weight: float | None = None,
     profiles: int = 1,
     index_type: str | None = None,
     index_params: Mapping[str, Any] | None = None,
@@ -242,7 +250,9 @@ def plan_migration(
     verdict: see VerdictMode; by default that of $MILVUS_HUBNESS_VERDICT, else "require", so that
     `migrate` raises CorrectionNotRecommended before its first write if the verdict on this bank is
     "leave it alone". gate, gate_targets: see DynamicGate; by
-    default those of the choice of tuning, if that is followed, else none; 0 for none. profiles: the
+    default those of the choice of tuning, if that is followed, else none; 0 for none. prior: a
+    field of the rows, or clicks by key, that says how often each row is wanted. prior_weight: λ in
+    units of the spread of scores; by default the one that tuning chose, else 0. profiles: the
     minimum number of bias profiles with room in the vectors. index_type, index_params: of the
     copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
@@ -259,6 +269,7 @@ def plan_migration(
         target_bank=optional_bank(target_bank),
         estimator=estimator,
         gates=Gates(gate, gate_targets),
+        prior=PriorRequest.of(prior, prior_weight),
         field=field,
         target=target,
         bank_collection=bank_collection,
@@ -295,6 +306,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         verdict = judged(layout, vectors, field, request.bank, judging)
     choice = choose(verdict, request.target_bank, request.estimator, request.gates)
 
+    chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     fitting = Fitting(
         source=info,
         field=field,
@@ -303,6 +315,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         estimator=choice.estimator,
         bank=request.bank,
         target_bank=request.target_bank,
+        chosen=on_gallery(store, info, chosen),
     )
     remarks = _remarks(store, fitting, request, verdict)
     if index is not None:
@@ -437,6 +450,7 @@ def _remarks(
         verdict, info, request.judging, is_followed=request.estimator is None
     )
 
+    remarks += filter(None, [fitting.chosen.remark])
     if fitting.estimator.needs_gallery:
         size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20
         remarks.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,10 @@ from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator
+from milvus_hubness.correction.prior import Values
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.inputs import fit_measured, fit_with_mean, stacked
+from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
 from milvus_hubness.jobs.store.generations import Batch
@@ -107,8 +109,20 @@ def sampled_vectors(
     needed: int,
 ) -> Floats:
     """Return vectors (n, d) of the sample, `needed` of them valid if it has so many."""
+    pages = sampled_pages(store, info, field, surveyed, layout, needed)
+    return stacked((page.vectors for page in pages), layout.dim)
+
+
+def sampled_pages(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    surveyed: Survey,
+    layout: Layout,
+    needed: int,
+) -> Iterator[Batch]:
+    """Yield rows of the sample, `needed` of them with a valid vector if it has so many."""
     sampled_keys = surveyed.shuffled_sample()
-    pages: list[Floats] = []
     size = needed
     while sampled_keys and needed > 0:
         keys_of: dict[str | None, list[Key]] = {}
@@ -122,14 +136,12 @@ def sampled_vectors(
                 page_keys = keys[start : start + surveyed.page_rows]
                 page = store.get(info.name, page_keys, field, partition=partition)
                 valid += int((~layout.invalid(page.vectors)).sum())
-                pages.append(page.vectors)
+                yield page
 
         # Rows may lack a vector, or be deleted by now: then twice as many as seem to be missing
         # stand in for them, so that another round is rare.
         needed -= valid
         size = 2 * needed * size // max(1, valid)
-
-    return stacked(pages, layout.dim)
 
 
 def survey(
@@ -242,6 +254,8 @@ class Fitting:
     estimator: Estimator
     bank: QueryBank
     target_bank: QueryBank | None
+    chosen: ChosenPrior
+    """The prior, measured on the values of all rows."""
 
     @property
     def vector(self) -> VectorField:
@@ -300,21 +314,35 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
 
     # Chunks in random order: each costs one request, and rows of all ages are among them.
     sampled_parts: list[Floats] = []
+    values: list[Values] = []
     rows_left = ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if rows_left <= 0:
             break
         batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
         sampled_parts.append(batch.vectors)
+        values.append(fitting.chosen.values_of(batch))
         rows_left -= len(batch)
     vectors = np.concatenate(sampled_parts)
 
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
-    correction = fit_measured(store, info, field, fitting.layout, vectors, *banks)
+    values_of_rows = np.concatenate(values)
+    correction = fit_measured(
+        store,
+        info,
+        field,
+        fitting.layout,
+        vectors,
+        *banks,
+        chosen=fitting.chosen,
+        values=values_of_rows,
+    )
+    valid = ~fitting.layout.invalid(vectors)
+    neutral = replace(correction, prior=None).centred(vectors)
     return measure_recall(
         correction.layout,
         vectors,
-        correction.centred(vectors),
+        correction.with_prior(neutral, valid, None, values_of_rows),
         fitting.bank.vectors,
         vector.index_type,
         vector.index_params,

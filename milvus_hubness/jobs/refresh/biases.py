@@ -4,16 +4,16 @@ row by row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from milvus_hubness.basics.bounds import Count
+from milvus_hubness.basics.bounds import Count, FrozenModel
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.banks.stored import Key
@@ -23,7 +23,8 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, reduced_targets
-from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel, Profile
+from milvus_hubness.correction.prior import Items, Prior
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.choice import Gates
@@ -272,6 +273,13 @@ class Sample(NamedTuple):
     """(n, d), as users see them."""
     biases: Floats
     """(n, slots), as stored."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """The field of each row that the prior reads; none without one."""
+
+    @property
+    def items(self) -> Items:
+        """The rows for a prior."""
+        return Items(self.keys, self.rows)
 
     def labelled(self, labels: Labels) -> Labelled | None:
         """Return the labelled queries that have an answer
@@ -294,8 +302,12 @@ def sampled(
     state: CollectionState,
     labels: Labels | None,
     progress: Progress,
+    prior: Prior | None = None,
 ) -> Sample:
-    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
+    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name.
+
+    prior: that of the new biases.
+    """
     rng = np.random.default_rng(0)
     share = MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
@@ -303,6 +315,7 @@ def sampled(
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
+    fields: list[Mapping[str, Any]] = []
 
     def chosen(partition: str | None) -> Iterator[list[Key]]:
         for page in key_pages(store, info.name, partition, rows=info.rows):
@@ -314,11 +327,15 @@ def sampled(
     ):
         rows = backend.read(chunk, partition)
         valid = ~state.layout.invalid(rows.vectors)
-        keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
+        usable = rows.batch.take(np.flatnonzero(valid).tolist())
+        keys += usable.keys
+        if prior is not None:
+            # No more of the rows: other vectors and texts would take far more memory.
+            fields += [{prior.field: row.get(prior.field)} for row in usable.rows]
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
 
-    return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
+    return Sample(keys, np.concatenate(vectors), np.concatenate(biases), fields)
 
 
 def evaluate(
@@ -488,7 +505,7 @@ class Renewal:
         backend = self.backend
         corrections = self._corrections
         rows = backend.read(keys, partition)
-        biases = corrections[incoming.slot].centred(rows.vectors)
+        biases = corrections[incoming.slot].centred(rows.vectors, rows.batch)
         moves = np.abs(biases - rows.biases[:, incoming.slot])
         differ = (moves > self.options.tolerance) & ~rows.incomplete
 

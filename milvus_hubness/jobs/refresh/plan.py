@@ -43,6 +43,7 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     SLOTS_PER_PROFILE,
     BankReference,
@@ -64,6 +65,14 @@ from milvus_hubness.jobs.common.inputs import read_pairs
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
+from milvus_hubness.jobs.common.priors import (
+    NO_PRIOR,
+    ChosenPrior,
+    PriorLike,
+    PriorRequest,
+    chosen_prior,
+    on_gallery,
+)
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
@@ -109,6 +118,20 @@ class RefreshOptions:
     """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
     revert: bool = False
     """Return to the biases before the last full refresh."""
+    prior: PriorLike | None = None
+    """A field of the rows, or clicks by key, that says how often each row is wanted; by default the
+    present prior, if there is one. Its values are read again by each refresh.
+    """
+    prior_weight: float | None = None
+    """λ in units of the spread of scores; by default that of tuning since the last refresh, else the
+    present one, else 0.
+    """
+    no_prior: bool = False
+    """Drop the prior."""
+    reads_values: bool = True
+    """Read the field of the present prior again, of all rows; if a value has changed, the refresh is
+    a full one.
+    """
     force: bool = False
     """Compute and write all biases again though nothing changed, which repairs damaged ones, and
     use new biases even if they are worse than the old ones.
@@ -163,9 +186,10 @@ class RefreshOptions:
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
 
-        if self.revert and (self.names_biases or self.refit):
+        names_prior = self.prior_request != PriorRequest()
+        if self.revert and (self.names_biases or self.refit or names_prior):
             raise InvalidParameter(
-                "revert returns to the former biases: leave out bank, estimator and refit"
+                "revert returns to the former biases: leave out bank, estimator, prior and refit"
             )
 
     @property
@@ -175,6 +199,11 @@ class RefreshOptions:
         if self.force and mode == "require":
             mode = "warn"
         return Judging(mode, optional_bank(self.queries))
+
+    @property
+    def prior_request(self) -> PriorRequest:
+        """The prior that the caller names. Raises InvalidInput, InvalidParameter."""
+        return PriorRequest.of(self.prior, self.prior_weight, is_dropped=self.no_prior)
 
     @property
     def names_biases(self) -> bool:
@@ -253,6 +282,8 @@ class RefreshPlan:
     """Why new biases are due; empty if they are not."""
     gates: Gates = NO_GATES
     """The gates of searches."""
+    prior: Prior | None = None
+    """The prior, measured on the values of all rows; its clicks are in the bank."""
     mean_bias: float = 0.0
     """The mean that is subtracted from every bias, if `reference` is set."""
     reference: BankReference | None = None
@@ -276,7 +307,8 @@ def plan_refresh(
 
     state: with the profile to refresh as the active one. is_new: whether the collection lacks this
     profile so far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this
-    collection. Raises InvalidInput if biases are reverted that were never refreshed.
+    collection. Raises InvalidInput if biases are reverted that were never refreshed, and for a prior
+    whose values are no numbers from 0 up.
     """
     if options.revert:
         return _reverting(store, info, state)
@@ -296,11 +328,14 @@ def plan_refresh(
     bank = _with(stored, optional_bank(options.bank), optional_bank(options.target_bank))
     profile = state.profile
     if is_new:
+        verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+        prior = _measured_prior(store, info, state, options, NO_PRIOR, verdict)
         return RefreshPlan(
             estimator=options.estimator or from_dict(profile.estimator),
-            bank=bank,
+            bank=replace(bank, counts=prior.counts),
             strength=profile.strength,
             reason="the profile is new",
+            prior=prior.prior,
         )
 
     estimator = options.estimator
@@ -315,12 +350,20 @@ def plan_refresh(
         if tuned.labelled:
             gates = checked_gates(Gates(tuned.gate, tuned.gate_targets), bank.targets)
 
+    former = ChosenPrior(profile.prior, stored.counts)
+    verdict = tuned
+    if options.prior is not None:
+        verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+    prior = _measured_prior(store, info, state, options, former, verdict)
+
     if bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
         reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
         reasons.append("the parameters changed")
     if gates != present_gates:
         reasons.append("the gate changed")
+    if reason := _prior_reason(prior, former):
+        reasons.append(reason)
     if needs_other_columns(store, info, state):
         reasons.append("the quantization of the vectors changed")
 
@@ -331,11 +374,58 @@ def plan_refresh(
 
     return RefreshPlan(
         estimator=estimator or from_dict(profile.estimator),
-        bank=bank,
+        bank=replace(bank, counts=prior.counts),
         strength=strength,
         reason=" and ".join(reasons),
         gates=gates,
+        prior=prior.prior,
     )
+
+
+def _measured_prior(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    options: RefreshOptions,
+    former: ChosenPrior,
+    verdict: TuningRecord | None,
+) -> ChosenPrior:
+    """Return the prior of the new biases, with what the values of all rows say.
+
+    former: that of the biases in use. Raises InvalidInput, InvalidParameter.
+    """
+    request = options.prior_request
+    if former.prior is None:
+        request.expect_source()
+    if request.prior is not None and request.prior.field in state.codec.hidden_fields:
+        raise InvalidInput(
+            f"field {request.prior.field!r} of {info.name!r} is computed from the bank: "
+            "choose a field of the application as the prior"
+        )
+
+    is_followed = options.estimator is None
+    chosen = chosen_prior(request, verdict, former, is_followed=is_followed)
+    # Clicks that are stored stay what they are: nothing is to be read again.
+    is_unread = former.prior and (former.prior.source == "pairs" or not options.reads_values)
+    if is_unread and chosen == former:
+        return chosen
+
+    # Values that are all alike are a mistake in a new prior; one in use waits for better ones.
+    in_use = former.prior.subject if former.prior else None
+    is_new = chosen.prior is not None and chosen.prior.subject != in_use
+    return on_gallery(store, info, chosen, is_new=is_new, progress=options.progress)
+
+
+def _prior_reason(new: ChosenPrior, former: ChosenPrior) -> str:
+    """Return why a prior demands new biases; empty if it does not."""
+    if new.arguments != former.arguments:
+        return f"the prior changed; {remark}" if (remark := new.remark) else "the prior changed"
+    if new.prior is None or former.prior is None or new.prior.digest == former.prior.digest:
+        return ""
+    if new.prior.source == "field":
+        return f"the values of {new.prior.field!r} changed"
+    # Its clicks are the same: other rows are there, whose clicks were computed with them.
+    return ""
 
 
 def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
@@ -350,6 +440,7 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
         strength=former.strength,
         reason="the last refresh is taken back",
         gates=Gates(former.gate, former.gate_targets),
+        prior=former.prior,
         mean_bias=former.mean_bias,
         reference=former.bank,
     )
@@ -369,7 +460,10 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
     bank = _with(saved, optional_bank(options.bank), optional_bank(options.target_bank))
     estimator = options.estimator
     is_same_method = estimator is None or is_same(estimator, begun.estimator)
-    return is_same_method and bank.fingerprint == saved.fingerprint
+    present = ChosenPrior(begun.prior, saved.counts)
+    prior = chosen_prior(options.prior_request, None, present)
+    is_same_prior = prior.arguments == present.arguments
+    return is_same_method and is_same_prior and bank.fingerprint == saved.fingerprint
 
 
 def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None) -> RefreshPlan:
@@ -380,6 +474,7 @@ def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None)
         strength=begun.strength,
         reason="one was not finished",
         gates=Gates(begun.gate, begun.gate_targets),
+        prior=begun.prior,
         mean_bias=begun.mean_bias,
         reference=begun.bank,
         carries_on=True,
@@ -471,7 +566,9 @@ def _with_columns(state: CollectionState, slots: int) -> CollectionState:
 
 def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | None) -> StoredBank:
     """Return the stored bank with these queries and targets in place of its own, where given."""
-    return StoredBank(bank or stored.queries, stored.potentials, target_bank or stored.targets)
+    return replace(
+        stored, queries=bank or stored.queries, targets=target_bank or stored.targets, nearest=()
+    )
 
 
 def _newly_tuned(
@@ -587,7 +684,9 @@ def _copy_layout(
 
     rows = scan_chunk(store, info.name, field, some[0], store.chunk_rows(info))
     vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
-    vectors = vectors[~layout.invalid(vectors)]
+    valid = ~layout.invalid(vectors)
+    vectors = vectors[valid]
+    rows = rows.take(np.flatnonzero(valid).tolist())
     bank = store.load_bank(state.profile.bank)
 
     if is_other or has_hints:
@@ -604,10 +703,9 @@ def _copy_layout(
 
     if spread > 1:
         profile = state.profile
-        correction = Correction.restore(
-            layout, from_dict(profile.estimator), bank, profile.mean_bias
-        )
-        layout = with_bias_scale(layout, vectors, correction.centred(vectors), profile.strength)
+        correction = Correction.of_profile(layout, profile, bank)
+        biases = correction.centred(vectors, rows)
+        layout = with_bias_scale(layout, vectors, biases, profile.strength)
 
     return layout
 

@@ -450,7 +450,9 @@ class Refreshing:
 
         options = self.options
 
-        sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
+        sample = sampled(
+            self.store, self.info, self.state, options.labels, options.progress, plan.prior
+        )
         # A bank that is stored already keeps the groups that its biases were fitted with.
         if plan.reference is None:
             bank = grouped(self.state.layout, plan.bank.queries, sample.vectors)
@@ -487,10 +489,14 @@ class Refreshing:
         correction = fit(self.store, self.info, self.state, plan, options)
         biases = correction.centred(sample.vectors)
         mean_bias = plan.mean_bias
+        prior = plan.prior
         if plan.reference is None:
             mean_bias = steady_mean(self.state.profile.mean_bias, biases)
+            if prior is not None:
+                prior = prior.with_factor(correction.spread(sample.vectors))
+        correction = replace(correction, mean_bias=mean_bias, prior=prior, counts=plan.bank.counts)
 
-        rebuilds, why = self._chosen_rebuild(plan, sample, biases, mean_bias)
+        rebuilds, why = self._chosen_rebuild(plan, sample, correction, biases)
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
             action: Action = "rebuilt" if rebuilds else "full"
@@ -501,7 +507,7 @@ class Refreshing:
         self.lease.check()
         if verdict is not None:
             store_verdict(self.store, self.info.name, verdict)
-        fresh = self._fresh(plan, correction, mean_bias)
+        fresh = self._fresh(plan, correction)
         self._drop_former_rebuild()
         if rebuilds:
             migration = self._begun_rebuild(fresh)
@@ -572,11 +578,18 @@ class Refreshing:
         return replace(result, verdict=verdict)
 
     def _chosen_rebuild(
-        self, plan: RefreshPlan, sample: Sample, biases: Floats, mean_bias: float
+        self, plan: RefreshPlan, sample: Sample, correction: Correction, biases: Floats
     ) -> tuple[bool, str]:
-        """Return whether to write the biases (n,) of the sample's rows by a copy, and why."""
+        """Return whether to write the new numbers by a copy, and why.
+
+        biases: (n,) of the sample, before they are centred and without the prior.
+        """
         if self.is_new:
             return False, ""
+
+        centred = biases - np.float32(correction.mean_bias)
+        everything = np.ones(len(centred), np.bool_)
+        biases = correction.with_prior(centred, everything, sample.items)
 
         if columns := self._other_columns(sample.vectors, biases, plan.strength):
             obstacle = rebuild_obstacle(self.info, self.requested, self.state)
@@ -584,7 +597,7 @@ class Refreshing:
             return not obstacle, f"{columns} only a copy has: {remedy}"
 
         standby = sample.biases[:, self.state.profile.standby]
-        moves = np.abs(biases - np.float32(mean_bias) - standby)
+        moves = np.abs(biases - standby)
         changed = moves > self.options.tolerance
         share = float(changed.mean()) if len(changed) else 0.0
         return choose_rebuild(self.info, self.requested, self.state, share, self.options)
@@ -649,13 +662,14 @@ class Refreshing:
             former_copy=done.source,
         )
 
-    def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
+    def _fresh(self, plan: RefreshPlan, correction: Correction) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
         old = self.state.profile
         reference = plan.reference
         if reference is None:
             self.lease.check()
-            bank = correction.stored_bank(plan.bank.targets)
+            potentials = plan.bank.queries.of_queries(correction.fitted.potentials)
+            bank = replace(plan.bank, potentials=potentials)
             reference = self._spare.save(bank, old.bank, self.state.metric)
 
         former = Former(**old.model_dump(include=set(Former.model_fields)))
@@ -664,7 +678,8 @@ class Refreshing:
                 "estimator": to_dict(correction.fitted.estimator),
                 "slot": old.standby,
                 "standby": old.slot,
-                "mean_bias": mean_bias,
+                "mean_bias": correction.mean_bias,
+                "prior": correction.prior,
                 "bank": reference,
                 "epoch": old.epoch + 1,
                 "strength": plan.strength,

@@ -10,6 +10,7 @@ from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
+from milvus_hubness.jobs.common.priors import prior_facts
 from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
 from milvus_hubness.jobs.store.protocols import Store, expect_store
@@ -49,6 +50,10 @@ class Status:
     """w of searches that name none."""
     bank: dict[str, Any] | None = None
     """The reference to the bank's generation."""
+    prior: dict[str, Any] | None = None
+    """The prior: source, field, weight (λ in units of the spread of scores), factor (λ in units of
+    scores) and added; None without one.
+    """
     where: BiasLocation | None = None
     """The bias location."""
     spread: int | None = None
@@ -135,6 +140,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         estimator=profile.estimator,
         strength=profile.strength,
         bank=profile.bank.model_dump(),
+        prior=prior_facts(profile.prior),
         where=codec.location,
         spread=None if codec.needs_candidates else state.layout.spread,
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,

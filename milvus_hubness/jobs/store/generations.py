@@ -24,6 +24,7 @@ from milvus_hubness.correction.banks.bank import Origins, QueryBank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
+from milvus_hubness.correction.prior import problem_of
 from milvus_hubness.correction.state import BankReference, read_states
 from milvus_hubness.errors import (
     CollectionExists,
@@ -74,7 +75,19 @@ BANK_PROPERTY = "hubness_bank"
 
 QUERIES = "queries"
 TARGETS = "targets"
-"""The parts of a generation; a third one may hold lists of nearest items."""
+COUNTS = "counts"
+"""The parts of a generation: the third has the clicks of a prior; one more may hold lists of nearest
+items.
+"""
+
+OWN_PARTS = (QUERIES, TARGETS, COUNTS)
+"""The parts that `generation_of` covers."""
+
+KEYS_PER_ROW = 500
+LONGEST_KEYS = 20_000
+"""Clicks in one row of a bank: at most so many keys, of so many characters together. A row for each
+key would store a vector with it; Milvus takes 65,536 bytes of JSON in a row.
+"""
 
 LONGEST_SOURCE = 512
 """Most bytes of the name of a bank's source: the field for it is no longer."""
@@ -88,7 +101,7 @@ MOST_WRITES = 3
 
 def generation_of(bank: StoredBank) -> str:
     """Return a digest of queries, potentials and targets, of the counts and groups of queries, if
-    they have some, and of origins if an online bank took in some queries.
+    they have some, of origins if an online bank took in some queries, and of the clicks of a prior.
     """
     arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
@@ -110,6 +123,10 @@ def generation_of(bank: StoredBank) -> str:
         unsigned_zeros = array + array.dtype.type(0)
         little_endian = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(unsigned_zeros, little_endian).tobytes())
+
+    if bank.counts:
+        counts = sorted((repr(key), float(count)) for key, count in bank.counts.items())
+        digest.update(f"counts{counts!r}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -143,10 +160,10 @@ def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
 
 
 def parts_of(reference: BankReference) -> list[str]:
-    """Return the parts that the rows of a generation have."""
+    """Return the parts that the rows of a generation may have."""
     if reference.nearest:
-        return [QUERIES, TARGETS, reference.nearest]
-    return [QUERIES, TARGETS]
+        return [*OWN_PARTS, reference.nearest]
+    return list(OWN_PARTS)
 
 
 def fitted_bank(
@@ -208,6 +225,7 @@ def _bank_of_rows(
         _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
         [_keys_in(rows[i].get("nearest", [])) for i in nearest],
+        _counts_in([rows[i] for i in positions_of[COUNTS]]),
     )
 
 
@@ -259,14 +277,38 @@ def _keys_in(value: Any) -> list[Key]:
     return value
 
 
+def _count_rows(counts: Mapping[Key, float]) -> list[Row]:
+    """Return the fields of the rows that hold the clicks of a prior."""
+    rows: list[Row] = []
+    length = LONGEST_KEYS
+    for key, count in counts.items():
+        length += len(repr(key))
+        if length > LONGEST_KEYS or len(rows[-1]["keys"]) == KEYS_PER_ROW:
+            rows.append({"source": "", "added_at": int(time.time()), "keys": [], "clicks": []})
+            length = len(repr(key))
+        rows[-1]["keys"].append(key)
+        rows[-1]["clicks"].append(count)
+    return rows
+
+
+def _counts_in(rows: Sequence[Row]) -> dict[Key, float]:
+    """Return the clicks in such rows. Raises ValueError, TypeError, KeyError."""
+    counts: dict[Key, float] = {}
+    for row in rows:
+        counts.update(zip(_keys_in(row["keys"]), row["clicks"], strict=True))
+    if any(problem_of(count) for count in counts.values()):
+        raise ValueError("clicks are not numbers from 0 up")
+    return {key: float(count) for key, count in counts.items()}
+
+
 class BankGenerations(ABC):
     """The methods of `protocols.Banks`, except what differs between databases.
 
-    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name
-    of a list of nearest items), `number` within the part, `source` and `added_at`. Queries also
-    have `sample`, `count` and `group`, if the bank has these, and, if the estimator needs them,
-    `potentials`. Rows of nearest items have a zero
-    vector and the keys in `nearest`.
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", "counts",
+    or the name of a list of nearest items), `number` within the part, `source` and `added_at`.
+    Queries also have `sample`, `count` and `group`, if the bank has these, and, if the estimator
+    needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`;
+    rows of counts have one too, and `keys` with their `clicks`.
     """
 
     database: str
@@ -417,10 +459,10 @@ class BankGenerations(ABC):
             )
 
     def _keys_unless_whole(self, reference: BankReference) -> list[Key] | None:
-        """Return the keys of the stored queries and targets; None if they are all that the
+        """Return the keys of the stored queries, targets and clicks; None if they are all that the
         reference names.
         """
-        stored = self._read_bank_rows(reference, [QUERIES, TARGETS])
+        stored = self._read_bank_rows(reference, OWN_PARTS)
         try:
             bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
         except EmptyBank:
@@ -462,7 +504,7 @@ class BankGenerations(ABC):
     def _write_generation(
         self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]
     ) -> None:
-        """Write the queries and targets, and delete the other `stored` rows."""
+        """Write the queries, targets and clicks, and delete the other `stored` rows."""
         queries = bank.queries
         rows = _bank_rows(queries, bank.potentials.tolist())
         current = set(self._write_part(reference, QUERIES, queries.vectors, rows))
@@ -471,6 +513,10 @@ class BankGenerations(ABC):
         if targets is not None:
             rows = _bank_rows(targets, [[]] * len(targets))
             current.update(self._write_part(reference, TARGETS, targets.vectors, rows))
+
+        rows = _count_rows(bank.counts)
+        no_vectors = np.zeros((len(rows), queries.dim), np.float32)
+        current.update(self._write_part(reference, COUNTS, no_vectors, rows))
 
         if excess := [key for key in stored if key not in current]:
             self.delete(reference.collection, excess)

@@ -25,7 +25,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from milvus_hubness.correction.state import CollectionState, FrozenModel
+from milvus_hubness.basics.bounds import FrozenModel
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import StateError
 
 SIDE_PROPERTY = "hubness_side"

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
+from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
-from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel
+from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.jobs.store.generations import Batch, Made
 from milvus_hubness.jobs.store.ownership import CollectionId, Commands
@@ -200,6 +201,14 @@ class Rows(Protocol):
         self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
     ) -> Batch:
         """Return the rows that exist, in the order of `keys`."""
+
+    def values(
+        self, collection: str, name: str, keys: Sequence[Key], *, partition: str | None = None
+    ) -> dict[Key, Any]:
+        """Return this scalar field of the rows that exist, None where it is missing.
+
+        Raises InvalidInput if no row of the collection can have such a field.
+        """
 
     def insert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None

@@ -17,6 +17,7 @@ from milvus_hubness.basics.bounds import (
     Count,
     Depth,
     Fingerprint,
+    FrozenModel,
     Moment,
     Name,
     Strength,
@@ -28,10 +29,10 @@ from milvus_hubness.correction.banks.online import Terms
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Dtype, Floats
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     REMEDY,
     CollectionState,
-    FrozenModel,
     PropertyModel,
     StoredEstimator,
     described_property,
@@ -96,6 +97,8 @@ class TuningRecord(FrozenModel):
     """k over bank queries of the gate that tuning chose; None for none."""
     gate_targets: Depth | None = None
     """k over target items of that gate; None for none."""
+    prior: Prior | None = None
+    """The prior whose weight tuning chose, not measured on any gallery; None if it tried none."""
     reason: Text
     """Why the verdict is so, in words."""
     labelled: bool

@@ -11,7 +11,8 @@ import numpy as np
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import PENDING, RowBiases
-from milvus_hubness.correction.state import CollectionState, Profile
+from milvus_hubness.correction.prior import ItemRows
+from milvus_hubness.correction.state import CollectionState, Profile, expect_values
 from milvus_hubness.errors import BankTooLarge, InvalidParameter
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
@@ -102,11 +103,13 @@ class Biases:
         collection: str,
         state: CollectionState,
         vectors: Floats,
+        rows: ItemRows,
         bias: Bias,
         *,
         are_new: bool,
     ) -> Operation[RowBiases]:
-        """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
+        """Return the biases of rows with vectors (n, d) by slot, with their epoch and locality
+        hints.
 
         are_new: whether these rows are inserted together. While a job computes
         all biases, new rows get the biases that the job would give them: for
@@ -116,6 +119,7 @@ class Biases:
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
 
+        expect_values(state, rows.rows)
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
@@ -135,7 +139,7 @@ class Biases:
             # A fit is restored and evaluated in a thread: both may take long.
             correction: Correction = yield Compute(partial(cached.correction, state.layout))
             column, hints = yield Compute(
-                partial(correction.of_rows, vectors, are_new=target.are_new)
+                partial(correction.of_rows, vectors, rows, are_new=target.are_new)
             )
             biases |= dict.fromkeys(target.slots, column)
 

@@ -51,6 +51,12 @@ class CorrectionConfig:
     """w of searches that name none."""
     profiles: int = 1
     """The number of bias profiles that the stored rows have room for."""
+    prior: str | None = None
+    """A field of the rows with a number from 0 up that says how often each is wanted. It counts from
+    the first refresh on: its values have no scale before there are rows.
+    """
+    prior_weight: float | None = None
+    """λ in units of the spread of scores; by default that of a later tune, and 0 before it."""
     queries: BankLike | None = None
     """Real queries, apart from the bank, on which it is judged; by default half of the bank."""
     verdict: VerdictMode | None = None
@@ -60,10 +66,19 @@ class CorrectionConfig:
     """
 
     def __post_init__(self) -> None:
+        # An import that a client without a new collection does not pay for.
+        from milvus_hubness.jobs.common.priors import PriorRequest
+
         expect_estimator(self.estimator)
         object.__setattr__(self, "bank", QueryBank.of(self.bank))
         object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
         object.__setattr__(self, "queries", optional_bank(self.queries))
+        if not isinstance(self.prior, str | None):
+            raise InvalidInput(
+                f"the prior of a new collection is the name of a field, not {self.prior!r}: a "
+                "refresh takes clicks"
+            )
+        PriorRequest.of(self.prior, self.prior_weight).expect_source()
 
 
 def schema_and_indexes(
@@ -160,6 +175,9 @@ def new_fields(
                 f"the metric of field {name!r} is unknown: give its index in index_params"
             )
 
+        if config.prior is not None:
+            milvus_schema.expect_number(schema.to_dict(), config.prior, collection)
+
         suffix = f"_{name}" if fields else ""
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
 
@@ -219,6 +237,7 @@ def _new_field(
     # Imports that a client without a new collection does not pay for.
     from milvus_hubness.correction.fitted import Correction, grouped, initial_state
     from milvus_hubness.jobs.common.judging import Judging, judged
+    from milvus_hubness.jobs.common.priors import PriorRequest, chosen_prior
 
     judging = Judging.of(config.verdict, config.queries)
     verdict = None
@@ -248,6 +267,7 @@ def _new_field(
         dtype=dtype,
         source=collection,
         strength=strength,
+        prior=chosen_prior(PriorRequest.of(config.prior, config.prior_weight), verdict).prior,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
     return NewField(

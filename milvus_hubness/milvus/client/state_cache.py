@@ -66,6 +66,10 @@ Name = tuple[str, str, int]
 """Collection, field, and the slot that searches of the profile read, which a refresh switches."""
 
 
+BYTES_PER_CLICK = 150
+"""About what an entry of a dictionary with its key and its number takes."""
+
+
 @dataclass(eq=False)
 class CachedBank:
     """The bank of a profile, and its fitted estimator once that was needed."""
@@ -76,18 +80,17 @@ class CachedBank:
 
     @property
     def size(self) -> int:
-        """The bytes of its vectors and potentials."""
+        """The bytes of its vectors, potentials and clicks."""
         targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
-        return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets
+        clicks = BYTES_PER_CLICK * len(self.bank.counts)
+        return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets + clicks
 
     def correction(self, layout: Layout) -> Correction:
         """Return the fitted estimator of the bank, restored once per layout."""
         if self._fitted is None or self._fitted.layout != layout:
-            from milvus_hubness.correction.estimators import from_dict
             from milvus_hubness.correction.fitted import Correction
 
-            estimator = from_dict(self.profile.estimator)
-            self._fitted = Correction.restore(layout, estimator, self.bank, self.profile.mean_bias)
+            self._fitted = Correction.of_profile(layout, self.profile, self.bank)
         return self._fitted
 
 

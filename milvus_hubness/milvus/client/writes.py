@@ -21,7 +21,14 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
-from milvus_hubness.correction.state import BankReference, CollectionState
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.state import (
+    BankReference,
+    CollectionState,
+    expect_values,
+    prior_fields,
+    priors_of,
+)
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
@@ -156,11 +163,14 @@ class Writes:
         side_columns: list[tuple[str, Columns]] = []
         for state in cached.states.values():
             if not _bring_vectors(rows, state.field):
+                if _are_rows(rows):
+                    expect_values(state, rows)
                 continue
 
             vectors = vectors_of(state, rows, valid=valid)
+            items = yield from self._items(cached, state, write, rows)
             biases = yield from self._biases.of_rows(
-                write.collection, state, vectors, write.bias, are_new=are_new
+                write.collection, state, vectors, items, write.bias, are_new=are_new
             )
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
@@ -172,6 +182,33 @@ class Writes:
                 side_columns.append((codec.side_collection, columns))
 
         return stored, side_columns
+
+    def _items(
+        self, cached: CachedState, state: CollectionState, write: Write, rows: Sequence[Row]
+    ) -> Operation[Items]:
+        """Return the rows for a prior, with the values that they keep in a partial update."""
+        if not priors_of(state):
+            return Items([], [])
+
+        keys = [row.get(cached.key_field) for row in rows]
+        names = prior_fields(state)
+        lacking = [i for i, row in enumerate(rows) if not names <= row.keys()]
+        if not (write.in_part and lacking):
+            return Items(keys, rows)
+
+        # Such a row is not sent whole: the server has the rest of it.
+        kept_keys = [keys[i] for i in lacking]
+        options = {
+            "output_fields": [cached.key_field, *sorted(names)],
+            "timeout": write.timeout,
+            "partition_names": [write.partition_name] if write.partition_name else None,
+            # Of what the caller has just written, too.
+            "consistency_level": "Strong",
+        }
+        kept = yield Ask("get", (write.collection, kept_keys), options)
+        values = {row[cached.key_field]: row for row in kept}
+        merged = [{**values.get(key, {}), **row} for key, row in zip(keys, rows, strict=True)]
+        return Items(keys, merged)
 
     def write_import_files(
         self,
@@ -410,12 +447,17 @@ def _listed(keys: Any) -> list[Any]:
     return []
 
 
+def _are_rows(rows: Any) -> bool:
+    """Whether these are rows; pymilvus refuses other data."""
+    return isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+
+
 def _bring_vectors(rows: Any, field: str) -> bool:
     """Whether these are rows with a vector of this field.
 
     Raises DataNotMatchException, as pymilvus does, if only some have it.
     """
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+    if not _are_rows(rows):
         return False
 
     bring = [field in row for row in rows]

@@ -244,7 +244,8 @@ def put_keys(ids: Any, keys: Sequence[Key]) -> None:
 def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
     """Return the `count` rows of a write's columns.
 
-    Raises UnsupportedOperation for unknown types.
+    Raises UnsupportedOperation for unknown types, and InvalidInput for dynamic fields that are no
+    JSON object and for columns of another length.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for column in columns:
@@ -259,12 +260,24 @@ def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
                 value if is_valid else None for value, is_valid in zip(values, valid, strict=True)
             ]
 
-        for row, value in zip(rows, values, strict=True):
+        if len(values) != count:
+            raise InvalidInput(
+                f"field {column.field_name!r} has {len(values)} values for {count} rows"
+            )
+        for number, (row, value) in enumerate(zip(rows, values, strict=True)):
             row.update(
-                json.loads(value or "{}") if column.is_dynamic else {column.field_name: value}
+                _dynamic_fields(value, number) if column.is_dynamic else {column.field_name: value}
             )
 
     return rows
+
+
+def _dynamic_fields(text: str, row: int) -> dict[str, Any]:
+    name = f"the dynamic fields of row {row}"
+    fields = json_in(text or "{}", name)
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{name} must be a JSON object")
+    return fields
 
 
 def _values(column: Any) -> Iterable[Any]:

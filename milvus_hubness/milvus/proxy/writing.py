@@ -23,7 +23,8 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowCodec
-from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.state import CollectionState, prior_fields, priors_of
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
@@ -82,7 +83,10 @@ class _RequestedWrite:
     def _write(self, cached: CachedState) -> Operation[Any]:
         states = cached.states.values()
         needs_candidates = any(state.codec.needs_candidates for state in states)
-        if cached.intent_log is not None or needs_candidates:
+        # Values that a partial update leaves out are on the server, and a client reads them.
+        is_partial = bool(getattr(self._request, "partial_update", False))
+        needs_values = is_partial and any(prior_fields(state) for state in states)
+        if cached.intent_log is not None or needs_candidates or needs_values:
             return (yield from self._write_rows(self._as_rows))
 
         if cached.dual_write is not None:
@@ -95,7 +99,8 @@ class _RequestedWrite:
         encoded = deepcopy(self._request)
         for state in states:
             is_insert = self._method == "insert"
-            yield from _encode_columns(self._operations, state, encoded, are_new=is_insert)
+            items = _prior_items(encoded, cached, state)
+            yield from _encode_columns(self._operations, state, encoded, items, are_new=is_insert)
         try:
             return (yield Send(encoded))
         except REFUSALS as error:
@@ -220,12 +225,12 @@ def _filter_value(value: Any) -> Any:
 
 
 def _encode_columns(
-    operations: Operations, state: CollectionState, request: Any, *, are_new: bool
+    operations: Operations, state: CollectionState, request: Any, items: Items, *, are_new: bool
 ) -> Operation[None]:
     """Put the augmented vectors of a field and its hidden columns into a request, in place.
 
-    A partial update without the field stays as it is. Raises InvalidInput, DimensionMismatch,
-    NonFiniteVectors and ZeroVectors.
+    items: its rows, with the fields that priors read. A partial update without the field stays as
+    it is. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and ZeroVectors.
     """
     columns = request.fields_data
     codec = state.codec
@@ -239,7 +244,7 @@ def _encode_columns(
 
     vectors = _storable_vectors(column, request.num_rows, state)
     biases = yield from operations.biases.of_rows(
-        request.collection_name, state, vectors, "compute", are_new=are_new
+        request.collection_name, state, vectors, items, "compute", are_new=are_new
     )
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
@@ -249,6 +254,22 @@ def _encode_columns(
         column = columns.add(type=column.type, field_name=codec.searched_field)
     put_vectors(column, augmented, codec.form.width, codec.dtype)
     _add_hidden_columns(columns, codec, encoded)
+
+
+def _prior_items(request: Any, cached: CachedState, state: CollectionState) -> Items:
+    """Return the rows of a request with their keys and the fields that priors read, and no others.
+
+    Raises InvalidInput for dynamic fields that are not JSON.
+    """
+    # Without a prior, no object is made of a row.
+    if not priors_of(state):
+        return Items([], [])
+
+    names = {cached.key_field, *prior_fields(state)}
+    columns = request.fields_data
+    named = [column for column in columns if column.is_dynamic or column.field_name in names]
+    rows = rows_of(named, request.num_rows)
+    return Items([row.get(cached.key_field) for row in rows], rows)
 
 
 def _storable_vectors(column: Any, row_count: int, state: CollectionState) -> Floats:

@@ -15,12 +15,12 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
+from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.waiting import Standing, WaitPolicy, reported, wait_until
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import unpacked
 from milvus_hubness.correction.codec.base import PENDING
-from milvus_hubness.correction.state import FrozenModel
 from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.jobs.store.generations import Batch, Row
 from milvus_hubness.jobs.store.records import Fences, is_fence
@@ -308,6 +308,15 @@ class MilvusRequests:
         by_key = self._by_key(collection, milvus_schema.key_field(schema)["name"], keys, partition)
         return self._batch(schema, field, [key for key in keys if key in by_key], by_key)
 
+    def values(
+        self, collection: str, name: str, keys: Sequence[Key], *, partition: str | None = None
+    ) -> dict[Key, Any]:
+        schema = self.client.describe_collection(collection)
+        milvus_schema.expect_number(schema, name, collection)
+        key_field = milvus_schema.key_field(schema)["name"]
+        by_key = self._by_key(collection, key_field, keys, partition, [name])
+        return {key: row.get(name) for key, row in by_key.items()}
+
     def upsert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
     ) -> None:
@@ -418,23 +427,33 @@ class MilvusRequests:
         return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
     def _by_key(
-        self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
+        self,
+        collection: str,
+        key_field: str,
+        keys: Sequence[Key],
+        partition: str | None,
+        fields: Sequence[str] = ("*",),
     ) -> dict[Key, Row]:
         by_key: dict[Key, Row] = {}
         missing = list(keys)
         while missing:
-            rows = self._rows(collection, key_field, missing, partition)
+            rows = self._rows(collection, key_field, missing, partition, fields)
             by_key |= {row[key_field]: row for row in rows}
             # Milvus 2.3 counts duplicates of a key as rows and omits others for them.
             missing = [key for key in missing if key not in by_key] if rows else []
         return by_key
 
     def _rows(
-        self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
+        self,
+        collection: str,
+        key_field: str,
+        keys: Sequence[Key],
+        partition: str | None,
+        fields: Sequence[str] = ("*",),
     ) -> list[Row]:
         parts = in_fitting_parts(
             lambda part: self._query(
-                collection, is_one_of(key_field, part), ["*"], partition, **_AS_ARRAYS
+                collection, is_one_of(key_field, part), list(fields), partition, **_AS_ARRAYS
             ),
             keys,
         )

@@ -16,7 +16,7 @@ from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_F
 from milvus_hubness.correction.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.state import CollectionState, read_states
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.ownership import side_helper
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
@@ -70,6 +70,35 @@ def time_to_live(properties: Mapping[str, Any]) -> int:
 
 def key_field(schema: dict[str, Any]) -> dict[str, Any]:
     return next(field for field in schema["fields"] if field.get("is_primary"))
+
+
+NUMBERS = {
+    DataType.INT8,
+    DataType.INT16,
+    DataType.INT32,
+    DataType.INT64,
+    DataType.FLOAT,
+    DataType.DOUBLE,
+}
+"""The types of fields whose values are numbers."""
+
+
+def expect_number(schema: Mapping[str, Any], name: str, collection: str) -> None:
+    """Raise InvalidInput unless rows of the collection can have a number in this field."""
+    fields = fields_by_name(schema)
+    numeric = [field for field, described in fields.items() if described["type"] in NUMBERS]
+    choice = f"choose a field of numbers ({', '.join(numeric)})"
+    if name not in fields:
+        # Any key of a row may be a field without a place in the schema.
+        if schema.get("enable_dynamic_field"):
+            return
+        raise InvalidInput(f"{collection!r} has no field {name!r}: {choice}")
+
+    kind = fields[name]["type"]
+    if kind not in NUMBERS:
+        raise InvalidInput(
+            f"field {name!r} of {collection!r} is {DataType(kind).name}, not a number: {choice}"
+        )
 
 
 def has_partition_key(schema: dict[str, Any]) -> bool:

@@ -23,6 +23,7 @@ from milvus_hubness.extending import (
     Compute,
     DualWrite,
     Floats,
+    Items,
     Pause,
     Profile,
     StoredBank,
@@ -30,6 +31,7 @@ from milvus_hubness.extending import (
     bank_parts,
     expect_copy,
     expect_helper,
+    expect_values,
     fitted_bank,
     read_states,
     validated_bank,
@@ -287,10 +289,13 @@ class StateCache:
 
     # -- biases of new points ----------------------------------------------------------------------
 
-    def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """Return the biases (n, slots) of vectors (n, d):
-        of all profiles, and both sets of a running refresh.
+    def slots(
+        self, collection: str, state: CollectionState, vectors: Floats, items: Items
+    ) -> Operation[Floats]:
+        """Return the biases (n, slots) of points with vectors (n, d): of all profiles, and both
+        sets of a running refresh.
         """
+        expect_values(state, items.rows)
         profile_of_slot: dict[int, Profile] = {}
         for profile in state.profiles.values():
             profile_of_slot[profile.slot] = profile
@@ -305,16 +310,25 @@ class StateCache:
         for slot, profile in profile_of_slot.items():
             # The two slots of a profile have one bias, which is computed once.
             if id(profile) not in computed:
-                computed[id(profile)] = yield from self._biases(collection, state, profile, vectors)
+                computed[id(profile)] = yield from self._biases(
+                    collection, state, profile, vectors, items
+                )
             biases[:, slot] = computed[id(profile)]
 
         return biases
 
     def _biases(
-        self, collection: str, state: CollectionState, profile: Profile, vectors: Floats
+        self,
+        collection: str,
+        state: CollectionState,
+        profile: Profile,
+        vectors: Floats,
+        items: Items,
     ) -> Operation[Floats]:
         bank = yield from self._bank(collection, state, profile)
-        biases: Floats = yield Compute(lambda: bank.correction(state.layout).centred(vectors))
+        biases: Floats = yield Compute(
+            lambda: bank.correction(state.layout).centred(vectors, items)
+        )
         return biases
 
     def locality_hints(

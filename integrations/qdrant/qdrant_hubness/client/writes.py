@@ -27,11 +27,15 @@ from milvus_hubness.extending import (
     Ask,
     CollectionState,
     Floats,
+    Items,
     Key,
     RowBiases,
+    expect_values,
     logger_of,
     name_some,
     packed_vectors,
+    prior_fields,
+    priors_of,
     with_columns,
 )
 from qdrant_hubness.client.cached_state import CachedState
@@ -116,6 +120,11 @@ class Writing(StateCache):
             call = call.having(wait=True)
             if not self._ids(call):
                 return models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+
+        # A payload that no prior can use would make the next refresh fail.
+        if (payload := call.options.get("payload")) is not None:
+            for state in cached.states.values():
+                expect_values(state, [payload])
 
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
@@ -372,7 +381,8 @@ class Writing(StateCache):
             rows = _rows(collection, state, present_points, [vectors[i][field] for i in having])
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
 
-            slots: Floats = yield from self.slots(collection, state, rows)
+            items = yield from self._items(collection, state, present_points)
+            slots: Floats = yield from self.slots(collection, state, rows, items)
             locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
             biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
             encoded = state.codec.encode_rows(rows, biases)
@@ -385,6 +395,31 @@ class Writing(StateCache):
                 columns[i] |= payload
 
         return columns
+
+    def _items(
+        self, collection: str, state: CollectionState, points: Sequence[Any]
+    ) -> Operation[Items]:
+        """Return points as rows for a prior, with the payloads that they have if the call brings
+        vectors only.
+        """
+        if not priors_of(state):
+            return Items([], [])
+
+        keys = [key_of(point.id) for point in points]
+        payloads = {
+            key: point.payload or {}
+            for key, point in zip(keys, points, strict=True)
+            if hasattr(point, "payload")
+        }
+        names = sorted(prior_fields(state))
+        lacking = [key for key in keys if key not in payloads]
+        if names and lacking:
+            for some_keys in in_parts(lacking, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
+                records = yield from self.divided(
+                    collection, "retrieve", some_keys, {"with_payload": names}
+                )
+                payloads |= {record.id: record.payload or {} for record in records}
+        return Items(keys, [payloads.get(key, {}) for key in keys])
 
     def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
         """Note a write. Raises WriteIntentFailed."""

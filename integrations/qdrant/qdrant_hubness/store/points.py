@@ -308,6 +308,24 @@ class QdrantPoints:
         """As Store.get."""
         return self._retrieve(collection, keys, self.form(collection, field))
 
+    def values(
+        self, collection: str, name: str, keys: Sequence[Key], *, partition: str | None = None
+    ) -> dict[Key, Any]:
+        """As Store.values: any point may have any key in its payload."""
+        rows = min(MOST_ROWS, self._limits(collection).rows_per_read)
+        values: dict[Key, Any] = {}
+        for start in range(0, len(keys), rows):
+            records = self.ask(
+                "retrieve",
+                collection,
+                ids=list(keys[start : start + rows]),
+                with_payload=[name],
+                with_vectors=False,
+                **self._reads,
+            )
+            values |= {record.id: (record.payload or {}).get(name) for record in records}
+        return values
+
     def upsert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
     ) -> None:

@@ -1,0 +1,158 @@
+"""The weight of a prior, chosen on labelled queries together with the method.
+
+    score(q, r) = s(q, r) − b(r) + λ · log p(r)
+
+With a prior, another bias may be the best one: b(r) alone pays for pushing popular items down, and
+with λ·log p(r) it does not. So both are chosen in turns, and judged on queries that chose neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.correction.prior import Prior, Values
+from milvus_hubness.quality.measures import Outcome
+from milvus_hubness.quality.trials import Answers, Trial, search
+
+WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
+"""The λ that are tried, in units of the spread of scores."""
+
+ROUNDS = 2
+"""How often the method and the weight are chosen in turns."""
+
+Ranks = npt.NDArray[np.int32]
+Pick = Callable[[Ranks], Trial]
+"""Returns the method for the ranks (n_trials, n_queries) of the right answers."""
+
+
+class Preference(NamedTuple):
+    """The values of a prior for the items that methods are tried on."""
+
+    prior: Prior
+    """With the parameters of the whole gallery."""
+    values: Values
+    """(n_items,)."""
+    counts_pairs: bool = False
+    """Whether the labelled queries are among the clicks that were counted."""
+
+    def take(self, items: npt.NDArray[np.int64]) -> Preference:
+        """Return the values of some items."""
+        return self._replace(values=self.values[items])
+
+
+class Choice(NamedTuple):
+    """A method with the weight of the prior."""
+
+    method: Trial
+    weight: float
+
+
+class PriorTrials:
+    """Searches with a prior, each query without the click that it is itself.
+
+    A log of clicks may hold the labelled queries too: the prior would then know their answers. So
+    the clicks of a fold are left out of the prior with which the fold is searched.
+
+    trials: the methods to choose from. unit: the spread of scores. fold: (n_queries,) the number of
+    each query's fold.
+    """
+
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        queries: Vectors,
+        gallery: Vectors,
+        positives: Answers,
+        preference: Preference,
+        unit: float,
+        fold: npt.NDArray[np.int64],
+    ) -> None:
+        self._trials = trials
+        self._queries = queries
+        self._gallery = gallery
+        self._positives = positives
+        self._preference = preference
+        self._unit = unit
+        self._fold = fold
+        self._ranks: dict[float, Ranks] = {}
+        """The ranks of all trials by weight: several choices need the same ones."""
+
+    def choose(self, pick: Pick, raw_ranks: Ranks, chosen: npt.NDArray[np.bool_]) -> Choice:
+        """Return the method and the weight that are best for some queries.
+
+        pick: chooses the method. raw_ranks: of all trials without a prior.
+        """
+        method = pick(raw_ranks[:, chosen])
+        weight = 0.0
+        for _ in range(ROUNDS):
+            ranks = self._searched([([method], tried) for tried in WEIGHTS]).ranks
+            best = _best_weight(1 / ranks[:, chosen])
+            if best == weight:
+                break
+
+            weight = best
+            if weight not in self._ranks:
+                self._ranks[weight] = self._searched([(self._trials, weight)]).ranks
+            method = pick(self._ranks[weight][:, chosen])
+        return Choice(method, weight)
+
+    def hits(self, choices: Sequence[Choice]) -> Values:
+        """Return whether each query finds its answer, (n_queries,), with the choice of its fold."""
+        found = self._searched([([choice.method], choice.weight) for choice in choices])
+        return found.hits[self._fold, np.arange(len(self._fold))]
+
+    def _searched(self, settings: Sequence[tuple[Sequence[Trial], float]]) -> Outcome:
+        """Return the outcome (n_trials, n_queries) of all trials, each at its weight."""
+        queries: list[npt.NDArray[np.int64]] = []
+        outcomes: list[Outcome] = []
+        for number in np.unique(self._fold).tolist():
+            in_fold = np.flatnonzero(self._fold == number)
+            logs = self._logs(in_fold)
+            shifted = [
+                trial
+                for trials, weight in settings
+                for trial in _shifted(trials, weight * self._unit * logs)
+            ]
+            answers = [self._positives[query] for query in in_fold.tolist()]
+            queries.append(in_fold)
+            outcomes.append(search(shifted, self._queries[in_fold], self._gallery, answers))
+
+        order = np.argsort(np.concatenate(queries))
+        # The first row is the raw search.
+        ranks = np.concatenate([outcome.ranks for outcome in outcomes], axis=1)[1:, order]
+        retrieved = np.concatenate([outcome.retrieved for outcome in outcomes], axis=1)[1:, order]
+        return Outcome(ranks, retrieved)
+
+    def _logs(self, left_out: npt.NDArray[np.int64]) -> Values:
+        """Return log p(r) (n_items,), centred, without the clicks of these queries."""
+        values = self._preference.values
+        if self._preference.counts_pairs:
+            answered = np.concatenate([self._positives[query] for query in left_out.tolist()])
+            own = np.bincount(answered, minlength=len(values))
+            values = np.maximum(values - own, 0)
+        logs = np.log1p(values / self._preference.prior.added)
+        return np.asarray(logs - logs.mean())
+
+
+def _best_weight(reciprocal: Values) -> float:
+    """Return the best of WEIGHTS by the reciprocal ranks (n_weights, n_queries) that they give."""
+    best = int(reciprocal.mean(1).argmax())
+    # No weight is 0 by chance, so the best one has to lead that of no prior by a standard error.
+    gains = reciprocal[best] - reciprocal[0]
+    error = float(gains.std()) / len(gains) ** 0.5
+    return WEIGHTS[best] if float(gains.mean()) > error else 0.0
+
+
+def _shifted(trials: Sequence[Trial], numbers: Values) -> list[Trial]:
+    """Return trials whose biases have these numbers (n_items,) subtracted."""
+    # Trials with a gate share the biases of those without, by which `search` knows duplicates.
+    distinct = {id(trial.bias): trial.bias for trial in trials}
+    moved = {
+        identity: np.asarray(bias - numbers, np.float32) for identity, bias in distinct.items()
+    }
+    return [trial._replace(bias=moved[id(trial.bias)]) for trial in trials]

@@ -1,0 +1,112 @@
+"""A prior from the command line: its weight by tune, plans, jobs, status, and one line for what is wrong."""
+
+import json
+
+import numpy as np
+import pytest
+
+from milvus_hubness import connect
+from tests.support.galleries import plain_collection
+
+ITEMS, DIM = 120, 16
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Items, a neutral bank, and a log of queries in which few items are wanted most."""
+    rng = np.random.default_rng(5)
+    drift = rng.standard_normal(DIM)
+    items = rng.standard_normal((ITEMS, DIM)) + np.outer(rng.gamma(1, 0.3, ITEMS), drift)
+
+    def asking(wanted):
+        noise = 1.2 * rng.standard_normal((len(wanted), DIM))
+        return (items[wanted] + noise + 0.5 * drift).astype(np.float32)
+
+    demand = 1 / (1.0 + rng.permutation(ITEMS))
+    log = rng.choice(ITEMS, 700, p=demand / demand.sum())
+    bank = asking(rng.integers(0, ITEMS, 200))
+    return items.astype(np.float32), bank, asking(log), log
+
+
+@pytest.fixture
+def shop(files, drawn):
+    """The collection `photos` with clicks, a bank, pairs, and a log of clicks."""
+    items, bank, queries, log = drawn
+    client = connect("shop.db")
+    plain_collection(client, "photos", items, "IP")
+    clicks = np.bincount(log[500:], minlength=ITEMS)
+    client.upsert(
+        "photos",
+        [
+            {"id": i, "vector": items[i], "group": 1, "clicks": int(n), "title": "a"}
+            for i, n in enumerate(clicks)
+        ],
+    )
+    np.save("neutral.npy", bank)
+    np.savez("pairs.npz", query=queries[:200], key=log[:200])
+    np.savez("clicks.npz", query=queries[500:], key=log[500:])
+    return client
+
+
+def test_tune_chooses_the_weight_and_the_jobs_take_it(shop, run):
+    tune = ("tune", "photos", "--bank", "neutral.npy", "--prior", "clicks")
+    done = run(*tune, "--pairs", "pairs.npz")
+    assert done.returncode == 0, done.stderr
+    assert "the prior: weight 0." in done.stdout
+    assert "with field 'clicks' as a prior of weight 0." in done.stdout.replace("\n", " ")
+
+    plan = json.loads(run("migrate", "plan", "photos", "--bank", "neutral.npy", "--json").stdout)
+    weight = plan["plan"]["prior"]["weight"]
+    assert (plan["plan"]["prior"]["field"], weight > 0) == ("clicks", True)
+    shown = run("migrate", "plan", "photos", "--bank", "neutral.npy").stdout
+    assert f"field clicks, weight {weight:g} of the spread of scores" in shown
+
+    run("migrate", "run", "photos", "--bank", "neutral.npy", "--no-writers", "--force")
+    status = json.loads(run("status", "photos_hubness", "--json").stdout)["status"]
+    assert status["prior"]["weight"] == weight
+    assert status["prior"]["factor"] > 0
+    assert (
+        f"field clicks, weight {weight:g} of the spread of scores, which is"
+        in run("status", "photos_hubness").stdout
+    )
+
+    refresh = ("refresh", "photos_hubness", "--client-ttl", "0")
+    changed = run(*refresh, "--prior-from", "clicks.npz", "--prior-weight", "0.2", "--json")
+    assert json.loads(changed.stdout)["refresh"]["action"] == "full"
+    shown = " ".join(run("status", "photos_hubness").stdout.split())
+    assert "clicks, weight 0.2 of the spread of scores" in shown
+    assert "(the prior changed" in run(*refresh, "--no-prior").stdout
+    assert json.loads(run("status", "photos_hubness", "--json").stdout)["status"]["prior"] is None
+
+
+def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):
+    done = run("tune", "photos", "--bank", "neutral.npy", "--prior", "clicks")
+    assert "The weight of the prior stays 0" in done.stdout
+    options = ("photos", "--bank", "neutral.npy", "--prior", "clicks", "--force")
+    for command in (("migrate", "plan"), ("enable",)):
+        extra = ("--plan",) if command == ("enable",) else ()
+        shown = " ".join(run(*command, *options, *extra).stdout.split())
+        assert "no weight for the prior from field 'clicks'" in shown
+        assert "run tune with --prior and --pairs, or pass --prior-weight" in shown
+
+
+def test_what_is_wrong_with_a_prior_is_one_line_and_nothing_is_written(shop, run):
+    before = shop.list_collections()
+    for options, message in {
+        ("--prior", "title"): "field 'title' of 'photos' is not a number in 120 rows, such as",
+        ("--prior", "sales"): "field 'sales' of 'photos' is 0 or missing in all rows",
+        ("--prior", "group"): "field 'group' of 'photos' is the same in all rows",
+        ("--prior", "clicks", "--prior-weight", "-1"): "prior_weight is a number from 0 to 10",
+        ("--prior-weight", "0.1"): "prior_weight is the weight of a prior: pass prior too",
+        ("--prior-from", "neutral.npy"): "neutral.npy",
+    }.items():
+        for command in (("migrate", "run"), ("enable",)):
+            extra = ("--no-writers",) if command[0] == "migrate" else ()
+            done = run(*command, "photos", "--bank", "neutral.npy", *options, *extra)
+            is_usage = "--prior-weight" in options
+            assert done.returncode == (2 if is_usage else 1), (command, options)
+            assert message in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    done = run("migrate", "run", "photos", "--prior", "a", "--prior-from", "b", "--bank", "c.npy")
+    assert (done.returncode, "a prior has one source" in done.stderr) == (2, True)
+    assert shop.list_collections() == before

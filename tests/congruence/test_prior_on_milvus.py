@@ -1,0 +1,153 @@
+"""A prior in Milvus: biases outside the vectors, collections that begin with one, fields of the schema."""
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    InvalidInput,
+    QueryBank,
+    enable,
+    plan_enable,
+    plan_migration,
+    refresh,
+    status,
+)
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from tests.support.bias_fields import WIDTH, with_bias_fields, with_second_field
+from tests.support.galleries import nnn, plain_collection, vectors
+
+DIM, ITEMS, LAMBDA = 12, 60, 0.3
+
+ON_SERVERS = {"where": ["side_collection"]}
+
+
+@pytest.fixture
+def world():
+    rng = np.random.default_rng(6)
+    items, bank = vectors(rng, ITEMS, DIM), vectors(rng, 50, DIM)
+    clicks = rng.zipf(1.6, ITEMS).clip(max=1e6).astype(float)
+    clicks[::5] = 0
+    return items, bank, clicks
+
+
+def stored(store, name):
+    info = store.info(name)
+    rows = BiasBackend(store, info, info.state).read(list(range(ITEMS)), None)
+    return rows.biases[:, info.state.profile.slot]
+
+
+def wanted(store, name, world):
+    items, bank, clicks = world
+    factor = LAMBDA * np.sqrt((bank.astype(float) @ items.T).var(axis=1).mean())
+    prior = factor * np.log(clicks + clicks.mean() / 3)
+    neutral = nnn(bank, items, "IP", 8, 0.75) - store.info(name).state.profile.mean_bias
+    return neutral - (prior - prior.mean())
+
+
+def rows_of(world, **changes):
+    items, _, clicks = world
+    return [
+        {"id": i, "vector": items[i], "group": 1, "clicks": int(clicks[i]), **changes}
+        for i in range(ITEMS)
+    ]
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("where", ["second_vector", "fields", "side_collection"])
+def test_biases_outside_the_vectors_have_the_prior_too(backend, world, where):
+    items, bank, clicks = world
+    name, client = backend.name(), backend.client()
+    if where == "second_vector":
+        with_second_field(client, name, items, "IP", WIDTH)
+    elif where == "fields":
+        with_bias_fields(client, name, items, "IP")
+    else:
+        plain_collection(client, name, items, "IP")
+    needed = client.query(name, "id == 0", output_fields=["*"])[0].keys()
+    zeros = {
+        key: np.zeros(WIDTH, np.float32) if key == "hubness_vector" else 0
+        for key in needed
+        if key.startswith("hubness_")
+    }
+    client.upsert(name, rows_of(world, **zeros))
+
+    store = backend.store()
+    options = {"where": where, "prior": "clicks", "prior_weight": LAMBDA}
+    plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
+    assert plan.to_dict()["prior"]["field"] == "clicks"
+    enable(store, plan, client_ttl=0)
+    np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
+
+    ours = backend.hubness_client()
+    ours.upsert(name, rows_of(world)[:9])
+    np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
+    query = vectors(np.random.default_rng(9), 1, DIM)
+    [hits] = ours.search(name, data=list(query), limit=10)
+    scores = query[0].astype(float) @ items.T - wanted(store, name, world)
+    assert [hit["id"] for hit in hits] == np.argsort(-scores)[:10].tolist()
+
+    world = items, bank, clicks[::-1].copy()
+    ours.upsert(name, rows_of(world), partial_update=True)
+    ours.upsert(name, [{"id": 3, "clicks": 50_000}], partial_update=True)
+    world[2][3] = 50_000
+    assert refresh(store, name, client_ttl=0).action == "full"
+    np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
+
+
+@pytest.mark.lite_only
+def test_a_collection_begins_with_a_prior(backend, world):
+    _, bank, _ = world
+    name, client = backend.name(), backend.hubness_client()
+    hubness = CorrectionConfig(bank, NNN(8), prior="clicks", prior_weight=LAMBDA)
+    client.create_collection(name, DIM, metric_type="IP", hubness=hubness)
+    rows = [{key: row[key] for key in ("id", "vector", "clicks")} for row in rows_of(world)]
+    with pytest.raises(InvalidInput, match=r"^row 0 has a 'clicks' that is negative"):
+        client.insert(name, [{**rows[0], "clicks": -1}])
+    client.insert(name, rows)
+
+    store = backend.store()
+    assert status(store, name).prior["factor"] == 0, "its values have no scale yet"
+    assert refresh(store, name, client_ttl=0).action == "full"
+    np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
+
+
+@pytest.mark.lite_only
+def test_a_field_that_holds_no_numbers_is_refused(backend, world):
+    items, bank, _ = world
+    name, client = backend.name(), backend.client()
+    schema = client.create_schema(enable_dynamic_field=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    schema.add_field("title", DataType.VARCHAR, max_length=20)
+    schema.add_field("sales", DataType.DOUBLE)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    for prior, message in {
+        "title": "field 'title' of '.*' is VARCHAR, not a number: choose a field of numbers",
+        "salse": r"has no field 'salse': choose a field of numbers \(id, sales\)",
+    }.items():
+        hubness = CorrectionConfig(bank, NNN(8), prior=prior)
+        with pytest.raises(InvalidInput, match=message):
+            backend.hubness_client().create_collection(
+                name, schema=schema, index_params=index, hubness=hubness
+            )
+        assert not client.has_collection(name)
+
+    client.create_collection(name, schema=schema, index_params=index)
+    client.insert(
+        name,
+        [
+            {"id": i, "vector": vector, "title": "", "sales": 1.0 + i}
+            for i, vector in enumerate(items)
+        ],
+    )
+    before = sorted(client.list_collections())
+    for prior, message in {
+        "title": "is VARCHAR, not a number",
+        "salse": "has no field 'salse'",
+    }.items():
+        with pytest.raises(InvalidInput, match=message):
+            plan_migration(backend.store(), name, QueryBank(bank), prior=prior)
+    assert sorted(client.list_collections()) == before
