@@ -174,7 +174,8 @@ class PriorOptions:
     prior: Annotated[
         str | None,
         "Field of the rows with a number from 0 up that says how often each is wanted, such as "
-        "clicks: popular rows rank higher.",
+        "clicks: popular rows rank higher; `bank` takes the demand that the bank itself shows. "
+        "[default: that of the bank, beside a method of which nobody chose another]",
     ] = None
     prior_from: Annotated[
         str | None,

@@ -5,6 +5,8 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    CorrectionConfig,
+    InvalidInput,
     MigrationOptions,
     QueryBank,
     WithDemand,
@@ -83,3 +85,57 @@ def test_biases_beside_the_vectors_have_groups_too(database):
     enable(store, plan_enable(store, source, QueryBank(LOG), estimator=NNN(8)))
     bank = stored_bank(store, source).queries
     assert np.bincount(bank.groups).max() >= 701
+
+
+def method_of(store, name):
+    return store.info(name).state.profile.estimator
+
+
+def test_the_demand_of_the_bank_is_a_prior_and_gives_way_to_another(database):
+    store = database.store()
+    source = database.fill(ITEMS, "IP")
+    plan = plan_migration(store, source, QueryBank(LOG))
+    name = migrate(store, plan, ALONE).target
+    by_default = method_of(store, name)
+    assert by_default["name"] == "WithDemand"
+    assert by_default["weight"] == 0.25
+    # 700 repeats of one query are uneven demand.
+    assert by_default["factor"] > 0
+
+    # The numbers of a field take its place: popularity must not count twice.
+    result = refresh(store, name, prior="group", prior_weight=0.1, force=True)
+    assert result.action == "full"
+    assert method_of(store, name)["name"] == "Blend"
+    assert store.info(name).state.profile.prior.field == "group"
+
+    refresh(store, name, prior="bank", prior_weight=0.5, force=True)
+    profile = store.info(name).state.profile
+    assert profile.prior is None
+    assert profile.estimator["name"] == "WithDemand"
+    assert profile.estimator["weight"] == 0.5
+    assert refresh(store, name).action == "none"
+
+    refresh(store, name, no_prior=True, force=True)
+    assert method_of(store, name)["name"] == "Blend"
+
+
+def test_any_method_takes_the_demand_of_the_bank(database):
+    store = database.store()
+    source = database.fill(ITEMS, "IP")
+    plan = plan_migration(store, source, QueryBank(LOG), estimator=NNN(8), prior="bank")
+    assert plan.estimator == WithDemand((NNN(8),))
+    name = migrate(store, plan, ALONE).target
+    stored = method_of(store, name)
+    assert [stored["name"], stored["estimators"][0]["name"]] == ["WithDemand", "NNN"]
+
+    # The answer of the popular query gains against the same method without demand.
+    scores = database.scores(name, POPULAR, len(ITEMS))
+    plan = plan_migration(store, source, QueryBank(LOG), estimator=NNN(8), target="plain")
+    neutral = database.scores(migrate(store, plan, ALONE).target, POPULAR, len(ITEMS))
+    gains = {key: scores[key] - neutral[key] for key in neutral}
+    assert max(gains, key=gains.get) == max(neutral, key=neutral.get)
+
+
+def test_a_new_collection_has_no_rows_to_share_a_bank_among(lite):
+    with pytest.raises(InvalidInput, match="refresh with --prior bank once it has rows"):
+        CorrectionConfig(QueryBank(LOG), NNN(8), prior="bank")

@@ -10,6 +10,7 @@ import numpy as np
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.estimators import Estimator, WithDemand
 from milvus_hubness.correction.prior import (
     LARGEST_WEIGHT,
     REMEDY,
@@ -27,7 +28,10 @@ from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 
 PriorLike = str | Mapping[Key, float]
-"""What callers pass as a prior: a field of the rows, or clicks by key."""
+"""What callers pass as a prior: a field of the rows, clicks by key, or DEMAND."""
+
+DEMAND = "bank"
+"""What callers pass in place of a field for the demand that the bank itself shows."""
 
 KEYS_NAMED = 3
 """Most keys that a message names."""
@@ -45,6 +49,8 @@ class PriorRequest:
     """λ in units of the spread of scores; None for that of tuning."""
     is_dropped: bool = False
     """Whether the caller wants no prior."""
+    is_demand: bool = False
+    """Whether it is the demand that the bank shows, which is part of the estimator."""
 
     @classmethod
     def of(
@@ -62,6 +68,8 @@ class PriorRequest:
 
         if prior is None:
             return cls(weight=weight, is_dropped=is_dropped)
+        if prior == DEMAND:
+            return cls(weight=weight, is_demand=True)
         if isinstance(prior, str):
             if not prior:
                 raise InvalidInput("the prior has no name: pass a field of the rows")
@@ -74,7 +82,7 @@ class PriorRequest:
 
     def expect_source(self) -> None:
         """Raise InvalidParameter for a weight without a prior, where there is none yet."""
-        if self.prior is None and self.weight is not None:
+        if self.prior is None and self.weight is not None and not self.is_demand:
             raise InvalidParameter("prior_weight is the weight of a prior: pass prior too")
 
 
@@ -130,6 +138,19 @@ class ChosenPrior:
 NO_PRIOR = ChosenPrior()
 
 
+def beside(estimator: Estimator, request: PriorRequest, chosen: ChosenPrior) -> Estimator:
+    """Return the estimator that goes with a prior: with the demand of the bank if the caller names
+    it, and without it beside another prior, as popularity would count twice.
+    """
+    of_biases = estimator.of_biases if isinstance(estimator, WithDemand) else estimator
+    if request.is_demand:
+        weight = WithDemand.weight if request.weight is None else request.weight
+        return WithDemand((of_biases,), weight=weight)
+
+    has_other = chosen.prior is not None and chosen.prior.weight > 0
+    return of_biases if request.is_dropped or has_other else estimator
+
+
 def prior_facts(prior: Prior | None, keys: int = 0) -> dict[str, object] | None:
     """Return a prior as plain data; None without one. keys: number of those with clicks."""
     if prior is None:
@@ -154,7 +175,7 @@ def chosen_prior(
     verdict: on the bank. former: the prior in use, which stays if the caller names no other.
     is_followed: whether the caller leaves to the verdict what is not named.
     """
-    if request.is_dropped:
+    if request.is_dropped or request.is_demand:
         return NO_PRIOR
 
     tuned = verdict.prior if verdict is not None else None

@@ -46,6 +46,7 @@ from milvus_hubness.jobs.common.priors import (
     ChosenPrior,
     PriorLike,
     PriorRequest,
+    beside,
     chosen_prior,
     on_gallery,
     prior_facts,
@@ -429,17 +430,16 @@ def _fitted(
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])
     values = chosen.values_of(gallery.items)
-    banks = (choice.estimator, request.bank, request.target_bank, choice.strength, chosen, values)
+    estimator = beside(choice.estimator, request.prior, chosen)
+    bank = grouped(gallery.layout, request.bank, gallery.vectors)
+    banks = (estimator, bank, request.target_bank, choice.strength, chosen, values)
 
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None
     if location.layout is not None:
         correction = fit_measured(store, info, field, location.layout, gallery.vectors, *banks)
     else:
-        bank = grouped(gallery.layout, request.bank, gallery.vectors)
-        correction = fit_with_mean(
-            gallery.layout, gallery.vectors, choice.estimator, bank, request.target_bank
-        )
+        correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
         side = _free_side(store, info, suffix) if location.where == "side_collection" else None
         most = store.most_candidates(info)
         reranking, missed = measure(

@@ -30,7 +30,13 @@ from milvus_hubness.jobs.common.choice import (
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.common.priors import PriorLike, PriorRequest, chosen_prior, on_gallery
+from milvus_hubness.jobs.common.priors import (
+    PriorLike,
+    PriorRequest,
+    beside,
+    chosen_prior,
+    on_gallery,
+)
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
@@ -312,7 +318,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         field=field,
         survey=surveyed,
         layout=layout,
-        estimator=choice.estimator,
+        estimator=beside(choice.estimator, request.prior, chosen),
         bank=request.bank,
         target_bank=request.target_bank,
         chosen=on_gallery(store, info, chosen),

@@ -70,6 +70,7 @@ from milvus_hubness.jobs.common.priors import (
     ChosenPrior,
     PriorLike,
     PriorRequest,
+    beside,
     chosen_prior,
     on_gallery,
 )
@@ -330,8 +331,9 @@ def plan_refresh(
     if is_new:
         verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
         prior = _measured_prior(store, info, state, options, NO_PRIOR, verdict)
+        of_profile = options.estimator or from_dict(profile.estimator)
         return RefreshPlan(
-            estimator=options.estimator or from_dict(profile.estimator),
+            estimator=beside(of_profile, options.prior_request, prior),
             bank=replace(bank, counts=prior.counts),
             strength=profile.strength,
             reason="the profile is new",
@@ -355,6 +357,10 @@ def plan_refresh(
     if options.prior is not None:
         verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
     prior = _measured_prior(store, info, state, options, former, verdict)
+    present = from_dict(profile.estimator)
+    fitting = beside(estimator or present, options.prior_request, prior)
+    if estimator is not None or not is_same(fitting, profile.estimator):
+        estimator = fitting
 
     if bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
         reasons.append("the bank changed")
@@ -373,7 +379,7 @@ def plan_refresh(
         reasons.append("it was forced")
 
     return RefreshPlan(
-        estimator=estimator or from_dict(profile.estimator),
+        estimator=estimator or present,
         bank=replace(bank, counts=prior.counts),
         strength=strength,
         reason=" and ".join(reasons),
@@ -458,10 +464,10 @@ def _begun_profile(state: CollectionState, rebuilding: Migration | None) -> Prof
 def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBank) -> bool:
     """Whether the options ask for no other biases than the unfinished refresh, with its bank."""
     bank = _with(saved, optional_bank(options.bank), optional_bank(options.target_bank))
-    estimator = options.estimator
-    is_same_method = estimator is None or is_same(estimator, begun.estimator)
     present = ChosenPrior(begun.prior, saved.counts)
     prior = chosen_prior(options.prior_request, None, present)
+    estimator = options.estimator or from_dict(begun.estimator)
+    is_same_method = is_same(beside(estimator, options.prior_request, prior), begun.estimator)
     is_same_prior = prior.arguments == present.arguments
     return is_same_method and is_same_prior and bank.fingerprint == saved.fingerprint
 

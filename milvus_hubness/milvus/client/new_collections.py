@@ -78,7 +78,13 @@ class CorrectionConfig:
                 f"the prior of a new collection is the name of a field, not {self.prior!r}: a "
                 "refresh takes clicks"
             )
-        PriorRequest.of(self.prior, self.prior_weight).expect_source()
+        request = PriorRequest.of(self.prior, self.prior_weight)
+        request.expect_source()
+        if request.is_demand:
+            raise InvalidInput(
+                "the demand of a bank is shared among the rows, and a new collection has none: "
+                "refresh with --prior bank once it has rows"
+            )
 
 
 def schema_and_indexes(
