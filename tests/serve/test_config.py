@@ -310,5 +310,7 @@ def test_a_prior_has_one_source_and_its_log_is_read_before_the_service_starts(tm
 
     missing = config_file(tmp_path, text.replace("clicks.npz", "gone.npz"))
     assert "gone.npz" in str(file_faults(missing))
-    assert faults(tmp_path, text + 'prior = "sales"\n')[0][1].startswith("collection 1, prior_from: ")
+    assert faults(tmp_path, text + 'prior = "sales"\n')[0][1].startswith(
+        "collection 1, prior_from: "
+    )
     assert "prior_weight" in faults(tmp_path, text.replace("0.2", "-0.2"))[0][1]
