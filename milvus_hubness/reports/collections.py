@@ -310,7 +310,7 @@ def _preference(
     if chosen.prior is None:
         return None
 
-    measured = on_gallery(store, info, chosen)
+    measured = on_gallery(store, info, chosen, is_new=request.prior is not None)
     assert measured.prior is not None
     # Clicks that may be those of the labelled queries are not to decide on themselves.
     labelled = Counter(answers or ())

@@ -1,5 +1,7 @@
 """A prior from a field of the rows or from clicks: stored numbers, renewals, refusals, the way back."""
 
+from datetime import datetime, timezone
+
 import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
@@ -18,8 +20,10 @@ from milvus_hubness import (
     rollback,
     status,
 )
-from milvus_hubness.correction.prior import SMOOTHING
+from milvus_hubness.correction.estimators import to_dict
+from milvus_hubness.correction.prior import SMOOTHING, Prior
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.support.galleries import all_keys, nnn, vectors
 
 DIM, ITEMS, LAMBDA = 12, 100, 0.3
@@ -54,7 +58,7 @@ class Shop:
     def migrate(self, **options):
         options = {"prior": FIELD, "prior_weight": LAMBDA, **options}
         plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), estimator=NNN(8), **options
+            self.store, self.source, QueryBank(self.bank), **{"estimator": NNN(8), **options}
         )
         self.name = migrate(self.store, plan).target
         return plan
@@ -286,6 +290,35 @@ def test_a_value_that_a_write_leaves_out_is_read(shop, found):
             client.upsert(shop.name, [{"id": key, FIELD: -1}], partial_update=True)
         client.upsert(shop.name, [{"id": key, FIELD: 8_000}], partial_update=True)
     assert shop.stored() == pytest.approx(before, abs=1e-5), "the value alone waits for a refresh"
+
+
+def test_jobs_take_the_prior_that_tune_chose(shop):
+    def tune(weight):
+        record = TuningRecord(
+            field=shop.state.field if shop.name != shop.source else shop.database.field,
+            verdict="apply",
+            choice=to_dict(NNN(8)),
+            strength=1.0,
+            prior=Prior(source="field", field=FIELD, weight=weight),
+            reason="labels said so",
+            labelled=True,
+            bank_fingerprint=QueryBank(shop.bank).fingerprint,
+            tuned_at=datetime.now(timezone.utc),
+        )
+        shop.store.write_property(shop.name, TUNING_PROPERTY, Verdicts(records=(record,)))
+
+    tune(LAMBDA)
+    own = plan_migration(shop.store, shop.source, QueryBank(shop.bank), estimator=NNN(4))
+    assert own.to_dict()["prior"] is None, "a method of the caller's own comes without"
+    plan = shop.migrate(prior=None, prior_weight=None, estimator=None)
+    assert plan.to_dict()["prior"]["weight"] == LAMBDA
+    shop.assert_stored(shop.clicks)
+
+    tune(0.1)
+    done = refresh(shop.store, shop.name, client_ttl=0)
+    assert (done.action, "the prior changed" in done.reason) == ("full", True)
+    shop.assert_stored(shop.clicks, factor=shop.factor / 3)
+    assert refresh(shop.store, shop.name, client_ttl=0).action == "none"
 
 
 def test_a_copy_that_a_refresh_makes_has_the_new_values(shop):

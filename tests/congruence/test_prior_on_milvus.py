@@ -8,6 +8,7 @@ from milvus_hubness import (
     NNN,
     CorrectionConfig,
     InvalidInput,
+    MilvusStore,
     QueryBank,
     enable,
     plan_enable,
@@ -151,3 +152,35 @@ def test_a_field_that_holds_no_numbers_is_refused(backend, world):
         with pytest.raises(InvalidInput, match=message):
             plan_migration(backend.store(), name, QueryBank(bank), prior=prior)
     assert sorted(client.list_collections()) == before
+
+
+@pytest.mark.lite_only
+def test_a_value_that_changes_while_its_bias_is_written_counts(backend, world):
+    items, bank, clicks = world
+    name, client = backend.name(), backend.client()
+    plain_collection(client, name, items, "IP")
+    client.upsert(name, rows_of(world))
+    store, ours = backend.store(), backend.hubness_client()
+    options = {"where": "side_collection", "prior": "clicks", "prior_weight": LAMBDA}
+    plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
+    enable(store, plan, client_ttl=0)
+    side = store.info(name).state.codec.side_collection
+
+    class Meanwhile(MilvusStore):
+        """A client writes a row, with the same vector, after the job has read it."""
+
+        is_written = False
+
+        def upsert(self, collection, batch, field, **options):
+            if collection == side and not self.is_written:
+                type(self).is_written = True
+                ours.upsert(name, [{**rows_of(world)[3], "clicks": 4_000}])
+            super().upsert(collection, batch, field, **options)
+
+    refresh(Meanwhile(backend.client()), name, client_ttl=0, prior_weight=0.1)
+    assert Meanwhile.is_written
+    prior = store.info(name).state.profile.prior
+    numbers = stored(store, name)
+    neutral = nnn(bank, items, "IP", 8, 0.75)
+    moved = prior.factor * (np.log(4_000 + prior.added) - np.log(clicks[4] + prior.added))
+    assert numbers[3] - numbers[4] == pytest.approx(neutral[3] - neutral[4] - moved, abs=1e-5)
