@@ -76,8 +76,7 @@ def smallest_cosine(
     """Return the cosine from which on two of the queries (m, d) ask for the same.
 
     directions: (m, e), the queries at length 1. It is the largest candidate whose agreement is that
-    of the best one, up to its error. Agreement is the B-cubed F1 (Bagga and Baldwin, 1998) between
-    the queries near a query and those with the same first item.
+    of the best one, up to its error.
     """
     if len(queries) > SAMPLED:
         chosen = np.random.default_rng(seed).permutation(len(queries))[:SAMPLED]
@@ -86,9 +85,9 @@ def smallest_cosine(
     if len(queries) < FEWEST or len(items) < FEWEST_ITEMS:
         return REPEATS
 
-    # A mean of so many numbers between 0 and 1 is known to half of that at best. In doubt, queries
-    # stay apart: a group that is too large hides what its queries do not share.
-    margin = 1 / math.sqrt(len(queries))
+    # The largest standard error of a mean of so many numbers between 0 and 1. In doubt, queries stay
+    # apart: a group that is too large hides what its queries do not share.
+    margin = 1 / (2 * math.sqrt(len(queries)))
     cosine = REPEATS
     for _ in range(ROUNDS):
         bank = QueryBank(queries, groups=groups_at(directions, cosine))
@@ -116,7 +115,12 @@ def _first_items(bank: QueryBank, queries: Vectors, items: Vectors) -> Numbers:
 
 
 def _agreements(directions: Vectors, first: Numbers) -> list[float]:
-    """Return the B-cubed F1 of each of `COSINES` for queries (m, d) with these first items (m,)."""
+    """Return the agreement of each of `COSINES` for queries (m, d) with these first items (m,).
+
+    It is between the queries near a query and those with the same first item: the mean of their
+    B-cubed F1 (Bagga and Baldwin, 1998), in which each query counts alike, and of the F1 of their
+    pairs, in which large groups count most, as they do most harm.
+    """
     of_same_item = np.bincount(first)[first]
     repeats = _repeats(directions)
     near_counts = np.zeros((len(COSINES), len(first)))
@@ -135,7 +139,12 @@ def _agreements(directions: Vectors, first: Numbers) -> list[float]:
 
     precision = (both_counts / near_counts).mean(1)
     recall = (both_counts / of_same_item).mean(1)
-    agreements: list[float] = (2 * precision * recall / (precision + recall)).tolist()
+    of_queries = 2 * precision * recall / (precision + recall)
+
+    # A query is no pair with itself. Without a pair on either side, there is none to agree on.
+    pairs = (near_counts - 1).sum(1) + (of_same_item - 1).sum()
+    of_pairs = 2 * (both_counts - 1).sum(1) / np.maximum(pairs, 1)
+    agreements: list[float] = ((of_queries + of_pairs) / 2).tolist()
     return agreements
 
 
