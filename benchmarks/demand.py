@@ -10,6 +10,9 @@ others have noisy copies of their queries at a cosine of 0.85 to 0.95; recommend
 Gains are points of R@1 over the raw search. "followed" applies what the verdict without labels says: nothing, half or
 all of the default of jobs. The uniform bank is a log with even demand. λ of clicks is fixed; that of `tune` is its own.
 Rules and numbers were chosen on CHOSEN_ON, at other draws, and are reported on the rest.
+
+"even" has banks of `benchmarks.defaults`, which ask for each item about as often as for any other, without copies:
+the default blend, and what jobs do by default. "grouping" has the seconds that the groups of a large log take.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.defaults import load
+from benchmarks.defaults import draw, hits, load
 from benchmarks.environment import RESULTS, environment, save, table
 from benchmarks.made_tasks import recommender, unsuited
 from milvus_hubness.correction.banks.bank import QueryBank
@@ -36,6 +39,7 @@ from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.estimators.base import score_spread
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.quality.tuning import judge_bank, tune
+from tests.support.real_data import EMBEDDING_TASKS
 
 Vectors = npt.NDArray[np.float32]
 Values = npt.NDArray[np.float64]
@@ -193,6 +197,71 @@ def rows_of(name: str, zipf: float, draws: int, tuned_draws: int) -> list[dict[s
     ]
 
 
+OF_100 = 5
+"""Draws of banks of 100 queries."""
+LARGEST_BANK = 4_000
+
+
+def even_rows(name: str) -> list[dict[str, Any]]:
+    """Return the gains of own banks of a task with even demand."""
+    torch.set_num_threads(1)
+    task = load(name)
+    gallery = np.asarray(task.gallery, np.float32)
+    under = hits(task)
+    raw = 100 * float(under(torch.zeros(len(gallery))).mean())
+    banks = [("whole", draw(task.bank, LARGEST_BANK, name))]
+    banks += [("of 100", draw(task.bank, 100, name, number)) for number in range(OF_100)]
+
+    rows = []
+    for kind, vectors in banks:
+        bank = QueryBank(vectors)
+        grouped = with_groups(bank, gallery)
+        biases = {
+            "blend": biases_of(Blend(), bank, gallery),
+            "default": biases_of(WithDemand(), grouped, gallery),
+        }
+        gains = {
+            method: 100 * float(under(torch.from_numpy(bias)).mean()) - raw
+            for method, bias in biases.items()
+        }
+        groups = len(grouped.condensed)
+        rows.append({"task": name, "bank": kind, "queries": len(bank), "groups": groups, **gains})
+    return rows
+
+
+def even_means(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return {
+        kind: {
+            method: float(np.mean([row[method] for row in rows if row["bank"] == kind]))
+            for method in ("blend", "default")
+        }
+        for kind in dict.fromkeys(row["bank"] for row in rows)
+    }
+
+
+LARGE_LOG = 100_000
+LARGE_GALLERY = 20_000
+
+
+def grouping_seconds() -> dict[str, Any]:
+    """Return how long the groups of a large log of Zipf's law take."""
+    task = task_of("docstring_code")
+    rng = np.random.default_rng(0)
+    dim = task.gallery.shape[1]
+    items = rng.standard_normal((LARGE_GALLERY, dim)).astype(np.float32)
+    items += task.gallery.mean(0) * np.sqrt(dim)
+    items /= np.linalg.norm(items, axis=1, keepdims=True)
+    wanted = rng.choice(LARGE_GALLERY, size=LARGE_LOG, p=demand_of(LARGE_GALLERY, 1.0, rng))
+    noise = rng.standard_normal((LARGE_LOG, dim)).astype(np.float32) / np.sqrt(dim)
+    log = QueryBank(0.9 * items[wanted] + np.sqrt(1 - 0.9**2) * noise)
+
+    began = time.monotonic()
+    groups = with_groups(log, items)
+    seconds = time.monotonic() - began
+    facts = {"queries": LARGE_LOG, "items": LARGE_GALLERY, "dim": dim}
+    return {**facts, "groups": len(groups.condensed), "seconds": round(seconds, 1)}
+
+
 METHODS = ("log", "groups", "groups and demand", "followed, groups", "followed", "uniform")
 METHODS += ("clicks", "groups and clicks", "tune")
 
@@ -260,6 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.from_saved:
         saved = json.loads((RESULTS / "demand.json").read_text())
         rows, where = saved["rows"], saved["environment"]
+        even, grouping = saved["even_rows"], saved["grouping"]
     else:
         rows = []
         context = multiprocessing.get_context("spawn")
@@ -274,11 +344,17 @@ def main(arguments: list[str] | None = None) -> int:
                 figures = ", ".join(f"{name} {gain:+.1f}" for name, gain in means(of_case).items())
                 print(f"{of_case[0]['task']}, Zipf {of_case[0]['zipf']:g}: {figures}", flush=True)
                 rows += of_case
+            even = [row for rows in pool.map(even_rows, EMBEDDING_TASKS) for row in rows]
+        grouping = grouping_seconds()
         where = environment(started)
     facts, markdown = summary(rows)
+    facts["even"] = even_means(even)
+    facts["grouping"] = grouping
     print(markdown)
+    print(json.dumps({name: facts[name] for name in ("even", "grouping")}))
     if options.save or options.from_saved:
-        save("demand", {**facts, "rows": rows, "environment": where}, markdown)
+        results = {**facts, "rows": rows, "even_rows": even, "environment": where}
+        save("demand", results, markdown)
     return 0
 
 
