@@ -12,12 +12,12 @@ package.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors, not_among
 from milvus_hubness.correction.codec.arrays import lengths_of
 from milvus_hubness.correction.estimators import Blend
 from milvus_hubness.correction.estimators.base import require_gallery
@@ -46,19 +46,57 @@ BLOCK = 1_024
 """Rows that are compared with all leaders at once."""
 
 
-def with_groups(bank: QueryBank, items: npt.ArrayLike, *, seed: int = 0) -> QueryBank:
-    """Return the bank (m, d) with the groups of its near copies; as it is if it has groups.
+@dataclass(frozen=True, eq=False)
+class NearCopies:
+    """A bank with groups, and the cosine from which on two queries ask for the same."""
+
+    bank: QueryBank
+    """(m, d), with g groups."""
+
+    cosine: float
+    """The smallest within a group; 1 if only repeats are grouped."""
+
+    def near(self, queries: Vectors) -> Flags:
+        """Return which groups, (g,), some of the queries (n, d) are near copies of.
+
+        They are at least as near to its mean, or equal to one of its members.
+        """
+        groups = self.bank.groups
+        assert groups is not None, "near copies are those of a bank with groups"
+        near = np.zeros(groups.max() + 1, np.bool_)
+        near[groups[~not_among(self.bank.vectors, queries)]] = True
+        # The mean of several directions is shorter than they are: no cosine of 1 is reached.
+        if self.cosine < 1:
+            means = _means(_directions(self.bank.vectors), groups)
+            directions = _directions(queries)
+            for start in range(0, len(directions), BLOCK):
+                near |= (means @ directions[start : start + BLOCK].T >= self.cosine).any(1)
+        return near
+
+    def without(self, queries: Vectors) -> npt.NDArray[np.bool_]:
+        """Return which queries of the bank, (m,), are in no group that some of these are near."""
+        is_near: Flags = self.near(queries)[self.bank.groups]
+        return ~is_near
+
+
+def near_copies(bank: QueryBank, items: npt.ArrayLike, *, seed: int = 0) -> NearCopies:
+    """Return the near copies in the bank (m, d); a bank that has groups keeps them.
 
     items: (n, d), n ≥ 1, the gallery whose first items decide which queries ask for the same. Bank
     and items are reduced to inner products. Equal seeds give equal groups. Raises
     DimensionMismatch, InvalidInput.
     """
-    if bank.groups is not None:
-        return bank
     prefer_torch()
     gallery = require_gallery(bank, items, "the grouping of near copies")
     cosine = smallest_cosine(bank.vectors, gallery, seed=seed)
-    return replace(bank, groups=groups_at(bank.vectors, cosine))
+    if bank.groups is None:
+        bank = replace(bank, groups=groups_at(bank.vectors, cosine))
+    return NearCopies(bank, cosine)
+
+
+def with_groups(bank: QueryBank, items: npt.ArrayLike, *, seed: int = 0) -> QueryBank:
+    """Return the bank with the groups that `near_copies` finds; as it is if it has groups."""
+    return bank if bank.groups is not None else near_copies(bank, items, seed=seed).bank
 
 
 def smallest_cosine(queries: Vectors, items: Vectors, *, seed: int = 0) -> float:

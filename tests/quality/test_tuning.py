@@ -41,6 +41,39 @@ def space():
     return QueryBank(bank), gallery, queries
 
 
+@pytest.fixture
+def log():
+    """A bank of 90 queries that are 30 groups of near copies, of 1 to 20 queries, out of order."""
+    rng = np.random.default_rng(1)
+    sizes = np.array([20, 12, 8, 6, 5, 4, *[2] * 11, *[1] * 13])
+    groups = rng.permutation(np.repeat(np.arange(30), sizes))
+    subjects = rng.standard_normal((30, 8))
+    rows = subjects[groups] + 0.1 * rng.standard_normal((90, 8))
+    return QueryBank(rows.astype(np.float32), groups=groups)
+
+
+def test_every_trial_of_a_log_equals_its_direct_fit(space, log):
+    """Near copies share the weight of one query, and the agreement is that of the log's queries."""
+    _, gallery, queries = space
+    trials = sweep(log, gallery, QueryBank(queries))
+    agreements = set()
+    for trial in trials:
+        fitted = trial.estimator.unmeasured().fit(log, gallery=gallery, target_bank=queries)
+        np.testing.assert_allclose(trial.bias, trial.strength * fitted.bias(gallery), atol=2e-5)
+        if trial.estimator.strength == "agreement":
+            agreements.add((trial.estimator.agreement, fitted.estimator.agreement))
+    assert len(agreements) == 3, "of RelativeNNN(8), RelativeNNN(30) and Blend"
+    for measured, direct in agreements:
+        assert measured == pytest.approx(direct, abs=1e-6)
+
+    # Of the groups alone it would be another: their halves have no near copies in common.
+    of_groups = sweep(QueryBank(log.condensed.vectors), gallery)[-1].estimator.agreement
+    assert trials[-1].estimator.agreement > of_groups + 0.05
+    gated = next(trial for trial in trials if trial.form == (1, None))
+    opens = DynamicGate(1).activated(log.condensed.vectors, gallery)
+    np.testing.assert_array_equal(gated.activated, opens)
+
+
 def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
     bank, gallery, queries = space
     trials = [trial for trial in sweep(bank, gallery, QueryBank(queries)) if trial.gate is None]
