@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import correlation
+from milvus_hubness.correction.estimators.with_demand import dispersion_of
 from milvus_hubness.quality.bank_checks import AT_LEAST, THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import (
     DEPTH,
@@ -64,6 +66,10 @@ are like those of a re-ranker. Rows: `reranker_scores`."""
 EXCESS_TO_HALVE = 0.12
 """Share of excess answers beyond chance above which half
 the strength is applied. Rows: banks of one topic."""
+LARGEST_GROUPS = 0.01
+"""Share of a log's groups whose share of its queries is reported."""
+FEW_TAKE_MOST = 0.25
+"""Share of a log's queries in the largest groups from which on demand is reported as uneven."""
 
 EXPECTED_GAIN = (
     (0.067, 0.7, 0.15, 1.59),
@@ -130,6 +136,18 @@ class Figures(NamedTuple):
     real_queries: bool = False
     """Whether the searches were with real queries, not with queries of the bank."""
 
+    logged: int = 0
+    """Number of queries in the whole log, each as often as users sent it; 0 if it was not read."""
+
+    groups: int = 0
+    """Number of groups of near copies in it."""
+
+    largest_share: float = 0.0
+    """Share of its queries that the largest 1% of these groups hold, at least one group."""
+
+    dispersion: float = 1.0
+    """Variance of the queries of a group over their mean; 1 if all are asked equally often."""
+
     @property
     def margin(self) -> float:
         """Change of the excess answers that says nothing: one standard error, at least one answer."""
@@ -175,46 +193,48 @@ class Finding(NamedTuple):
 
 
 def examine(
-    bank: Vectors,
+    bank: BankLike,
     gallery: Vectors,
     biases_of: Biases,
     *,
     queries: Vectors | None = None,
+    whole: QueryBank | None = None,
     seed: int = 0,
 ) -> Figures:
     """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d).
 
-    At most 5,000 and 10,000 rows of them are read. biases_of: fits items (n, d) at full strength,
-    on half of the bank. queries: by default the other half.
+    At most 5,000 and 10,000 rows of them are read. Near copies, or only repeats if the bank has no
+    groups, have the weight of one query. biases_of: fits items (n, d) at full strength, on half of
+    the bank's groups. queries: by default those of the other half. whole: the log that the bank is
+    a part of, by default the bank.
     """
     rng = np.random.default_rng(seed)
-    sample = bank[rng.permutation(len(bank))[:MOST_QUERIES]]
+    bank = _with_repeats(QueryBank.of(bank))
+    sample = bank.take(rng.permutation(len(bank))[:MOST_QUERIES])
     items = gallery[np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])]
     # Rows that a gallery has twice share their answers by chance, and would count as hubs do.
     items = items[distinct_rows(items)]
 
-    # No bias may be judged by the queries that it was fitted on: they flatter it. A query that a
-    # log repeats is in one half with all its repeats, and searched once.
-    number_of = {row.tobytes(): number for number, row in enumerate(sample[distinct_rows(sample)])}
-    numbers = np.array([number_of[row.tobytes()] for row in sample])
-    middle = len(number_of) // 2
-    fitted = sample[numbers < middle]
-    rest = sample[numbers >= middle]
-    searched = rest[distinct_rows(rest)] if queries is None else queries[:MOST_QUERIES]
+    # No bias may be judged by the queries that it was fitted on: they flatter it. So all near
+    # copies are in one half, which is fitted on their means, and only one of them is searched.
+    singles, means = _in_random_order(sample)
+    middle = len(means) // 2
+    fitted = means[:middle]
+    searched = singles[middle:] if queries is None else queries[:MOST_QUERIES]
 
     bias = biases_of(QueryBank(fitted), items)
-    agreement = correlation(bias, biases_of(QueryBank(rest), items))
+    agreement = correlation(bias, biases_of(QueryBank(means[middle:]), items))
     outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
     before, after = excess_answers_of(outcome, len(items)).tolist()
 
     answers_per_item = min(DEPTH, len(items)) * len(searched) / len(items)
     # One permutation: the share of the variance is read, its p-value is not.
-    drift = drift_between(sample, items, at_most=SCORED, permutations=1, seed=seed)
+    drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
     return Figures(
         agreement=agreement,
-        **_two_view_agreements(fitted, searched, sample[:SCORED], items, biases_of, rng),
-        reach=reach(sample, items),
-        best_z=_best_z(sample[:SCORED], items),
+        **_two_view_agreements(fitted, searched, singles[:SCORED], items, biases_of, rng),
+        reach=reach(singles, items),
+        best_z=_best_z(singles[:SCORED], items),
         before=before,
         after=after,
         noise=float(noise_of_change(outcome, len(items), rng)[0]),
@@ -223,7 +243,40 @@ def examine(
         alike=drift.statistic if min(drift.bank, drift.recent) >= AT_LEAST else 1.0,
         signal=agreement / max(1 - agreement, 1e-9) / max(len(fitted), 1),
         real_queries=queries is not None,
+        **_unevenness(bank if whole is None else _with_repeats(whole)),
     )
+
+
+def _with_repeats(bank: QueryBank) -> QueryBank:
+    """Return the bank with groups: those that it has, or those of its equal queries."""
+    if bank.groups is not None:
+        return bank
+    number_of: dict[bytes, int] = {}
+    for row in bank.vectors:
+        number_of.setdefault(row.tobytes(), len(number_of))
+    groups = np.array([number_of[row.tobytes()] for row in bank.vectors])
+    return replace(bank, groups=groups)
+
+
+def _in_random_order(sample: QueryBank) -> tuple[Vectors, Vectors]:
+    """Return one query of each group, and the means of the groups, as the sample is ordered."""
+    # The numbers of groups follow the order of the bank, which may be that of its topics.
+    _, first = np.unique(sample.groups, return_index=True)
+    order = np.argsort(first)
+    return sample.vectors[first[order]], sample.condensed.vectors[order]
+
+
+def _unevenness(log: QueryBank) -> dict[str, Any]:
+    """Return the figures of how unevenly the groups of a log are asked for."""
+    counts = log.condensed.counts
+    assert counts is not None, "the groups of a bank have counts"
+    largest = np.sort(counts)[-max(1, round(LARGEST_GROUPS * len(counts))) :]
+    return {
+        "logged": round(float(counts.sum())),
+        "groups": len(counts),
+        "largest_share": float(largest.sum() / counts.sum()),
+        "dispersion": dispersion_of(counts),
+    }
 
 
 def findings(figures: Figures) -> list[Finding]:
@@ -240,6 +293,7 @@ def findings(figures: Figures) -> list[Finding]:
         _on_best_score(figures),
         _on_hubs(figures),
         _on_gain(figures),
+        *_on_log(figures),
     ]
 
 
@@ -349,6 +403,22 @@ def _on_gain(figures: Figures) -> Finding:
     )
     remedy = f"below {LITTLE_EXCESS:.0%}, expect little" if figures.excess < LITTLE_EXCESS else ""
     return Finding("gain", text, remedy=remedy)
+
+
+def _on_log(figures: Figures) -> list[Finding]:
+    # A bank without near copies has no demand to show.
+    if figures.groups >= figures.logged:
+        return []
+    is_uneven = figures.largest_share >= FEW_TAKE_MOST
+    remedy = (
+        "few questions take most of it, and a correction pushes down what is asked for most: pass "
+        "pairs of the same log (--pairs), which show whether it helps"
+    )
+    text = (
+        f"{figures.logged:,} queries are {figures.groups:,} groups of near copies; the largest "
+        f"{LARGEST_GROUPS:.0%} of them hold {figures.largest_share:.0%} of all queries"
+    )
+    return [Finding("log", text, remedy=remedy if is_uneven else "")]
 
 
 def expected_gain(excess: float) -> float:

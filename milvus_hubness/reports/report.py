@@ -12,12 +12,13 @@ import numpy.typing as npt
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.kernels.checks import finite_number
+from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
-from milvus_hubness.quality.tuning import FEWEST_QUERIES, default_biases
-from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
+from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
+from milvus_hubness.quality.verdict import Figures, Finding, findings
 
 
 class Bin(NamedTuple):
@@ -361,10 +362,10 @@ def diagnose(
 
 def _figures(bank: QueryBank | npt.ArrayLike | None, gallery: Vectors) -> Figures | None:
     """Return what a bank shows, as `tune` judges it; None for fewer than 40 queries."""
-    queries = None if bank is None else QueryBank.of(bank).vectors
+    queries = None if bank is None else QueryBank.of(bank)
     if queries is None or len(queries) < 2 * FEWEST_QUERIES:
         return None
-    return examine(queries, gallery, default_biases)
+    return figures_of(with_groups(queries, gallery), gallery)
 
 
 def _expect_length(name: str, values: Sequence[Any] | None, length: int) -> None:

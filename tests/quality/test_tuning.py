@@ -20,11 +20,12 @@ from milvus_hubness.correction.estimators import (
     to_dict,
 )
 from milvus_hubness.correction.estimators.base import is_same, score_spread
+from milvus_hubness.correction.near_copies import near_copies
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
-from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
+from milvus_hubness.quality.tuning import Pairs, apart, decide, judge_labelled, mix, pick, tune
 from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
@@ -208,11 +209,11 @@ def test_a_mix_is_the_mean_of_its_trials(space):
 def test_picking_prefers_what_ranks_better_and_then_what_is_more_even():
     trials = [Trial(NNN(k), 1.0, np.zeros(5, np.float32)) for k in range(1, 21)]
     alike = np.full((20, 30), 4, np.int32)
-    assert pick(trials, np.linspace(0.2, 0.3, 20), alike) == trials[:8]
+    assert pick(trials, np.linspace(0.2, 0.3, 20), alike, np.ones(30)) == trials[:8]
     even = np.full(20, 0.2)
     few = np.full((20, 30), 4, np.int32)
     few[12:] = 1
-    assert pick(trials, even, few) == trials[12:]
+    assert pick(trials, even, few, np.ones(30)) == trials[12:]
 
 
 def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
@@ -220,14 +221,14 @@ def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
     trials = [*(trial._replace(gate=1) for trial in plain), *plain]
     even, ranks = np.full(20, 0.2), np.full((20, 100), 2, np.int32)
     ranks[:10, 0] = 1  # 0.005 of mean reciprocal rank
-    assert pick(trials, even, ranks) == plain[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == plain[:8]
     ranks[:10, :3] = 1  # 0.015, with a standard error of 0.0085
-    assert pick(trials, even, ranks) == plain[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == plain[:8]
     ranks[:10, :5] = 1
-    assert pick(trials, even, ranks) == trials[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == trials[:8]
     ranks[10] = 1  # One trial without a gate is the best of all.
     ranks[:10, :40] = 1
-    assert pick(trials, even, ranks) == trials[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == trials[:8]
 
 
 def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_bank_query(space):
@@ -380,11 +381,18 @@ class TestRealData:
         """benchmarks/tune.py rests on this."""
         task = load_task(V2T)
         labelled_half = np.random.default_rng(3).permutation(500)[:250]
-        trials = sweep(QueryBank(task.bank), task.gallery, task.target_bank)
+        copies = near_copies(QueryBank(task.bank), task.gallery)
+        pairs = Pairs(
+            task.query[labelled_half], list(task.positives[labelled_half, None]), np.ones(250)
+        )
+        # `tune` tries methods on what is apart from its pairs; where these are near nothing, on all.
+        swept = apart(copies, pairs.queries)
+        trials = sweep(swept, task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
         outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)
-        wanted = [positives[query] for query in labelled_half]
-        chosen, judged = decide(trials, outcome, task.query[labelled_half], task.gallery, wanted)
+        chosen, judged = decide(
+            trials, outcome, copies, swept, task.gallery, pairs, target_bank=task.target_bank
+        )
         told = labelled(V2T, labelled_half)
         assert (told.choice, told.strength, told.interval) == (
             chosen.estimator, judged.strength, judged.interval,
