@@ -306,6 +306,8 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         ),
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,
+        "the bank": next((str(one) for one in diagnosis.findings if one.name == "log"), None),
+        "demand": diagnosis.demand.sentence if diagnosis.demand else None,
         "page": page,
     }
     console.show_facts(f"{diagnosis.title}, without and with correction", facts)

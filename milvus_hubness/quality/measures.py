@@ -638,7 +638,11 @@ def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
     """Return the weights of labelled pairs (count,), by default 1. Raises InvalidInput."""
     if weights is None:
         return np.ones(count)
-    values = np.asarray(weights)
+    try:
+        values = np.asarray(weights)
+    # Rows of unequal length.
+    except ValueError:
+        values = np.empty(0, object)
     if values.dtype.kind not in "iuf" or values.shape != (count,):
         raise InvalidInput(
             f"the weights of {count} pairs must be {count} numbers, not {values.dtype} of shape "
