@@ -75,8 +75,8 @@ class Labelled(NamedTuple):
     queries: Floats
     positives: list[npt.NDArray[np.int64]]
 
-    weights: npt.NDArray[np.float64]
-    """How often each query is asked, (n,), above 0."""
+    weights: npt.NDArray[np.float64] | None = None
+    """How often each query is asked, (n,), above 0; None if all are asked equally often."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _mean_overlap(old_answers: npt.NDArray[np.int32], new_answers: npt.NDArray[n
 
 
 def _gains_of(
-    hits: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
+    hits: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return R@1, and the gains of `new` over the others, from the hits (3, m) of COMPARED.
 
