@@ -18,7 +18,7 @@ from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors,
 from milvus_hubness.correction.estimators import Blend, Estimator
 from milvus_hubness.correction.estimators.base import require_gallery, require_target_bank
 from milvus_hubness.correction.kernels.checks import whole_number
-from milvus_hubness.correction.near_copies import NearCopies, groups_at, near_copies
+from milvus_hubness.correction.near_copies import NearCopies, groups_at, near_copies, with_groups
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.trials import Answers, Trial, activated_by, search, sweep
@@ -208,8 +208,12 @@ def judge_bank(
     queries: (m, d) real ones, apart from the bank; by default half of the bank, which is then not
     fitted.
     """
+    if queries is None:
+        log = with_groups(bank, items, seed=seed)
+        return _judged_alone(figures_of(log, items, seed=seed), log)
+
     copies = near_copies(bank, items, seed=seed)
-    examined = copies.bank if queries is None else apart(copies, queries)
+    examined = apart(copies, queries)
     figures = figures_of(examined, items, queries=queries, whole=copies.bank, seed=seed)
     return _judged_alone(figures, copies.bank)
 
@@ -383,23 +387,23 @@ def tune(
         bank.expect_dim(targets.dim, "the target bank")
     if positives is None:
         bank.require(at_least=2 * FEWEST_QUERIES)
-        if pair_weights is not None:
-            raise InvalidInput("weights without the pairs that they belong to: pass positives too")
-    elif queries is None:
-        raise InvalidInput("positives without the queries that they belong to: pass queries too")
+    real = None if queries is None else _checked_queries(bank, queries)
 
     pairs = None
-    real = None
     demand = None
     if positives is not None:
-        pairs = _checked_pairs(bank, queries, positives, pair_weights, len(items), rng)
+        if real is None:
+            raise InvalidInput(
+                "positives without the queries that they belong to: pass queries too"
+            )
+        pairs = _checked_pairs(real, positives, pair_weights, len(items), rng)
         demand = _demand(pairs, len(items))
-        items, pairs = _some_items(items, pairs, rng)
         real = pairs.queries
-    elif queries is not None:
-        real = _some_queries(_checked_queries(bank, queries), rng)
-    if pairs is None:
-        items, _ = _some_items(items, None, rng)
+    elif pair_weights is not None:
+        raise InvalidInput("weights without the pairs that they belong to: pass positives too")
+    elif real is not None:
+        real = real[_some(len(real), rng)]
+    items, pairs = _some_items(items, pairs, rng)
 
     copies = near_copies(bank, items, seed=seed)
     if real is None:
@@ -466,6 +470,8 @@ def decide(
 
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
+    # Its near copies would pick for it from another fold, and push its answer down from the bank,
+    # or, where a method favours what is asked for most, up.
     fold = _folds(pairs.queries, copies.cosine, seed)
     cross_fitted = np.empty(len(raw))
     for left_out in range(fold.max() + 1):
@@ -477,7 +483,7 @@ def decide(
         judged = mix(picked)
         if not np.array_equal(bank.vectors, swept.vectors):
             judged = _fitted_again(judged, bank, gallery, target_bank)
-        positives = [pairs.positives[query] for query in held_out]
+        positives = [pairs.positives[query] for query in held_out.tolist()]
         cross_fitted[held_out] = search([judged], queries, gallery, positives).hits[1]
 
     after = search([mixed], pairs.queries, gallery, pairs.positives)
@@ -536,15 +542,17 @@ def _at_fixed_strength(estimator: Estimator) -> Estimator:
 
 def _halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vectors]:
     """Return half of a bank's groups to fit, and one query of each of the others to search with."""
+    groups = bank.groups
+    assert groups is not None, "the near copies of the bank were looked for"
     singles = bank.of_groups(bank.vectors)
     order = rng.permutation(len(singles))
     middle = len(singles) // 2
-    fitted = bank.take(np.isin(bank.groups, order[middle:]))
+    fitted = bank.take(np.isin(groups, order[middle:]))
     # A bank of one group has nothing to spare, and cannot be judged: only its trials are shown.
     return fitted, singles[order[: max(1, middle)][:MOST_QUERIES]]
 
 
-def _checked_queries(bank: QueryBank, queries: npt.ArrayLike | None) -> Vectors:
+def _checked_queries(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
     query_vectors = as_vectors(queries, "the queries")
     bank.expect_dim(query_vectors.shape[1], "a query")
     _require_enough(len(query_vectors))
@@ -558,10 +566,6 @@ def _require_enough(count: int) -> None:
         )
 
 
-def _some_queries(queries: Vectors, rng: np.random.Generator) -> Vectors:
-    return queries[_some(len(queries), rng)]
-
-
 def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Return the numbers of at most `MOST_QUERIES` of so many queries."""
     if count <= MOST_QUERIES:
@@ -570,24 +574,22 @@ def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
 
 
 def _checked_pairs(
-    bank: QueryBank,
-    queries: npt.ArrayLike | None,
+    queries: Vectors,
     positives: measures.Positives,
     weights: npt.ArrayLike | None,
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
     """Return at most `MOST_QUERIES` of the pairs, without those of weight 0. Raises InvalidInput."""
-    query_vectors = _checked_queries(bank, queries)
-    numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
+    numbers, starts = measures.checked_positives(positives, len(queries), n_items)
     answers = np.split(numbers, starts[1:-1])
-    checked = measures.checked_weights(weights, len(query_vectors))
+    checked = measures.checked_weights(weights, len(queries))
 
     # A pair that is never asked for says nothing.
     some = np.flatnonzero(checked > 0)
     _require_enough(len(some))
     some = some[_some(len(some), rng)]
-    return Pairs(query_vectors[some], [answers[query] for query in some], checked[some])
+    return Pairs(queries[some], [answers[query] for query in some.tolist()], checked[some])
 
 
 def _demand(pairs: Pairs, n_items: int) -> float:

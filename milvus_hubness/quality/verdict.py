@@ -273,7 +273,7 @@ def _with_repeats(bank: QueryBank) -> QueryBank:
 def _in_random_order(sample: QueryBank) -> tuple[Vectors, Vectors]:
     """Return one query of each group, and the means of the groups, as the sample is ordered."""
     # The numbers of groups follow the order of the bank, which may be that of its topics.
-    _, first = np.unique(sample.groups, return_index=True)
+    first = sample.of_groups(np.arange(len(sample)))
     order = np.argsort(first)
     return sample.vectors[first[order]], sample.condensed.vectors[order]
 
@@ -325,10 +325,13 @@ def _on_kind(figures: Figures) -> Finding:
 
 
 def _on_agreement(figures: Figures) -> Finding:
+    # Of a log, each half has other groups here, but a fit has some of each group in both.
+    meaning = "which is the share of the bias to apply"
+    if figures.is_log:
+        meaning = "with all near copies of a query in one of them"
     return _finding(
         "agreement",
-        f"the two halves of the bank agree to {figures.agreement:.2f}, which is the share of the "
-        "bias to apply",
+        f"the two halves of the bank agree to {figures.agreement:.2f}, {meaning}",
         fails=figures.agreement == 0,
         remedy="their biases are noise, so collect more queries",
     )
@@ -468,7 +471,7 @@ def _two_view_agreements(
     items: Vectors,
     biases_of: Biases,
     rng: np.random.Generator,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return the shares of queries, and of items, that find the same item first in both views."""
     firsts: dict[str, list[npt.NDArray[np.int64]]] = {
         name: [] for name in ("two_views", "bank_views", "item_views")
