@@ -59,7 +59,7 @@ GateTargets = Annotated[
 Pairs = Annotated[
     str | None,
     "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row; with 'weight' "
-    "too, how often a query is asked, which tune and refresh follow.",
+    "too, how often users send a query, which tune and refresh follow.",
 ]
 QueryText = Annotated[
     str | None, "Column with the texts of the queries, in the file or collection that holds these."

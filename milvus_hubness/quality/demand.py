@@ -15,7 +15,7 @@ from milvus_hubness.correction.kernels import logsumexp
 Values = npt.NDArray[np.float64]
 
 LARGEST_ITEMS = 0.01
-"""Share of the items that count as those that are asked for most."""
+"""Share of the items that count as those that are wanted most."""
 CLEAR = 0.2
 """Rank correlation from which on demand and correction are said to fight, or to agree."""
 
@@ -24,7 +24,7 @@ class DemandComparison(NamedTuple):
     """How the biases of items go with the demand for them that a log shows."""
 
     correlation: float
-    """Rank correlation of the biases and the demand: above 0, what is asked for more is pushed
+    """Rank correlation of the biases and the demand: above 0, what is wanted more is pushed
     down more."""
 
     largest_share: float
@@ -42,7 +42,7 @@ class DemandComparison(NamedTuple):
             word = "agree"
         return (
             f"demand and correction {word}: their rank correlation is {self.correlation:+.2f}, and "
-            f"of the demand for the 1% of items that are asked for most, which take "
+            f"of the demand for the 1% of items that are wanted most, which take "
             f"{self.largest_share:.0%} of it all, {self.pushed_down:.0%} is for items with a bias "
             "above the median"
         )
@@ -70,7 +70,7 @@ def demand_of(log: QueryBank, items: Vectors, biases: Vectors) -> Values:
     condensed = log.condensed
     counts = np.ones(len(condensed)) if condensed.counts is None else condensed.counts
     spread = score_spread(condensed, items)
-    # Items that all score alike are asked for alike.
+    # Items that all score alike are wanted alike.
     if not spread:
         return np.full(len(items), counts.sum() / len(items))
 

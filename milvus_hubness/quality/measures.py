@@ -655,7 +655,9 @@ def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
             "these pairs"
         )
     if not values.any():
-        raise InvalidInput("the weights of all pairs are 0, so that nothing is asked for")
+        raise InvalidInput(
+            "the weights of all pairs are 0, so that nobody sends them: correct or remove them"
+        )
     return values.astype(np.float64)
 
 

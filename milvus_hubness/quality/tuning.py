@@ -66,7 +66,7 @@ class Pairs(NamedTuple):
     """The items of each query."""
 
     weights: Values
-    """(n,) above 0: how often each query is asked."""
+    """(n,) above 0: how often users send each query."""
 
 
 def pick(
@@ -261,7 +261,7 @@ def apart(copies: NearCopies, queries: Vectors) -> QueryBank:
         return bank.take(~near[bank.groups])
 
     # As many queries as a log has are near most of its groups. What is left without these is
-    # another bank, of the questions that hardly anyone asks; so only the queries themselves leave.
+    # another bank, of the questions that hardly anyone has; so only the queries themselves leave.
     is_other = not_among(bank.vectors, queries)
     if not is_other.any():
         raise InvalidInput(
@@ -373,7 +373,7 @@ def tune(
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
     each query the number of its gallery item or several; R@1 then decides, else the findings of
-    `quality.verdict`. pair_weights: (n,), how often each query with positives is asked; by default
+    `quality.verdict`. pair_weights: (n,), how often users send each query with positives; by default
     equally often. Near copies in the bank share the weight of one query, and those of `queries` are
     left out of the fit that these judge. A gallery beyond 20,000 items and queries beyond 5,000 are
     sampled. Equal seeds give equal results. Raises InvalidInput, BankTooSmall, DimensionMismatch,
@@ -471,7 +471,7 @@ def decide(
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
     # Its near copies would pick for it from another fold, and push its answer down from the bank,
-    # or, where a method favours what is asked for most, up.
+    # or, where a method favours what is wanted most, up.
     fold = _folds(pairs.queries, copies.cosine, seed)
     cross_fitted = np.empty(len(raw))
     for left_out in range(fold.max() + 1):
@@ -585,7 +585,7 @@ def _checked_pairs(
     answers = np.split(numbers, starts[1:-1])
     checked = measures.checked_weights(weights, len(queries))
 
-    # A pair that is never asked for says nothing.
+    # A query that nobody sends says nothing.
     some = np.flatnonzero(checked > 0)
     _require_enough(len(some))
     some = some[_some(len(some), rng)]

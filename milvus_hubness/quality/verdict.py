@@ -148,11 +148,11 @@ class Figures(NamedTuple):
     """Share of its queries that the largest 1% of these groups hold, at least one group."""
 
     dispersion: float = 1.0
-    """Variance of the queries of a group over their mean; 1 if all are asked equally often."""
+    """Variance of the queries of a group over their mean; 1 if users want all equally often."""
 
     @property
     def is_log(self) -> bool:
-        """Whether the bank has near copies, as a log of what users asked."""
+        """Whether the bank has near copies, as a log of users' queries has."""
         return self.groups < self.logged
 
     @property
@@ -255,7 +255,7 @@ def examine(
         alike=drift.statistic if min(drift.bank, drift.recent) >= AT_LEAST else 1.0,
         signal=agreement / max(1 - agreement, 1e-9) / max(len(fitted), 1),
         real_queries=queries is not None,
-        **_unevenness(bank if whole is None else _with_repeats(whole)),
+        **_demand_in(bank if whole is None else _with_repeats(whole)),
     )
 
 
@@ -278,8 +278,8 @@ def _in_random_order(sample: QueryBank) -> tuple[Vectors, Vectors]:
     return sample.vectors[first[order]], sample.condensed.vectors[order]
 
 
-def _unevenness(log: QueryBank) -> dict[str, Any]:
-    """Return the figures of how unevenly the groups of a log are asked for."""
+def _demand_in(log: QueryBank) -> dict[str, Any]:
+    """Return the figures of how unevenly users want the groups of a log."""
     counts = log.condensed.counts
     assert counts is not None, "the groups of a bank have counts"
     largest = np.sort(counts)[-max(1, round(LARGEST_GROUPS * len(counts))) :]
@@ -425,7 +425,7 @@ def _on_log(figures: Figures) -> list[Finding]:
     if not figures.is_log:
         return []
     remedy = (
-        "few questions take most of it, and a correction pushes down what is asked for most: pass "
+        "few questions take most of it, and a correction pushes down what is wanted most: pass "
         "pairs of the same log (--pairs), which show whether it helps"
     )
     text = (

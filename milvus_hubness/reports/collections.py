@@ -234,7 +234,7 @@ def tune(
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
     that clients have sampled; answers: the keys of their right rows; pair_weights: (n,), how often
-    each query with an answer is asked, by default equally often. Raises InvalidInput,
+    users send each query with an answer, by default equally often. Raises InvalidInput,
     CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
     `quality.tuning.tune` does.
     """

@@ -82,7 +82,7 @@ class LabelledPairs(NamedTuple):
     keys: list[Key]
 
     weights: npt.NDArray[np.float64] | None
-    """How often each query is asked, (n,); None if all are asked equally often."""
+    """How often users send each query, (n,); None for equally often."""
 
 
 def read_pairs(path: str) -> LabelledPairs:

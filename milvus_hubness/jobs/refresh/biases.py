@@ -76,7 +76,7 @@ class Labelled(NamedTuple):
     positives: list[npt.NDArray[np.int64]]
 
     weights: npt.NDArray[np.float64] | None = None
-    """How often each query is asked, (n,), above 0; None if all are asked equally often."""
+    """How often users send each query, (n,), above 0; None for equally often."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _gains_of(
 ) -> tuple[dict[str, float], dict[str, Interval]]:
     """Return R@1, and the gains of `new` over the others, from the hits (3, m) of COMPARED.
 
-    weights: (m,), how often each query is asked.
+    weights: (m,), how often users send each query.
     """
     raw_hits, old_hits, new_hits = hits
     r1 = dict(

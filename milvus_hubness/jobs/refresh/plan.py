@@ -79,7 +79,7 @@ class Labels(NamedTuple):
     keys: Sequence[Sequence[Key]]
 
     weights: Sequence[float] | npt.NDArray[np.float64] | None = None
-    """How often each query is asked, (n,); None if all are asked equally often."""
+    """How often users send each query, (n,); None for equally often."""
 
     @classmethod
     def load(cls, path: str) -> Labels:
