@@ -58,8 +58,8 @@ GateTargets = Annotated[
 ]
 Pairs = Annotated[
     str | None,
-    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row; with 'weight' "
-    "too, how often users send a query, which tune and refresh follow.",
+    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row; with "
+    "'weight' too, how often users send a query, which tune and refresh follow.",
 ]
 QueryText = Annotated[
     str | None, "Column with the texts of the queries, in the file or collection that holds these."

@@ -373,8 +373,8 @@ def tune(
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
     each query the number of its gallery item or several; R@1 then decides, else the findings of
-    `quality.verdict`. pair_weights: (n,), how often users send each query with positives; by default
-    equally often. Near copies in the bank share the weight of one query, and those of `queries` are
+    `quality.verdict`. pair_weights: (n,), how often users send each query with positives; by
+    default equally often. Near copies in the bank share the weight of one query, and those of `queries` are
     left out of the fit that these judge. A gallery beyond 20,000 items and queries beyond 5,000 are
     sampled. Equal seeds give equal results. Raises InvalidInput, BankTooSmall, DimensionMismatch,
     NonFiniteVectors.
@@ -495,7 +495,7 @@ def decide(
 
 
 def _folds(queries: Vectors, cosine: float, seed: int) -> npt.NDArray[np.int64]:
-    """Return the fold of each query (n,), one for all near copies; folds are about equally large."""
+    """Return the fold of each query (n,), one for all near copies; folds are about as large."""
     groups = groups_at(queries, cosine)
     sizes = np.bincount(groups)
     fold_of_group = np.empty(len(sizes), np.int64)
@@ -580,7 +580,7 @@ def _checked_pairs(
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
-    """Return at most `MOST_QUERIES` of the pairs, without those of weight 0. Raises InvalidInput."""
+    """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
     numbers, starts = measures.checked_positives(positives, len(queries), n_items)
     answers = np.split(numbers, starts[1:-1])
     checked = measures.checked_weights(weights, len(queries))

@@ -69,8 +69,8 @@ the strength is applied. Rows: banks of one topic."""
 LARGEST_GROUPS = 0.01
 """Share of a log's groups whose share of its queries is reported."""
 FEW_TAKE_MOST = 0.2
-"""Share of a log's queries in the largest 1% of its groups from which on a warning says that demand is
-uneven. Rows: drawn logs. With even demand and by Zipf's law to the power 0.5, which no correction
+"""Share of a log's queries in the largest 1% of its groups from which on a warning says that few
+take most. Rows: drawn logs. With even demand and by Zipf's law to the power 0.5, which no correction
 minds, the groups hold 4% to 8%; to the power 1, where it may cost answers, 24% and more."""
 
 EXPECTED_GAIN = (
