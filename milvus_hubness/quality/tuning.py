@@ -15,7 +15,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors, not_among
-from milvus_hubness.correction.estimators import Blend, Estimator
+from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.estimators.base import require_gallery, require_target_bank
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.near_copies import NearCopies, groups_at, near_copies, with_groups
@@ -532,7 +532,7 @@ def _fitted_again(
 
 def _at_fixed_strength(estimator: Estimator) -> Estimator:
     """Return an estimator that does not measure an agreement which is measured already."""
-    if isinstance(estimator, Blend):
+    if isinstance(estimator, Blend | WithDemand):
         estimators = tuple(map(_at_fixed_strength, estimator.estimators))
         estimator = replace(estimator, estimators=estimators)
     if estimator.strength == "agreement":

@@ -425,8 +425,8 @@ def _on_log(figures: Figures) -> list[Finding]:
     if not figures.is_log:
         return []
     remedy = (
-        "few questions take most of it, and a correction pushes down what is wanted most: pass "
-        "pairs of the same log (--pairs), which show whether it helps"
+        "few questions take most of it, and a correction pushes down what is wanted most: "
+        "only pairs of the same log (--pairs) show whether it helps"
     )
     text = (
         f"{figures.logged:,} queries are {figures.groups:,} groups of near copies; the largest "
