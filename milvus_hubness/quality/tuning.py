@@ -479,7 +479,12 @@ def decide(
         others = np.flatnonzero(fold != left_out)
         picked = pick(trials, excess[1:], ranks[:, others], pairs.weights[others])
         queries = pairs.queries[held_out]
-        bank = copies.bank.take(copies.without(queries))
+        is_left = copies.without(queries)
+        # Where the bank holds nothing but near copies of them, nothing shows a gain.
+        if not is_left.any():
+            cross_fitted[held_out] = raw[held_out]
+            continue
+        bank = copies.bank.take(is_left)
         judged = mix(picked)
         if not np.array_equal(bank.vectors, swept.vectors):
             judged = _fitted_again(judged, bank, gallery, target_bank)
@@ -513,11 +518,6 @@ def _fitted_again(
     trial: Trial, bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None
 ) -> Trial:
     """Return a mix fitted on another bank, at the strength that it has."""
-    if not len(bank):
-        raise InvalidInput(
-            "the bank holds nothing but near copies of the queries: a bias must not be judged by "
-            "its own bank"
-        )
     condensed = bank.condensed
     estimator = _at_fixed_strength(trial.estimator).clamped(len(condensed))
     fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
