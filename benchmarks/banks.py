@@ -29,6 +29,7 @@ from sklearn.cluster import KMeans
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.estimators import NNN, Blend, Estimator, InvertedSoftmax
+from milvus_hubness.correction.near_copies import near_copies, with_groups
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.quality.measures import (
     Outcome,
@@ -39,7 +40,13 @@ from milvus_hubness.quality.measures import (
     skewness,
 )
 from milvus_hubness.quality.trials import Trial, search, sweep
-from milvus_hubness.quality.tuning import decide, default_biases, judge_unlabelled, tune
+from milvus_hubness.quality.tuning import (
+    Pairs,
+    decide,
+    default_biases,
+    judge_unlabelled,
+    tune,
+)
 from milvus_hubness.quality.verdict import examine, findings
 from tests.support.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 
@@ -404,7 +411,8 @@ class Comparison:
         task, applied = self.task, None
         free = tune(bank, task.gallery)
         if free.choice is not None:
-            fitted = free.choice.fit(QueryBank(bank), gallery=task.gallery)
+            log = with_groups(QueryBank(bank), task.gallery)
+            fitted = free.choice.fit(log, gallery=task.gallery)
             applied = Trial(
                 free.choice, free.strength, np.float32(free.strength) * fitted.bias(task.gallery)
             )
@@ -416,22 +424,24 @@ class Comparison:
             queries,
         )
 
-        trials = sweep(QueryBank(bank), task.gallery)
+        copies = near_copies(QueryBank(bank), task.gallery)
+        trials = sweep(copies.bank, task.gallery)
         halves = np.array_split(np.random.default_rng(0).permutation(queries), 2)
         for known, measured in (halves, halves[::-1]):
             result = known[:KNOWN]
-            seen = examine(bank, task.gallery, default_biases, queries=task.query[result])
+            seen = examine(copies.bank, task.gallery, default_biases, queries=task.query[result])
             found = [one.name for one in findings(seen) if one.fails]
             judged = judge_unlabelled(seen)
             yield Decision(
                 "queries", judged.verdict, found, at_strength(trials[-1], judged.strength), measured
             )
             labels = list(task.positives[result, None])
+            pairs = Pairs(task.query[result], labels, np.ones(len(labels)))
             for told, tried in zip(
                 TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True
             ):
                 outcome = self.searched(tried, result)
-                chosen, judged = decide(tried, outcome, task.query[result], task.gallery, labels)
+                chosen, judged = decide(tried, outcome, copies, copies.bank, task.gallery, pairs)
                 yield Decision(
                     told, judged.verdict, found, at_strength(chosen, judged.strength), measured
                 )

@@ -21,9 +21,10 @@ import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.near_copies import near_copies, with_groups
 from milvus_hubness.quality.measures import Outcome, assess
 from milvus_hubness.quality.trials import Trial, search, sweep
-from milvus_hubness.quality.tuning import decide, tune
+from milvus_hubness.quality.tuning import Pairs, decide, tune
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
 SPLITS = 20
@@ -56,7 +57,9 @@ def run(name: str, splits: int) -> dict[str, Any]:
     task = load(name)
     n = len(task.query)
     bank, positives = QueryBank(task.bank, name), task.positives[:, None]
-    trials = sweep(bank, task.gallery, task.target_bank)
+    copies = near_copies(bank, task.gallery)
+    targets = None if task.target_bank is None else QueryBank(task.target_bank)
+    trials = sweep(copies.bank, task.gallery, targets)
     outcome = search(trials, task.query, task.gallery, list(positives))
     hits = outcome.hits
     plain = np.array([trial.gate is None for trial in trials])
@@ -71,13 +74,22 @@ def run(name: str, splits: int) -> dict[str, Any]:
     labelled, ungated, unlabelled, verdicts, intervals, agreed, gated = [], [], [], [], [], 0, 0
     for seed in range(splits):
         validation, test = split(n, seed)
-        asked, wanted = task.query[validation], list(positives[validation])
+        pairs = Pairs(task.query[validation], list(positives[validation]), np.ones(len(validation)))
         seen = outcome.of(validation)
         for tried, known, means in (
             (without, Outcome(*(part[[True, *plain]] for part in seen)), ungated),
             (trials, seen, labelled),
         ):
-            chosen, judged = decide(tried, known, asked, task.gallery, wanted, seed=seed)
+            chosen, judged = decide(
+                tried,
+                known,
+                copies,
+                copies.bank,
+                task.gallery,
+                pairs,
+                target_bank=targets,
+                seed=seed,
+            )
             applied = chosen._replace(
                 bias=np.float32(judged.strength / chosen.strength) * chosen.bias
             )
@@ -126,7 +138,8 @@ def label_free(task: Task, bank: QueryBank, seed: int) -> tuple[str, Any]:
     result = tune(bank, task.gallery, target_bank=task.target_bank, seed=seed)
     bias = np.zeros(len(task.gallery), np.float32)
     if result.choice is not None:
-        fitted = result.choice.fit(bank, gallery=task.gallery, target_bank=task.target_bank)
+        log = with_groups(bank, task.gallery)
+        fitted = result.choice.fit(log, gallery=task.gallery, target_bank=task.target_bank)
         bias = np.float32(result.strength) * fitted.bias(task.gallery)
     return result.verdict, assess(
         task.query, task.gallery, [bias], list(task.positives[:, None])

@@ -43,6 +43,8 @@ from benchmarks.defaults import (
 )
 from benchmarks.environment import RESULTS, environment, save, table
 from benchmarks.made_tasks import RECOMMENDERS, UNSUITED, recommender, unsuited
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.quality.tuning import judge_unlabelled
 from milvus_hubness.quality.verdict import Figures, examine
 from tests.support.real_data import EMBEDDING_TASKS, Task
@@ -159,6 +161,7 @@ def measured(name: str, case: Case) -> dict[str, Any]:
         100 * float(under(strength * biases[DEFAULT]).mean() - raw) for strength in (1.0, 0.5)
     )
     real = draw(task.query, REAL_QUERIES, case.name)
+    bank = with_groups(QueryBank(case.bank), task.gallery)
     return {
         "kind": case.kind,
         "task": name,
@@ -169,8 +172,8 @@ def measured(name: str, case: Case) -> dict[str, Any]:
         "gain": gain,
         "gain_of_half": half,
         "rho": agreement[DEFAULT],
-        "alone": examine(case.bank, task.gallery, default_biases)._asdict(),
-        "with_queries": examine(case.bank, task.gallery, default_biases, queries=real)._asdict(),
+        "alone": examine(bank, task.gallery, default_biases)._asdict(),
+        "with_queries": examine(bank, task.gallery, default_biases, queries=real)._asdict(),
     }
 
 

@@ -91,5 +91,8 @@ QUERY_COLUMN = "query"
 KEY_COLUMN = "key"
 """Column with the keys of the right answers, in a file of labelled pairs."""
 
+WEIGHT_COLUMN = "weight"
+"""Column with how often users send each query, in a file of labelled pairs; it may be missing."""
+
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 """Where a message about a missing bank sends its reader."""

@@ -58,7 +58,9 @@ GateTargets = Annotated[
     "--target-bank item.",
 ]
 Pairs = Annotated[
-    str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."
+    str | None,
+    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row; with "
+    "'weight' too, how often users send a query, which tune and refresh follow.",
 ]
 QueryText = Annotated[
     str | None, "Column with the texts of the queries, in the file or collection that holds these."
@@ -194,8 +196,7 @@ class PriorOptions:
 
     def read_prior(self) -> PriorLike | None:
         """Return the field or the clicks; None if neither is named. Raises as `read_pairs`."""
-        from milvus_hubness.jobs.common.inputs import read_pairs
-        from milvus_hubness.jobs.common.priors import clicks_of
+        from milvus_hubness.jobs.common.inputs import clicks_of, read_pairs
 
         return clicks_of(read_pairs(self.prior_from)) if self.prior_from else self.prior
 

@@ -70,8 +70,9 @@ def tune(
     store = connection.open()
     query_vectors = options.read_vectors(store, queries)
     answers = None
+    weights = None
     if pairs:
-        query_vectors, answers = read_pairs(pairs)
+        query_vectors, answers, weights = read_pairs(pairs)
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -80,6 +81,7 @@ def tune(
             field=field,
             queries=query_vectors,
             answers=answers,
+            pair_weights=weights,
             target_bank=options.read_vectors(store, target_bank),
             prior=preferring.read_prior(),
             progress=progress,
@@ -118,6 +120,8 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
 
     # Without labels the reason quotes findings: what it has is not printed twice.
     lines = [tuning["reason"]]
+    if tuning["demand"] is not None:
+        lines.append(f"the 1% of items with most pairs take {tuning['demand']:.0%} of the pairs")
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     if others:
         lines.append("\nThe bank:")
@@ -238,7 +242,7 @@ def diagnose(
     store = connection.open()
     answers = None
     if pairs:
-        query_vectors, answers = read_pairs(pairs)
+        query_vectors, answers, _ = read_pairs(pairs)
     else:
         query_vectors = read_bank(store, str(queries))
     texts = None
@@ -322,6 +326,8 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         ),
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,
+        "the bank": next((str(one) for one in diagnosis.findings if one.name == "log"), None),
+        "demand": diagnosis.demand.sentence if diagnosis.demand else None,
         "page": page,
     }
     console.show_facts(f"{diagnosis.title}, without and with correction", facts)

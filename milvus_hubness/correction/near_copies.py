@@ -13,12 +13,12 @@ package.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors, not_among
 from milvus_hubness.correction.codec.arrays import lengths_of
 from milvus_hubness.correction.estimators import Blend
 from milvus_hubness.correction.estimators.base import require_gallery
@@ -39,8 +39,9 @@ SAMPLED = 3_000
 """Queries on which the cosine is chosen, drawn at random: a log repeats in any part of it."""
 FITTED_ITEMS = 20_000
 """Items on which biases are fitted for that choice, spread evenly."""
-ROUNDS = 2
-"""How often the cosine is chosen; each time on biases from the groups of the one before."""
+ROUNDS = 3
+"""How often the cosine is chosen; from the second time on by scores less the biases that the groups
+of the time before give."""
 FEWEST = 20
 """Queries below which there is nothing to choose from: only repeats are grouped."""
 FEWEST_ITEMS = 50
@@ -51,23 +52,65 @@ BLOCK = 1_024
 """Rows that are compared with all leaders at once."""
 
 
-def with_groups(
+@dataclass(frozen=True, eq=False)
+class NearCopies:
+    """A bank with groups, and the cosine from which on two queries ask for the same."""
+
+    bank: QueryBank
+    """(m, d), with g groups."""
+
+    cosine: float
+    """The smallest within a group; 1 if only repeats are grouped."""
+
+    def near(self, queries: Vectors) -> Flags:
+        """Return which groups, (g,), some of the queries (n, d) are near copies of.
+
+        They are at least as near to its mean, or equal to one of its members.
+        """
+        groups = self.bank.groups
+        assert groups is not None, "near copies are those of a bank with groups"
+        near = np.zeros(groups.max() + 1, np.bool_)
+        near[groups[~not_among(self.bank.vectors, queries)]] = True
+        # The mean of several directions is shorter than they are: no cosine of 1 is reached.
+        if self.cosine < 1:
+            means = _means(directions_of(self.bank.vectors), groups)
+            directions = directions_of(queries)
+            for start in range(0, len(directions), BLOCK):
+                near |= (means @ directions[start : start + BLOCK].T >= self.cosine).any(1)
+        return near
+
+    def without(self, queries: Vectors) -> npt.NDArray[np.bool_]:
+        """Return which queries of the bank, (m,), are in no group that some of these are near."""
+        is_near: Flags = self.near(queries)[self.bank.groups]
+        return ~is_near
+
+
+def near_copies(
     bank: QueryBank, items: npt.ArrayLike, *, vectors: Vectors | None = None, seed: int = 0
-) -> QueryBank:
-    """Return the bank (m, d) with the groups of its near copies; as it is if it has groups.
+) -> NearCopies:
+    """Return the near copies in the bank (m, d); a bank that has groups keeps them.
 
     items: (n, d), n ≥ 1, the gallery whose first items decide which queries ask for the same. Bank
     and items are reduced to inner products. vectors: (m, e), the queries whose cosines are compared;
     by default those of the bank. Equal seeds give equal groups. Raises DimensionMismatch,
     InvalidInput.
     """
-    if bank.groups is not None:
-        return bank
     prefer_torch()
     gallery = require_gallery(bank, items, "the grouping of near copies")
-    directions = _directions(bank.vectors if vectors is None else vectors)
+    directions = directions_of(bank.vectors if vectors is None else vectors)
     cosine = smallest_cosine(bank.vectors, directions, gallery, seed=seed)
-    return replace(bank, groups=groups_at(directions, cosine))
+    if bank.groups is None:
+        bank = replace(bank, groups=groups_at(directions, cosine))
+    return NearCopies(bank, cosine)
+
+
+def with_groups(
+    bank: QueryBank, items: npt.ArrayLike, *, vectors: Vectors | None = None, seed: int = 0
+) -> QueryBank:
+    """Return the bank with the groups that `near_copies` finds; as it is if it has groups."""
+    if bank.groups is not None:
+        return bank
+    return near_copies(bank, items, vectors=vectors, seed=seed).bank
 
 
 def smallest_cosine(
@@ -89,10 +132,13 @@ def smallest_cosine(
     # apart: a group that is too large hides what its queries do not share.
     margin = 1 / (2 * math.sqrt(len(queries)))
     cosine = REPEATS
-    for _ in range(ROUNDS):
-        bank = QueryBank(queries, groups=groups_at(directions, cosine))
-        first = _first_items(bank.condensed, queries, items)
-        agreements = _agreements(directions, first)
+    for done in range(ROUNDS):
+        # The first time by raw scores: biases of a log without groups hide what is popular.
+        biases = np.zeros(len(items), np.float32)
+        if done:
+            bank = QueryBank(queries, groups=groups_at(directions, cosine))
+            biases = _default_biases(bank.condensed, items)
+        agreements = _agreements(directions, _first_items(queries, items, biases))
         enough = max(agreements) - margin
         cosine = next(
             candidate
@@ -102,13 +148,16 @@ def smallest_cosine(
     return cosine
 
 
-def _first_items(bank: QueryBank, queries: Vectors, items: Vectors) -> Numbers:
-    """Return the first item of each query (m,) under the biases of the default Blend."""
+def _default_biases(bank: QueryBank, items: Vectors) -> Vectors:
+    """Return the biases (n,) of items under the default Blend, fitted on a part of them."""
     sample = items[np.linspace(0, len(items) - 1, min(FITTED_ITEMS, len(items)), dtype=np.int64)]
-    fitted = Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=sample)
+    return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=sample).bias(items)
 
+
+def _first_items(queries: Vectors, items: Vectors, biases: Vectors) -> Numbers:
+    """Return the first item of each query, (m,), by its scores less the biases (n,)."""
     # One more column subtracts the biases, so that the kernel needs no other pass.
-    corrected = np.column_stack([items, fitted.bias(items)])
+    corrected = np.column_stack([items, biases])
     asking = np.column_stack([queries, -np.ones(len(queries), np.float32)])
     first: Numbers = topk(asking, corrected, 1).indices[:, 0]
     return first
@@ -224,7 +273,7 @@ def _numbered(groups: Numbers) -> Numbers:
     return rank[inverse.reshape(-1)]
 
 
-def _directions(queries: Vectors) -> Vectors:
+def directions_of(queries: Vectors) -> Vectors:
     """Return the queries at length 1; zero vectors stay zero."""
     lengths = lengths_of(queries).astype(np.float32)[:, None]
     return np.asarray(queries / np.where(lengths > 0, lengths, 1), np.float32)

@@ -53,11 +53,17 @@ def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: i
 
 
 def paired_difference(
-    before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    weights: npt.NDArray[np.float64] | None = None,
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> Interval:
     """Return the mean of `after` minus that of `before`, with joint resampling.
 
-    Both are per-query values (n,) of the same queries.
+    Both are per-query values (n,) of the same queries. weights: (n,) above 0, of the queries in
+    both means; None for equal ones.
     Raises as `confidence_interval`, and DimensionMismatch.
     """
     before_values = _checked(before)
@@ -67,15 +73,26 @@ def paired_difference(
             f"{len(before_values)} queries before and {len(after_values)} after; "
             "they must be the same"
         )
-    return confidence_interval(after_values - before_values, resamples=resamples, seed=seed)
+    differences = (after_values - before_values)[None]
+    return bootstrap(differences, weights, resamples=resamples, seed=seed)[0]
 
 
-def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> list[Interval]:
+def bootstrap(
+    values: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64] | None = None,
+    *,
+    resamples: int,
+    seed: int,
+) -> list[Interval]:
     """Return the mean of each row of values (m, n) with its 95% interval.
 
-    All rows share the draws of queries.
+    All rows share the draws of queries. weights: (n,) above 0, of the queries in the means; a query
+    is drawn as often as any other, whatever its weight.
     """
     n = values.shape[1]
+    if weights is None:
+        weights = np.ones(n)
+    weighted = values * weights
     rng = np.random.default_rng(seed)
     means = np.empty((whole_number("resamples", resamples), len(values)))
     draws_at_once = max(1, CHUNK // n)
@@ -86,10 +103,11 @@ def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> 
         # How often each draw has each query: one count over numbers that differ between draws.
         numbers = draws + n * np.arange(len(chunk))[:, None]
         counts = np.bincount(numbers.ravel(), minlength=numbers.size).reshape(numbers.shape)
-        chunk[:] = counts @ values.T / n
+        chunk[:] = (counts @ weighted.T) / (counts @ weights)[:, None]
 
     lows, highs = np.quantile(means, [0.025, 0.975], axis=0)
-    bounds = np.stack([values.mean(1), lows, highs], axis=1).tolist()
+    estimates = weighted.sum(1) / weights.sum()
+    bounds = np.stack([estimates, lows, highs], axis=1).tolist()
     return [Interval(estimate, low, high) for estimate, low, high in bounds]
 
 
@@ -614,6 +632,33 @@ def checked_positives(
         )
 
     return items.astype(np.int64), starts
+
+
+def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
+    """Return the weights of labelled pairs (count,), by default 1. Raises InvalidInput."""
+    if weights is None:
+        return np.ones(count)
+    try:
+        values = np.asarray(weights)
+    # Rows of unequal length.
+    except ValueError:
+        values = np.empty(0, object)
+    if values.dtype.kind not in "iuf" or values.shape != (count,):
+        raise InvalidInput(
+            f"the weights of {count} pairs must be {count} numbers, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0))).tolist()
+    if wrong:
+        raise InvalidInput(
+            f"the weight of pair {name_some(wrong)} must be a number from 0 up: correct or remove "
+            "these pairs"
+        )
+    if not values.any():
+        raise InvalidInput(
+            "the weights of all pairs are 0, so that nobody sends them: correct or remove them"
+        )
+    return values.astype(np.float64)
 
 
 def hits(ranks: PositiveRanks, k: int) -> PerQuery:

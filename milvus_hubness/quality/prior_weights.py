@@ -26,8 +26,9 @@ ROUNDS = 2
 """How often the method and the weight are chosen in turns."""
 
 Ranks = npt.NDArray[np.int32]
-Pick = Callable[[Ranks], Trial]
-"""Returns the method for the ranks (n_trials, n_queries) of the right answers."""
+Pick = Callable[[Ranks, Values], Trial]
+"""Returns the method for the ranks (n_trials, n_queries) of the right answers, and the weights
+(n_queries,) of the queries."""
 
 
 class Preference(NamedTuple):
@@ -58,8 +59,8 @@ class PriorTrials:
     A log of clicks may hold the labelled queries too: the prior would then know their answers. So
     the clicks of a fold are left out of the prior with which the fold is searched.
 
-    trials: the methods to choose from. unit: the spread of scores. fold: (n_queries,) the number of
-    each query's fold.
+    trials: the methods to choose from. weights: (n_queries,), how often users send each query. unit:
+    the spread of scores. fold: (n_queries,) the number of each query's fold.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class PriorTrials:
         queries: Vectors,
         gallery: Vectors,
         positives: Answers,
+        weights: Values,
         preference: Preference,
         unit: float,
         fold: npt.NDArray[np.int64],
@@ -76,6 +78,7 @@ class PriorTrials:
         self._queries = queries
         self._gallery = gallery
         self._positives = positives
+        self._weights = weights
         self._preference = preference
         self._unit = unit
         self._fold = fold
@@ -87,18 +90,19 @@ class PriorTrials:
 
         pick: chooses the method. raw_ranks: of all trials without a prior.
         """
-        method = pick(raw_ranks[:, chosen])
+        weights = self._weights[chosen]
+        method = pick(raw_ranks[:, chosen], weights)
         weight = 0.0
         for _ in range(ROUNDS):
             ranks = self._searched([([method], tried) for tried in WEIGHTS]).ranks
-            best = _best_weight(1 / ranks[:, chosen])
+            best = _best_weight(1 / ranks[:, chosen], weights)
             if best == weight:
                 break
 
             weight = best
             if weight not in self._ranks:
                 self._ranks[weight] = self._searched([(self._trials, weight)]).ranks
-            method = pick(self._ranks[weight][:, chosen])
+            method = pick(self._ranks[weight][:, chosen], weights)
         return Choice(method, weight)
 
     def hits(self, choices: Sequence[Choice]) -> Values:
@@ -139,13 +143,18 @@ class PriorTrials:
         return np.asarray(logs - logs.mean())
 
 
-def _best_weight(reciprocal: Values) -> float:
-    """Return the best of WEIGHTS by the reciprocal ranks (n_weights, n_queries) that they give."""
-    best = int(reciprocal.mean(1).argmax())
+def _best_weight(reciprocal: Values, weights: Values) -> float:
+    """Return the best of WEIGHTS by the reciprocal ranks (n_weights, n_queries) that they give.
+
+    weights: (n_queries,).
+    """
+    shares = weights / weights.sum()
+    best = int((reciprocal @ shares).argmax())
     # No weight is 0 by chance, so the best one has to lead that of no prior by a standard error.
     gains = reciprocal[best] - reciprocal[0]
-    error = float(gains.std()) / len(gains) ** 0.5
-    return WEIGHTS[best] if float(gains.mean()) > error else 0.0
+    mean = float(shares @ gains)
+    error = float(shares**2 @ (gains - mean) ** 2) ** 0.5
+    return WEIGHTS[best] if mean > error else 0.0
 
 
 def _shifted(trials: Sequence[Trial], numbers: Values) -> list[Trial]:

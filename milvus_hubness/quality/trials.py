@@ -135,12 +135,15 @@ def sweep(
 ) -> list[Trial]:
     """Return the trials on a gallery (n, d): all with each gate, then all without a gate.
 
+    Near copies of a bank with groups have the weight of one query, as in `Estimator.fit`.
     Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over
     `KS` up to |bank|; ½ of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES`
     scores. Trials with a gate share the biases of those without. All share one top-k pass in each
     direction, and the trials of a method their passes over all scores. Raises InvalidInput if all
     items score alike.
     """
+    queries = bank
+    bank = queries.condensed
     unit = score_spread(bank, gallery)
     if not unit:
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
@@ -148,14 +151,15 @@ def sweep(
     if target_bank is not None:
         targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
 
-    nearest_items = topk(bank.vectors, gallery, min(NEIGHBORS, len(gallery)))
+    searched = _SearchedBank.of(bank, gallery)
+    half_banks = searched.halves(queries, gallery)
     trials: list[Trial] = []
-    methods = _by_method(bank, gallery, target_bank, targets, nearest_items, unit)
+    methods = _by_method(searched, half_banks, gallery, target_bank, targets, unit)
     for done, of_method in enumerate(methods, 1):
         trials += of_method
         progress("trying methods", done, METHODS)
 
-    activated = np.isin(np.arange(len(gallery)), nearest_items.indices[:, 0])
+    activated = np.isin(np.arange(len(gallery)), searched.nearest_items.indices[:, 0])
     gated = [trial._replace(gate=1, activated=activated) for trial in trials]
     if targets is not None:
         either = activated | DynamicGate().activated(targets, gallery)
@@ -202,39 +206,52 @@ class _SearchedBank(NamedTuple):
     nearest_items: TopK
     """(m, at most `NEIGHBORS`), best first."""
 
-    def split_in_half(self) -> list[_SearchedBank]:
-        """Return the two halves with which the agreement is measured; none of a single query."""
+    @classmethod
+    def of(cls, bank: QueryBank, gallery: Vectors) -> _SearchedBank:
+        return cls(bank, topk(bank.vectors, gallery, min(NEIGHBORS, len(gallery))))
+
+    def halves(self, queries: QueryBank, gallery: Vectors) -> list[_SearchedBank]:
+        """Return the halves of the queries with which `FittedBias.with_agreement` measures the
+        agreement of this bank, which is theirs without near copies; none of a single query.
+        """
         if len(self.bank) == 1:
             return []
+        halves = [(queries.take(numbers), numbers) for numbers in split_in_half(len(queries))]
+        # Near copies may be in both halves, so that a group has another mean in each.
+        if queries.groups is not None:
+            return [_SearchedBank.of(half.condensed, gallery) for half, _ in halves]
         return [
             _SearchedBank(
-                QueryBank(self.bank.vectors[numbers]),
+                half,
                 TopK(self.nearest_items.values[numbers], self.nearest_items.indices[numbers]),
             )
-            for numbers in split_in_half(len(self.bank))
+            for half, numbers in halves
         ]
 
 
 def _by_method(
-    bank: QueryBank,
+    whole: _SearchedBank,
+    half_banks: Sequence[_SearchedBank],
     gallery: Vectors,
     target_bank: QueryBank | None,
     targets: Vectors | None,
-    nearest_items: TopK,
     unit: float,
 ) -> Iterator[list[Trial]]:
     """Yield the trials of each of `METHODS` methods.
 
-    targets: the target bank as queries. nearest_items:
-    of each bank query. unit: the spread of scores.
+    half_banks: of the whole bank. targets: the target bank as queries. unit: the spread of scores.
     """
+    bank = whole.bank
     ks = [k for k in KS if k <= len(bank)] or [1]
     nearest_queries = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), len(bank)))
     yield _mean_trials(ks, nearest_queries.values)
 
-    whole = _SearchedBank(bank, nearest_items)
-    half_banks = whole.split_in_half()
-    relative = [_relative_biases(searched, gallery) for searched in (whole, *half_banks)]
+    # Both halves average as many scores, as many as the smaller one has.
+    smallest = min((len(half.bank) for half in half_banks), default=0)
+    relative = [
+        _relative_biases(whole, gallery, len(bank)),
+        *(_relative_biases(half, gallery, smallest) for half in half_banks),
+    ]
     yield _relative_trials(relative, len(bank))
 
     yield _softmax_trials(gallery, bank.vectors, targets, unit)
@@ -274,8 +291,8 @@ def _mean_trials(ks: Sequence[int], nearest_scores: Vectors) -> list[Trial]:
     return trials
 
 
-def _relative_biases(searched: _SearchedBank, gallery: Vectors) -> list[Vectors]:
-    """Return the biases of RelativeNNN for each of `RELATIVE_KS`."""
+def _relative_biases(searched: _SearchedBank, gallery: Vectors, largest_k: int) -> list[Vectors]:
+    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, at most with `largest_k`."""
     estimator = RelativeNNN()
     best_scores = searched.nearest_items.values[:, : estimator.finds]
     potentials = (-estimator.discount * best_scores.mean(1, dtype=np.float64)).astype(np.float32)
@@ -283,7 +300,7 @@ def _relative_biases(searched: _SearchedBank, gallery: Vectors) -> list[Vectors]
     # One more column, of ones, adds the query's potential to its score: top-k sees one product.
     relative = np.hstack([searched.bank.vectors, potentials[:, None]])
     rows = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1)
-    values = topk(rows, relative, min(max(RELATIVE_KS), len(searched.bank))).values
+    values = topk(rows, relative, min(max(RELATIVE_KS), largest_k)).values
     return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
 
 

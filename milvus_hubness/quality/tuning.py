@@ -6,7 +6,7 @@ The decision is made on queries that the biases have not seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,14 +15,25 @@ import numpy.typing as npt
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors, not_among
-from milvus_hubness.correction.estimators import Blend, Estimator
-from milvus_hubness.correction.estimators.base import require_gallery, score_spread
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator, WithDemand
+from milvus_hubness.correction.estimators.base import (
+    require_gallery,
+    require_target_bank,
+    score_spread,
+)
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.near_copies import (
+    NearCopies,
+    directions_of,
+    groups_at,
+    near_copies,
+    with_groups,
+)
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
-from milvus_hubness.quality.trials import Answers, Trial, search, sweep
-from milvus_hubness.quality.verdict import Figures, Finding, distinct_rows, examine, findings
+from milvus_hubness.quality.trials import Answers, Trial, activated_by, search, sweep
+from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 
 MEMBERS = 8
 """Trials that are mixed into one."""
@@ -56,15 +67,32 @@ class Judgement(NamedTuple):
     """The gain in R@1 over the raw search; None without labels."""
 
 
-def pick(trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
+class Pairs(NamedTuple):
+    """Labelled queries."""
+
+    queries: Vectors
+    """(n, d)."""
+
+    positives: Answers
+    """The items of each query."""
+
+    weights: Values
+    """(n,) above 0: how often users send each query."""
+
+
+def pick(
+    trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32], weights: Values
+) -> list[Trial]:
     """Return the `MEMBERS` best trials, all with the same gate, or none.
 
-    excess: (n_trials,) the excess answers taken by hubs. ranks: (n_trials, n_queries).
+    excess: (n_trials,) the excess answers taken by hubs. ranks: (n_trials, n_queries). weights:
+    (n_queries,).
     """
     # The mean reciprocal rank follows R@1 with less noise, and the excess answers, which need no
     # labels, keep few labels from deciding by chance.
     reciprocal = 1 / ranks
-    scores = reciprocal.mean(1) - EXCESS_WEIGHT * excess
+    shares = weights / weights.sum()
+    scores = reciprocal @ shares - EXCESS_WEIGHT * excess
     best_by_form: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
     for form in dict.fromkeys(trial.form for trial in trials):
         of_form = np.array([number for number, trial in enumerate(trials) if trial.form == form])
@@ -78,7 +106,7 @@ def pick(trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32]) 
     largest_lead = 0.0
     for members in best_by_form.values():
         gain = reciprocal[members].mean(0) - reciprocal[without_gate].mean(0)
-        margin = max(GATE_MARGIN, 2 * float(gain.std()) / len(gain) ** 0.5)
+        margin = max(GATE_MARGIN, 2 * _variance_of_mean(gain, weights) ** 0.5)
         lead = float(scores[members].mean() - scores[without_gate].mean()) - margin
         if lead > largest_lead:
             best = members
@@ -108,21 +136,36 @@ def mix(trials: Sequence[Trial]) -> Trial:
     return trials[0]._replace(estimator=estimator, strength=total / len(trials), bias=bias)
 
 
+def _variance_of_mean(values: Values, weights: Values) -> float:
+    """Return the variance of the weighted mean of independent values (n,)."""
+    shares = weights / weights.sum()
+    return float(shares**2 @ (values - shares @ values) ** 2)
+
+
 def judge_labelled(
-    raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
+    raw: Values,
+    cross_fitted: Values,
+    strength: float,
+    fall: float,
+    weights: Values | None = None,
+    *,
+    seed: int = 0,
 ) -> Judgement:
     """Return the verdict with labels: "apply" if the expected gain in R@1 is above 0.
 
     raw, cross_fitted: (n_queries,) hits. strength: of the mix. fall: of the excess answers taken by
-    hubs, as a share of them.
+    hubs, as a share of them. weights: (n_queries,) above 0; None for equal ones.
     """
-    interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
+    if weights is None:
+        weights = np.ones(n)
+    interval = measures.paired_difference(raw, cross_fitted, weights, seed=seed)
 
     # The measured gain meets a prior of 4 ± 4 points, positive if hubs lose answers. The posterior
     # mean is that of both, weighted by their precisions. The variance is raised by 1/n, because a
-    # few queries that all agree would otherwise seem certain.
-    variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
+    # few queries that all agree would otherwise seem certain; n counts queries of equal weight.
+    effective = float(weights.sum() ** 2 / (weights**2).sum())
+    variance = _variance_of_mean(cross_fitted - raw, weights) + 1 / effective**2
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
     prior_variance = PRIOR_GAIN**2
     weighted_sum = interval.estimate / variance + prior / prior_variance
@@ -153,7 +196,9 @@ def judge_unlabelled(figures: Figures) -> Judgement:
         return Judgement("leave it alone", 0.0, "; ".join(map(str, failed)), None)
 
     reason = "; ".join(
-        finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs")
+        str(finding)
+        for finding in shown
+        if finding.name in ("agreement", "two views", "hubs", "log")
     )
     if figures.narrow:
         return Judgement(
@@ -163,7 +208,7 @@ def judge_unlabelled(figures: Figures) -> Judgement:
 
 
 FEWEST_IN_BANK = 4
-"""Distinct queries of a bank below which its halves are too small for anything to be said."""
+"""Groups of near copies in a bank below which its halves are too small for anything to be said."""
 
 
 def judge_bank(
@@ -174,13 +219,66 @@ def judge_bank(
     queries: (m, d) real ones, apart from the bank; by default half of the bank, which is then not
     fitted.
     """
-    distinct = len(distinct_rows(bank.vectors))
-    if distinct < FEWEST_IN_BANK:
-        reason = f"a bank of {distinct} distinct queries cannot be judged: collect more"
-        return Judgement("leave it alone", 0.0, reason, None)
-    return judge_unlabelled(
-        examine(bank.vectors, items, default_biases, queries=queries, seed=seed)
+    if queries is None:
+        log = with_groups(bank, items, seed=seed)
+        return _judged_alone(figures_of(log, items, seed=seed), log)
+
+    copies = near_copies(bank, items, seed=seed)
+    examined = apart(copies, queries)
+    figures = figures_of(examined, items, queries=queries, whole=copies.bank, seed=seed)
+    return _judged_alone(figures, copies.bank)
+
+
+def figures_of(
+    bank: QueryBank,
+    items: Vectors,
+    *,
+    queries: Vectors | None = None,
+    whole: QueryBank | None = None,
+    seed: int = 0,
+) -> Figures | None:
+    """Return what a bank with groups shows of the default method; None if they are too few.
+
+    whole: the log that the bank is a part of, if it is.
+    """
+    if len(bank.condensed) < FEWEST_IN_BANK:
+        return None
+    return examine(bank, items, default_biases, queries=queries, whole=whole, seed=seed)
+
+
+def _judged_alone(figures: Figures | None, bank: QueryBank) -> Judgement:
+    """Return the verdict without labels. bank: with groups."""
+    if figures is not None:
+        return judge_unlabelled(figures)
+    reason = (
+        f"a bank of {len(bank.condensed)} distinct queries, near copies counted once, cannot be "
+        "judged: collect more"
     )
+    return Judgement("leave it alone", 0.0, reason, None)
+
+
+LEFT = 0.5
+"""Share of a bank's groups that has to be left for it to stand for the whole."""
+
+
+def apart(copies: NearCopies, queries: Vectors) -> QueryBank:
+    """Return the bank without near copies of these queries (n, d), for a trial with them.
+
+    Raises InvalidInput if nothing is left.
+    """
+    bank = copies.bank
+    near = copies.near(queries)
+    if near.mean() <= 1 - LEFT:
+        return bank.take(~near[bank.groups])
+
+    # As many queries as a log has are near most of its groups. What is left without these is
+    # another bank, of the questions that hardly anyone has; so only the queries themselves leave.
+    is_other = not_among(bank.vectors, queries)
+    if not is_other.any():
+        raise InvalidInput(
+            "the bank holds nothing but the queries: a bias must not be judged by its own bank"
+        )
+    return bank.take(is_other)
 
 
 def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
@@ -248,6 +346,11 @@ class Tuning:
     """The raw search and the trials, best first."""
 
     labelled: bool
+
+    demand: float | None
+    """Share of the pairs, by weight, whose answers are the 1% of items with most pairs; None
+    without labels."""
+
     bank_size: int
 
     items: int
@@ -278,6 +381,7 @@ def tune(
     target_bank: QueryBank | npt.ArrayLike | None = None,
     queries: npt.ArrayLike | None = None,
     positives: measures.Positives | None = None,
+    pair_weights: npt.ArrayLike | None = None,
     preference: Preference | None = None,
     seed: int = 0,
     progress: Progress = silent,
@@ -286,10 +390,12 @@ def tune(
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
     each query the number of its gallery item or several; R@1 then decides, else the findings of
-    `quality.verdict`. preference: the values of a prior, whose weight is chosen with the method if
-    there are positives. Bank queries that are among `queries` are left out of the fit. A gallery
-    beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises
-    InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
+    `quality.verdict`. pair_weights: (n,), how often users send each query with positives; by
+    default equally often. preference: the values of a prior, whose weight is chosen with the method
+    if there are positives. Near copies in the bank share the weight of one query, and those of
+    `queries` are left out of the fit that these judge. A gallery beyond 20,000 items and queries
+    beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput, BankTooSmall,
+    DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
@@ -297,30 +403,55 @@ def tune(
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
+    if positives is None:
+        bank.require(at_least=2 * FEWEST_QUERIES)
+    real = None if queries is None else _checked_queries(bank, queries)
 
-    fitted, query_vectors, answers = _split(bank, queries, positives, len(items), rng)
-    items, answers, numbers = _some_items(items, answers, rng)
+    pairs = None
+    demand = None
+    if positives is not None:
+        if real is None:
+            raise InvalidInput(
+                "positives without the queries that they belong to: pass queries too"
+            )
+        pairs = _checked_pairs(real, positives, pair_weights, len(items), rng)
+        demand = _demand(pairs, len(items))
+        real = pairs.queries
+    elif pair_weights is not None:
+        raise InvalidInput("weights without the pairs that they belong to: pass positives too")
+    elif real is not None:
+        real = real[_some(len(real), rng)]
+    items, pairs, numbers = _some_items(items, pairs, rng)
+
+    copies = near_copies(bank, items, seed=seed)
+    if real is None:
+        fitted, searched = _halves(copies.bank, rng)
+    else:
+        fitted, searched = apart(copies, real), real
     trials = sweep(fitted, items, targets, progress=progress)
-    outcome = search(trials, query_vectors, items, answers)
+    outcome = search(trials, searched, items, pairs.positives if pairs else None)
 
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
         # Of real queries, the bank is examined without those that are in it.
-        real = None if queries is None else query_vectors
-        examined = bank if queries is None else fitted
-        figures = examine(examined.vectors, items, default_biases, queries=real, seed=seed)
+        examined = copies.bank if real is None else fitted
+        figures = figures_of(examined, items, queries=real, whole=copies.bank, seed=seed)
     weight = None
-    if answers is not None and preference is not None:
+    if pairs is not None and preference is not None:
+        of_items = preference.take(numbers)
         chosen, judged, weight = decide_with_prior(
-            trials, outcome, query_vectors, items, answers, preference.take(numbers), fitted, seed
+            trials, outcome, copies, fitted, items, pairs, of_items, seed=seed
         )
-    elif answers is not None:
-        chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
+    elif pairs is not None:
+        chosen, judged = decide(
+            trials, outcome, copies, fitted, items, pairs, target_bank=targets, seed=seed
+        )
     else:
-        assert figures is not None, "a bank without labels has at least 40 queries"
-        # Without labels no trial can be chosen: the last one is the default Blend at full strength.
-        chosen = trials[-1]
-        judged = judge_unlabelled(figures)
+        # Without labels no trial can be chosen: the last one is the default Blend at full strength,
+        # which the default takes the demand of the bank from.
+        blend = trials[-1]
+        chosen = blend._replace(estimator=replace(DEFAULT_ESTIMATOR, estimators=(blend.estimator,)))
+        judged = _judged_alone(figures, copies.bank)
 
     # The candidate stays in the result either way: a user may overrule the verdict.
     applies = judged.verdict != "leave it alone"
@@ -331,12 +462,13 @@ def tune(
         gate_targets=chosen.gate_targets if applies else None,
         findings=tuple(findings(figures)) if figures else (),
         candidate=chosen.estimator,
-        rows=_table(trials, outcome, len(items), seed),
-        labelled=answers is not None,
+        rows=_table(trials, outcome, len(items), pairs, seed),
+        labelled=pairs is not None,
+        demand=demand,
         bank_size=len(bank),
         items=len(items),
-        queries=len(query_vectors),
-        real_queries=0 if queries is None else len(query_vectors),
+        queries=len(searched),
+        real_queries=0 if real is None else len(searched),
         seed=seed,
         prior_weight=weight if applies else None,
     )
@@ -345,142 +477,227 @@ def tune(
 def decide(
     trials: Sequence[Trial],
     outcome: measures.Outcome,
-    queries: Vectors,
+    copies: NearCopies,
+    swept: QueryBank,
     gallery: Vectors,
-    positives: Answers,
+    pairs: Pairs,
     *,
+    target_bank: QueryBank | None = None,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
-    outcome: of the raw search, then the trials.
+    outcome: of the raw search, then the trials. copies: in the whole bank. swept: the part of it
+    that the trials were fitted on.
     """
     excess = measures.excess_answers_of(outcome, len(gallery))
+    ranks = outcome.ranks[1:]
+    mixed = mix(pick(trials, excess[1:], ranks, pairs.weights))
+    raw = outcome.hits[0]
 
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
-    fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    mixed = mix(pick(trials, excess[1:], outcome.ranks[1:]))
-    mixes = [
-        mix(pick(trials, excess[1:], outcome.ranks[1:, fold != left_out]))
-        for left_out in range(FOLDS)
-    ]
+    # Its near copies would pick for it from another fold, and push its answer down from the bank,
+    # or, where a method favours what is wanted most, up.
+    fold = _folds(pairs.queries, copies.cosine, seed)
+    cross_fitted = np.empty(len(raw))
+    for left_out in range(fold.max() + 1):
+        held_out = np.flatnonzero(fold == left_out)
+        others = np.flatnonzero(fold != left_out)
+        picked = pick(trials, excess[1:], ranks[:, others], pairs.weights[others])
+        queries = pairs.queries[held_out]
+        is_left = copies.without(queries)
+        # Where the bank holds nothing but near copies of them, nothing shows a gain.
+        if not is_left.any():
+            cross_fitted[held_out] = raw[held_out]
+            continue
+        bank = copies.bank.take(is_left)
+        judged = mix(picked)
+        if not np.array_equal(bank.vectors, swept.vectors):
+            judged = _fitted_again(judged, bank, gallery, target_bank)
+        positives = [pairs.positives[query] for query in held_out.tolist()]
+        cross_fitted[held_out] = search([judged], queries, gallery, positives).hits[1]
 
-    after = search([mixed, *mixes], queries, gallery, positives)
-    # In `after`, the raw search is first, then the mix of all queries, then that without each fold.
-    cross_fitted = after.hits[2 + fold, np.arange(len(queries))]
-
+    after = search([mixed], pairs.queries, gallery, pairs.positives)
     mixed_excess = float(measures.excess_answers_of(after, len(gallery))[1])
     # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(mixed_excess, float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
-    return mixed, judge_labelled(outcome.hits[0], cross_fitted, mixed.strength, fall, seed=seed)
+    return mixed, judge_labelled(raw, cross_fitted, mixed.strength, fall, pairs.weights, seed=seed)
 
 
 def decide_with_prior(
     trials: Sequence[Trial],
     outcome: measures.Outcome,
-    queries: Vectors,
+    copies: NearCopies,
+    swept: QueryBank,
     gallery: Vectors,
-    positives: Answers,
+    pairs: Pairs,
     preference: Preference,
-    bank: QueryBank,
-    seed: int,
+    *,
+    seed: int = 0,
 ) -> tuple[Trial, Judgement, float]:
     """Return the method, the verdict on it, and the weight of the prior, as `decide` does.
 
-    preference: the values of the prior for the gallery. bank: the one that the trials were fitted
-    on. The excess answers are those without the prior: that popular items have more is its purpose.
+    preference: the values of the prior for the gallery. The excess answers are those without the
+    prior: that popular items have more is its purpose.
     """
     excess = measures.excess_answers_of(outcome, len(gallery))
-    fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    unit = score_spread(bank, gallery)
-    searches = PriorTrials(trials, queries, gallery, positives, preference, unit, fold)
+    fold = _folds(pairs.queries, copies.cosine, seed)
+    unit = score_spread(swept.condensed, gallery)
+    searches = PriorTrials(
+        trials, pairs.queries, gallery, pairs.positives, pairs.weights, preference, unit, fold
+    )
 
-    def picked(ranks: npt.NDArray[np.int32]) -> Trial:
-        return mix(pick(trials, excess[1:], ranks))
+    def picked(ranks: npt.NDArray[np.int32], weights: Values) -> Trial:
+        return mix(pick(trials, excess[1:], ranks, weights))
 
     ranks = outcome.ranks[1:]
-    chosen = searches.choose(picked, ranks, np.ones(len(queries), np.bool_))
-    choices = [searches.choose(picked, ranks, fold != left_out) for left_out in range(FOLDS)]
+    chosen = searches.choose(picked, ranks, np.ones(len(fold), np.bool_))
+    choices = [searches.choose(picked, ranks, fold != left) for left in range(fold.max() + 1)]
     cross_fitted = searches.hits(choices)
 
-    neutral = search([chosen.method], queries, gallery, positives)
+    neutral = search([chosen.method], pairs.queries, gallery, pairs.positives)
     highest = max(float(measures.excess_answers_of(neutral, len(gallery))[1]), float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     strength = chosen.method.strength
-    judged = judge_labelled(outcome.hits[0], cross_fitted, strength, fall, seed=seed)
+    judged = judge_labelled(outcome.hits[0], cross_fitted, strength, fall, pairs.weights, seed=seed)
     # Searches multiply what is stored by the strength, the prior too, which was tried in full.
     weight = round(chosen.weight / strength, 3)
     with_prior = f"with {preference.prior.words} as a prior of weight {chosen.weight:g}"
     return chosen.method, judged._replace(reason=f"{judged.reason}, {with_prior}"), weight
 
 
-def _split(
-    bank: QueryBank,
-    queries: npt.ArrayLike | None,
-    positives: measures.Positives | None,
-    n_items: int,
-    rng: np.random.Generator,
-) -> tuple[QueryBank, Vectors, Answers | None]:
-    """Return a bank to fit and disjoint queries to search with, and their positives."""
-    if positives is None:
-        bank.require(at_least=2 * FEWEST_QUERIES)
-    elif queries is None:
-        raise InvalidInput("positives without the queries that they belong to: pass queries too")
-    if queries is None:
-        order = rng.permutation(len(bank))
-        middle = len(bank) // 2
-        fitted = QueryBank(bank.vectors[order[middle:]], bank.source)
-        return fitted, bank.vectors[order[:middle][:MOST_QUERIES]], None
+def _folds(queries: Vectors, cosine: float, seed: int) -> npt.NDArray[np.int64]:
+    """Return the fold of each query (n,), one for all near copies; folds are about as large."""
+    groups = groups_at(directions_of(queries), cosine)
+    sizes = np.bincount(groups)
+    fold_of_group = np.empty(len(sizes), np.int64)
+    filled = np.zeros(min(FOLDS, len(sizes)), np.int64)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    # The largest first, so that the small ones can make up for them.
+    for group in order[np.argsort(-sizes[order], kind="stable")]:
+        smallest = int(filled.argmin())
+        fold_of_group[group] = smallest
+        filled[smallest] += sizes[group]
+    return fold_of_group[groups]
 
+
+def _fitted_again(
+    trial: Trial, bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None
+) -> Trial:
+    """Return a mix fitted on another bank, at the strength that it has."""
+    condensed = bank.condensed
+    estimator = _at_fixed_strength(trial.estimator).clamped(len(condensed))
+    fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
+    targets = None
+    if target_bank is not None:
+        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
+    return trial._replace(
+        bias=np.float32(trial.strength) * fitted.bias(gallery),
+        activated=activated_by(trial.form, condensed.vectors, gallery, targets),
+    )
+
+
+def _at_fixed_strength(estimator: Estimator) -> Estimator:
+    """Return an estimator that does not measure an agreement which is measured already."""
+    if isinstance(estimator, Blend | WithDemand):
+        estimators = tuple(map(_at_fixed_strength, estimator.estimators))
+        estimator = replace(estimator, estimators=estimators)
+    if estimator.strength == "agreement":
+        estimator = replace(estimator, strength=estimator.share, agreement=None)
+    return estimator
+
+
+def _halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vectors]:
+    """Return half of a bank's groups to fit, and one query of each of the others to search with."""
+    groups = bank.groups
+    assert groups is not None, "the near copies of the bank were looked for"
+    singles = bank.of_groups(bank.vectors)
+    order = rng.permutation(len(singles))
+    middle = len(singles) // 2
+    fitted = bank.take(np.isin(groups, order[middle:]))
+    # A bank of one group has nothing to spare, and cannot be judged: only its trials are shown.
+    return fitted, singles[order[: max(1, middle)][:MOST_QUERIES]]
+
+
+def _checked_queries(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
     query_vectors = as_vectors(queries, "the queries")
     bank.expect_dim(query_vectors.shape[1], "a query")
-    if len(query_vectors) < FEWEST_QUERIES:
+    _require_enough(len(query_vectors))
+    return query_vectors
+
+
+def _require_enough(count: int) -> None:
+    if count < FEWEST_QUERIES:
         raise InvalidInput(
-            f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed"
+            f"{count} queries cannot judge a correction: {FEWEST_QUERIES} are needed"
         )
 
-    answers = None
-    if positives is not None:
-        numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
-        answers = np.split(numbers, starts[1:-1])
-    if len(query_vectors) > MOST_QUERIES:
-        some = np.sort(rng.permutation(len(query_vectors))[:MOST_QUERIES])
-        query_vectors = query_vectors[some]
-        answers = answers and [answers[query] for query in some]
 
-    # A query in the bank raises the bias of its own answer, and would be judged by it.
-    is_other = not_among(bank.vectors, query_vectors)
-    if not is_other.any():
-        raise InvalidInput(
-            "the bank holds nothing but the queries: a bias must not be judged by its own bank"
-        )
-    fitted = bank if is_other.all() else QueryBank(bank.vectors[is_other], bank.source)
-    return fitted, query_vectors, answers
+def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Return the numbers of at most `MOST_QUERIES` of so many queries."""
+    if count <= MOST_QUERIES:
+        return np.arange(count)
+    return np.sort(rng.permutation(count)[:MOST_QUERIES])
+
+
+def _checked_pairs(
+    queries: Vectors,
+    positives: measures.Positives,
+    weights: npt.ArrayLike | None,
+    n_items: int,
+    rng: np.random.Generator,
+) -> Pairs:
+    """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
+    numbers, starts = measures.checked_positives(positives, len(queries), n_items)
+    answers = np.split(numbers, starts[1:-1])
+    checked = measures.checked_weights(weights, len(queries))
+
+    # A query that nobody sends says nothing.
+    some = np.flatnonzero(checked > 0)
+    _require_enough(len(some))
+    some = some[_some(len(some), rng)]
+    return Pairs(queries[some], [answers[query] for query in some.tolist()], checked[some])
+
+
+def _demand(pairs: Pairs, n_items: int) -> float:
+    """Return the share of the weight whose answers are the 1% of items with most of it."""
+    demand = np.zeros(n_items)
+    # A query with several answers wants each of them a little.
+    for positives, weight in zip(pairs.positives, pairs.weights, strict=True):
+        demand[positives] += weight / len(positives)
+    largest = np.sort(demand)[-max(1, round(n_items / 100)) :]
+    return float(largest.sum() / demand.sum())
 
 
 def _some_items(
-    items: Vectors, answers: Answers | None, rng: np.random.Generator
-) -> tuple[Vectors, Answers | None, npt.NDArray[np.int64]]:
+    items: Vectors, pairs: Pairs | None, rng: np.random.Generator
+) -> tuple[Vectors, Pairs | None, npt.NDArray[np.int64]]:
     """Return at most `MOST_ITEMS` items, or all positives if they are more.
 
-    The second value is the new positions of the positives, the third the numbers of the items.
+    The second value has the new positions of the positives, the third the old ones of the items.
     """
     if len(items) <= MOST_ITEMS:
-        return items, answers, np.arange(len(items))
+        return items, pairs, np.arange(len(items))
 
     # No positive may be missing, or its query could not be answered.
-    needed = np.unique(np.concatenate(answers)) if answers is not None else np.empty(0, np.int64)
+    needed = np.unique(np.concatenate(pairs.positives)) if pairs else np.empty(0, np.int64)
     others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
     room = max(0, MOST_ITEMS - len(needed))
     chosen = np.sort(np.concatenate([needed, others[:room]]))
-    positions = answers and [np.searchsorted(chosen, numbers) for numbers in answers]
-    return items[chosen], positions, chosen
+    if pairs is not None:
+        positives = [np.searchsorted(chosen, numbers) for numbers in pairs.positives]
+        pairs = pairs._replace(positives=positives)
+    return items[chosen], pairs, chosen
 
 
 def _table(
-    trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, seed: int
+    trials: Sequence[Trial],
+    outcome: measures.Outcome,
+    n_items: int,
+    pairs: Pairs | None,
+    seed: int,
 ) -> tuple[Row, ...]:
     """Return the raw search, then the trials, best first.
 
@@ -488,10 +705,10 @@ def _table(
     """
     r1s: Sequence[float | None] = [None] * len(outcome.retrieved)
     gains: Sequence[measures.Interval | None] = [None] * len(r1s)
-    if outcome.ranks.size:
+    if pairs is not None:
         hits = outcome.hits
-        r1s = hits.mean(1).tolist()
-        gains = measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
+        r1s = np.average(hits, axis=1, weights=pairs.weights).tolist()
+        gains = measures.bootstrap(hits - hits[0], pairs.weights, resamples=RESAMPLES, seed=seed)
 
     excess = measures.excess_answers_of(outcome, n_items).tolist()
     raw = Row(None, 0.0, excess[0], r1s[0], gains[0])

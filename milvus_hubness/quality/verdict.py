@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import correlation
+from milvus_hubness.correction.estimators.with_demand import dispersion_of
 from milvus_hubness.quality.bank_checks import AT_LEAST, THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import (
     DEPTH,
@@ -64,6 +66,12 @@ are like those of a re-ranker. Rows: `reranker_scores`."""
 EXCESS_TO_HALVE = 0.12
 """Share of excess answers beyond chance above which half
 the strength is applied. Rows: banks of one topic."""
+LARGEST_GROUPS = 0.01
+"""Share of a log's groups whose share of its queries is reported."""
+FEW_TAKE_MOST = 0.2
+"""Share of a log's queries in the largest 1% of its groups from which on a warning says that few
+take most. Rows: drawn logs. With even demand and by Zipf's law to the power 0.5, which no correction
+minds, the groups hold 4% to 8%; to the power 1, where it may cost answers, 24% and more."""
 
 EXPECTED_GAIN = (
     (0.067, 0.7, 0.15, 1.59),
@@ -130,6 +138,28 @@ class Figures(NamedTuple):
     real_queries: bool = False
     """Whether the searches were with real queries, not with queries of the bank."""
 
+    logged: int = 0
+    """Number of queries in the whole log, each as often as users sent it; 0 if it was not read."""
+
+    groups: int = 0
+    """Number of groups of near copies in it."""
+
+    largest_share: float = 0.0
+    """Share of its queries that the largest 1% of these groups hold, at least one group."""
+
+    dispersion: float = 1.0
+    """Variance of the queries of a group over their mean; 1 if users want all equally often."""
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the bank has near copies, as a log of users' queries has."""
+        return self.groups < self.logged
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether it is a log of which few groups take most."""
+        return self.is_log and self.largest_share >= FEW_TAKE_MOST
+
     @property
     def margin(self) -> float:
         """Change of the excess answers that says nothing: one standard error, at least one answer."""
@@ -175,46 +205,48 @@ class Finding(NamedTuple):
 
 
 def examine(
-    bank: Vectors,
+    bank: BankLike,
     gallery: Vectors,
     biases_of: Biases,
     *,
     queries: Vectors | None = None,
+    whole: QueryBank | None = None,
     seed: int = 0,
 ) -> Figures:
     """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d).
 
-    At most 5,000 and 10,000 rows of them are read. biases_of: fits items (n, d) at full strength,
-    on half of the bank. queries: by default the other half.
+    At most 5,000 and 10,000 rows of them are read. Near copies, or only repeats if the bank has no
+    groups, have the weight of one query. biases_of: fits items (n, d) at full strength, on half of
+    the bank's groups. queries: by default those of the other half. whole: the log that the bank is
+    a part of, by default the bank.
     """
     rng = np.random.default_rng(seed)
-    sample = bank[rng.permutation(len(bank))[:MOST_QUERIES]]
+    bank = _with_repeats(QueryBank.of(bank))
+    sample = bank.take(rng.permutation(len(bank))[:MOST_QUERIES])
     items = gallery[np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])]
     # Rows that a gallery has twice share their answers by chance, and would count as hubs do.
     items = items[distinct_rows(items)]
 
-    # No bias may be judged by the queries that it was fitted on: they flatter it. A query that a
-    # log repeats is in one half with all its repeats, and searched once.
-    number_of = {row.tobytes(): number for number, row in enumerate(sample[distinct_rows(sample)])}
-    numbers = np.array([number_of[row.tobytes()] for row in sample])
-    middle = len(number_of) // 2
-    fitted = sample[numbers < middle]
-    rest = sample[numbers >= middle]
-    searched = rest[distinct_rows(rest)] if queries is None else queries[:MOST_QUERIES]
+    # No bias may be judged by the queries that it was fitted on: they flatter it. So all near
+    # copies are in one half, which is fitted on their means, and only one of them is searched.
+    singles, means = _in_random_order(sample)
+    middle = len(means) // 2
+    fitted = means[:middle]
+    searched = singles[middle:] if queries is None else queries[:MOST_QUERIES]
 
     bias = biases_of(QueryBank(fitted), items)
-    agreement = correlation(bias, biases_of(QueryBank(rest), items))
+    agreement = correlation(bias, biases_of(QueryBank(means[middle:]), items))
     outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
     before, after = excess_answers_of(outcome, len(items)).tolist()
 
     answers_per_item = min(DEPTH, len(items)) * len(searched) / len(items)
     # One permutation: the share of the variance is read, its p-value is not.
-    drift = drift_between(sample, items, at_most=SCORED, permutations=1, seed=seed)
+    drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
     return Figures(
         agreement=agreement,
-        **_two_view_agreements(fitted, searched, sample[:SCORED], items, biases_of, rng),
-        reach=reach(sample, items),
-        best_z=_best_z(sample[:SCORED], items),
+        **_two_view_agreements(fitted, searched, singles[:SCORED], items, biases_of, rng),
+        reach=reach(singles, items),
+        best_z=_best_z(singles[:SCORED], items),
         before=before,
         after=after,
         noise=float(noise_of_change(outcome, len(items), rng)[0]),
@@ -223,7 +255,40 @@ def examine(
         alike=drift.statistic if min(drift.bank, drift.recent) >= AT_LEAST else 1.0,
         signal=agreement / max(1 - agreement, 1e-9) / max(len(fitted), 1),
         real_queries=queries is not None,
+        **_demand_in(bank if whole is None else _with_repeats(whole)),
     )
+
+
+def _with_repeats(bank: QueryBank) -> QueryBank:
+    """Return the bank with groups: those that it has, or those of its equal queries."""
+    if bank.groups is not None:
+        return bank
+    number_of: dict[bytes, int] = {}
+    for row in bank.vectors:
+        number_of.setdefault(row.tobytes(), len(number_of))
+    groups = np.array([number_of[row.tobytes()] for row in bank.vectors])
+    return replace(bank, groups=groups)
+
+
+def _in_random_order(sample: QueryBank) -> tuple[Vectors, Vectors]:
+    """Return one query of each group, and the means of the groups, as the sample is ordered."""
+    # The numbers of groups follow the order of the bank, which may be that of its topics.
+    first = sample.of_groups(np.arange(len(sample)))
+    order = np.argsort(first)
+    return sample.vectors[first[order]], sample.condensed.vectors[order]
+
+
+def _demand_in(log: QueryBank) -> dict[str, Any]:
+    """Return the figures of how unevenly users want the groups of a log."""
+    counts = log.condensed.counts
+    assert counts is not None, "the groups of a bank have counts"
+    largest = np.sort(counts)[-max(1, round(LARGEST_GROUPS * len(counts))) :]
+    return {
+        "logged": round(float(counts.sum())),
+        "groups": len(counts),
+        "largest_share": float(largest.sum() / counts.sum()),
+        "dispersion": dispersion_of(counts),
+    }
 
 
 def findings(figures: Figures) -> list[Finding]:
@@ -240,6 +305,7 @@ def findings(figures: Figures) -> list[Finding]:
         _on_best_score(figures),
         _on_hubs(figures),
         _on_gain(figures),
+        *_on_log(figures),
     ]
 
 
@@ -259,10 +325,13 @@ def _on_kind(figures: Figures) -> Finding:
 
 
 def _on_agreement(figures: Figures) -> Finding:
+    # Of a log, each half has other groups here, but a fit has some of each group in both.
+    meaning = "which is the share of the bias to apply"
+    if figures.is_log:
+        meaning = "with all near copies of a query in one of them"
     return _finding(
         "agreement",
-        f"the two halves of the bank agree to {figures.agreement:.2f}, which is the share of the "
-        "bias to apply",
+        f"the two halves of the bank agree to {figures.agreement:.2f}, {meaning}",
         fails=figures.agreement == 0,
         remedy="their biases are noise, so collect more queries",
     )
@@ -351,6 +420,21 @@ def _on_gain(figures: Figures) -> Finding:
     return Finding("gain", text, remedy=remedy)
 
 
+def _on_log(figures: Figures) -> list[Finding]:
+    # A bank without near copies has no demand to show.
+    if not figures.is_log:
+        return []
+    remedy = (
+        "few questions take most of it, and a correction pushes down what is wanted most: "
+        "only pairs of the same log (--pairs) show whether it helps"
+    )
+    text = (
+        f"{figures.logged:,} queries are {figures.groups:,} groups of near copies; the largest "
+        f"{LARGEST_GROUPS:.0%} of them hold {figures.largest_share:.0%} of all queries"
+    )
+    return [Finding("log", text, remedy=remedy if figures.is_uneven else "")]
+
+
 def expected_gain(excess: float) -> float:
     """Return the mean gain in points of R@1 of own banks with this share of excess answers."""
     # Beyond the ends of the curve, the gain of its nearest end is the best guess.
@@ -387,7 +471,7 @@ def _two_view_agreements(
     items: Vectors,
     biases_of: Biases,
     rng: np.random.Generator,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Return the shares of queries, and of items, that find the same item first in both views."""
     firsts: dict[str, list[npt.NDArray[np.int64]]] = {
         name: [] for name in ("two_views", "bank_views", "item_views")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.basics.progress import Progress, silent
@@ -124,7 +125,7 @@ def read_biased(
         biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict)
 
     bank.expect_dim(layout.dim, "the field")
-    reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+    reduced = replace(bank, vectors=layout.reduce_queries(bank.vectors))
     verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
     return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict)
 
@@ -234,6 +235,7 @@ def tune(
     field: str | None = None,
     queries: BankLike | None = None,
     answers: Sequence[Key] | None = None,
+    pair_weights: npt.ArrayLike | None = None,
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
     seed: int = 0,
@@ -242,7 +244,8 @@ def tune(
     """Try every method on a collection's rows, and write the result into one of its properties.
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
-    that clients have sampled; answers: the keys of their right rows. prior: a field of the rows, or
+    that clients have sampled; answers: the keys of their right rows; pair_weights: (n,), how often
+    users send each query with an answer, by default equally often. prior: a field of the rows, or
     clicks by key, whose weight is chosen if there are answers; by default the prior of the
     corrected collection. Raises InvalidInput,
     CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
@@ -280,12 +283,13 @@ def tune(
 
     preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, answers)
     tuned = tuning.tune(
-        QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
+        replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
         queries=layout.reduce_queries(queries.vectors) if queries else None,
         positives=gallery.positions(answers) if answers is not None else None,
         preference=preference,
+        pair_weights=pair_weights,
         seed=seed,
         progress=progress,
     )

@@ -12,12 +12,14 @@ import numpy.typing as npt
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.kernels.checks import finite_number
+from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
+from milvus_hubness.quality.demand import DemandComparison, compare
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
-from milvus_hubness.quality.tuning import FEWEST_QUERIES, default_biases
-from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
+from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
+from milvus_hubness.quality.verdict import Figures, Finding, findings
 
 
 class Bin(NamedTuple):
@@ -183,6 +185,10 @@ class Diagnosis:
     bank: Figures | None
     """What the bank shows without labels; None without a bank of at least 40 queries."""
 
+    demand: DemandComparison | None
+    """How the biases go with the demand that the bank shows; None unless it is a log of which few
+    groups of near copies take most."""
+
     slice_by: str | None
     """The field of `slices`."""
 
@@ -219,6 +225,9 @@ class Diagnosis:
             "none.",
             self._retrieval_sentence(),
         ]
+        if self.demand is not None:
+            sentence = self.demand.sentence
+            sentences.append(f"{sentence[0].upper()}{sentence[1:]}.")
         if len(self.slices) > 1:
             worst = max(self.slices, key=lambda value: value.after.skewness)
             sentences.append(
@@ -329,6 +338,11 @@ def diagnose(
 
     # Without its bias column.
     items = stored[:, :-1]
+    log = None if bank is None else with_groups(QueryBank.of(bank), items)
+    figures = _figures(log, items)
+    demand = None
+    if log is not None and figures is not None and figures.is_uneven:
+        demand = compare(log, items, np.float32(strength) * stored[:, -1])
     return Diagnosis(
         title=title,
         n_queries=len(query_vectors),
@@ -344,9 +358,10 @@ def diagnose(
         gain=gain,
         retrieval_before=before.ranks and measures.retrieval_summary(before.ranks),
         retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
-        coverage=None if bank is None else pair.reach(QueryBank.of(bank), items),
+        coverage=None if log is None else pair.reach(log, items),
         verdict=None if verdict is None else measures.as_plain(verdict),
-        bank=_figures(bank, items),
+        bank=figures,
+        demand=demand,
         slice_by=slice_by,
         slices=[
             pair.slice(name, inside, positives)
@@ -359,12 +374,11 @@ def diagnose(
     )
 
 
-def _figures(bank: QueryBank | npt.ArrayLike | None, gallery: Vectors) -> Figures | None:
-    """Return what a bank shows, as `tune` judges it; None for fewer than 40 queries."""
-    queries = None if bank is None else QueryBank.of(bank).vectors
-    if queries is None or len(queries) < 2 * FEWEST_QUERIES:
+def _figures(log: QueryBank | None, gallery: Vectors) -> Figures | None:
+    """Return what a bank with groups shows, as `tune` judges it; None for fewer than 40 queries."""
+    if log is None or len(log) < 2 * FEWEST_QUERIES:
         return None
-    return examine(queries, gallery, default_biases)
+    return figures_of(log, gallery)
 
 
 def _expect_length(name: str, values: Sequence[Any] | None, length: int) -> None:

@@ -26,8 +26,8 @@ from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank, read_pairs
-from milvus_hubness.jobs.common.priors import PriorLike, clicks_of
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, clicks_of, read_bank, read_pairs
+from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store

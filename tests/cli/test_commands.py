@@ -104,6 +104,35 @@ def test_a_gate_with_two_sets(run, files):
     assert (plan["gate"], plan["gate_targets"], plan["bank"]["targets"]) == (1, 2, 40)
 
 
+def test_tune_weighs_pairs_and_says_what_is_asked_for_most(run, files):
+    queries = vectors(np.random.default_rng(4), 30, DIM)
+    weights = np.r_[70, np.ones(29)]
+    np.savez("pairs.npz", query=queries, key=np.arange(30), weight=weights)
+    asked = ("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz")
+    human = run(*asked)
+    assert human.returncode == 0, human.stderr
+    assert "the 1% of items with most pairs take 71% of the pairs" in human.stdout
+    told = json.loads(run(*asked, "--json").stdout)["tune"]
+    assert told["demand"] == pytest.approx(70 / 99)
+    raw = told["rows"][0]["r1"]
+    assert min(abs(raw - share) for share in np.r_[np.arange(30), 70 + np.arange(30)] / 99) < 1e-6
+
+    # The wrong file writes no verdict.
+    stored = run("status", "products", "--json").stdout
+    for wrong, words in (
+        (weights[:29], "weights of 30 pairs must be 30 numbers"),
+        (-weights, "must be a number from 0 up"),
+        (0 * weights, "weights of all pairs are 0"),
+        (np.array(["often"] * 30), "must be 30 numbers"),
+    ):
+        np.savez("pairs.npz", query=queries, key=np.arange(30), weight=wrong)
+        assert_fails(run(*asked), 1, words)
+    table = pa.table({"query": list(queries), "key": list(range(30)), "weight": [None] * 30})
+    pq.write_table(table, "pairs.parquet")
+    assert_fails(run(*asked[:-1], "pairs.parquet"), 1, "must be 30 numbers")
+    assert run("status", "products", "--json").stdout == stored
+
+
 def test_tune_then_diagnose(run, files):
     rng = np.random.default_rng(4)
     rng.normal(size=(1, 1))

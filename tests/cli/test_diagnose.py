@@ -1,6 +1,7 @@
 """`diagnose` shows texts and images, slices by a field, and fails a CI job beyond a threshold."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,8 +10,11 @@ import pytest
 from PIL import Image
 
 from milvus_hubness import connect
+from milvus_hubness.cli.reports import _show_diagnosis
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.reports.report import diagnose
 from tests.cli.conftest import DIM, assert_fails
-from tests.support.galleries import vectors
+from tests.support.galleries import hubby_gallery, vectors
 
 NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", "4")
 PAIRS = ("diagnose", "products", "--pairs", "pairs.parquet", *NNN)
@@ -163,3 +167,18 @@ def test_thresholds_decide_about_the_exit_code(pairs, files, run):
     without_answers = run("diagnose", "products", "--queries", "bank.npy", *NNN, "--min-gain", "1")
     assert without_answers.returncode == 2
     assert "--min-gain needs right answers: pass --pairs" in without_answers.stderr
+
+
+def test_a_log_and_its_demand_are_shown(capsys):
+    """Of a bank without near copies there is nothing to say."""
+    items, queries, _ = hubby_gallery()
+    asked = np.repeat(np.arange(100), np.r_[120, np.ones(99, int)])
+    noise = 0.01 * np.random.default_rng(0).standard_normal((219, items.shape[1]))
+    log = QueryBank((queries[asked] + noise).astype(np.float32), groups=asked)
+    biases = (queries[:100] @ items.T).max(0)
+    for bank, count in ((log, 1), (QueryBank(queries[:100], groups=np.arange(100)), 0)):
+        _show_diagnosis(diagnose(queries[300:350], items, biases, bank=bank), Path("page.html"))
+        shown = " ".join(capsys.readouterr().out.split())
+        assert shown.count("219 queries are 100 groups of near copies") == count
+        assert shown.count("demand and correction") == count
+        assert shown.count("their rank correlation is") == count

@@ -22,7 +22,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
 from milvus_hubness.reports.collections import diagnose, tune
-from tests.support.galleries import half_known, plain_collection
+from tests.support.galleries import half_known, hubby_gallery, plain_collection
 
 pytestmark = pytest.mark.beyond_contract
 
@@ -239,6 +239,38 @@ def test_bad_input(retrieval):
         diagnose(store, name, QueryBank(retrieval.queries[:, 1:]), bank=bank)
     with pytest.raises(CollectionNotFound):
         tune(store, "nowhere", bank)
+
+
+def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
+    """Of an uncorrected collection the groups are looked for; those of a corrected one are stored."""
+    items, queries, answers = hubby_gallery()
+    store, name = lite.store(), lite.name("log")
+    plain_collection(lite.client(), name, items, "IP")
+    rng = np.random.default_rng(0)
+    asked = np.repeat(np.arange(200), np.r_[[120] * 2, np.ones(198, int)])
+    log = queries[asked] + 0.01 * rng.standard_normal((len(asked), queries.shape[1]))
+    bank = QueryBank(log.astype(np.float32))
+    real = QueryBank(queries[300:400])
+    keys = answers[300:400].tolist()
+    told = tune(store, name, bank, queries=real, answers=keys, pair_weights=1 + np.arange(100) % 3)
+    [finding] = [one for one in told.findings if one.name == "log"]
+    assert finding.text.startswith("438 queries are ")
+    assert finding.remedy
+    assert tune(store, name, bank).reason.count("groups of near copies") == 1
+    assert "groups of near copies" in plan_migration(store, name, bank).verdict.reason
+    before = diagnose(store, name, real, bank=bank, answers=keys)
+    target = migrate(store, plan_migration(store, name, bank, verdict="skip")).target
+    after = diagnose(store, target, real, answers=keys)
+    for diagnosis in (before, after):
+        assert diagnosis.bank.logged == 438
+        assert diagnosis.bank.groups <= 200
+        assert diagnosis.bank.largest_share > 0.5
+        assert diagnosis.demand is not None
+        assert sum("emand and correction" in sentence for sentence in diagnosis.summary) == 1
+    groups = store.load_bank(store.info(target).state_of(None).profile.bank).queries.groups
+    assert after.bank.groups == groups.max() + 1
+    with pytest.raises(InvalidInput, match="weights of 100 pairs must be 100 numbers"):
+        tune(store, name, bank, queries=real, answers=keys, pair_weights=[1, 2])
 
 
 def test_a_tuned_gate_is_followed_by_every_job(lite):

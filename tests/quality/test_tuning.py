@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,11 +21,17 @@ from milvus_hubness.correction.estimators import (
     to_dict,
 )
 from milvus_hubness.correction.estimators.base import is_same, score_spread
+from milvus_hubness.correction.near_copies import near_copies
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
+from milvus_hubness.quality.measures import (
+    assess,
+    excess_answers_of,
+    paired_difference,
+    ranks,
+)
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
-from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
+from milvus_hubness.quality.tuning import Pairs, apart, decide, judge_labelled, mix, pick, tune
 from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
@@ -39,6 +46,39 @@ def space():
     queries = gallery[:40] + 0.5 * rng.standard_normal((40, 8)).astype(np.float32)
     bank = rng.standard_normal((60, 8)).astype(np.float32)
     return QueryBank(bank), gallery, queries
+
+
+@pytest.fixture
+def log():
+    """A bank of 90 queries that are 30 groups of near copies, of 1 to 20 queries, out of order."""
+    rng = np.random.default_rng(1)
+    sizes = np.array([20, 12, 8, 6, 5, 4, *[2] * 11, *[1] * 13])
+    groups = rng.permutation(np.repeat(np.arange(30), sizes))
+    subjects = rng.standard_normal((30, 8))
+    rows = subjects[groups] + 0.1 * rng.standard_normal((90, 8))
+    return QueryBank(rows.astype(np.float32), groups=groups)
+
+
+def test_every_trial_of_a_log_equals_its_direct_fit(space, log):
+    """Near copies share the weight of one query, and the agreement is that of the log's queries."""
+    _, gallery, queries = space
+    trials = sweep(log, gallery, QueryBank(queries))
+    agreements = set()
+    for trial in trials:
+        fitted = trial.estimator.unmeasured().fit(log, gallery=gallery, target_bank=queries)
+        np.testing.assert_allclose(trial.bias, trial.strength * fitted.bias(gallery), atol=2e-5)
+        if trial.estimator.strength == "agreement":
+            agreements.add((trial.estimator.agreement, fitted.estimator.agreement))
+    assert len(agreements) == 3, "of RelativeNNN(8), RelativeNNN(30) and Blend"
+    for measured, direct in agreements:
+        assert measured == pytest.approx(direct, abs=1e-6)
+
+    # Of the groups alone it would be another: their halves have no near copies in common.
+    of_groups = sweep(QueryBank(log.condensed.vectors), gallery)[-1].estimator.agreement
+    assert trials[-1].estimator.agreement > of_groups + 0.05
+    gated = next(trial for trial in trials if trial.form == (1, None))
+    opens = DynamicGate(1).activated(log.condensed.vectors, gallery)
+    np.testing.assert_array_equal(gated.activated, opens)
 
 
 def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
@@ -175,11 +215,11 @@ def test_a_mix_is_the_mean_of_its_trials(space):
 def test_picking_prefers_what_ranks_better_and_then_what_is_more_even():
     trials = [Trial(NNN(k), 1.0, np.zeros(5, np.float32)) for k in range(1, 21)]
     alike = np.full((20, 30), 4, np.int32)
-    assert pick(trials, np.linspace(0.2, 0.3, 20), alike) == trials[:8]
+    assert pick(trials, np.linspace(0.2, 0.3, 20), alike, np.ones(30)) == trials[:8]
     even = np.full(20, 0.2)
     few = np.full((20, 30), 4, np.int32)
     few[12:] = 1
-    assert pick(trials, even, few) == trials[12:]
+    assert pick(trials, even, few, np.ones(30)) == trials[12:]
 
 
 def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
@@ -187,14 +227,14 @@ def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
     trials = [*(trial._replace(gate=1) for trial in plain), *plain]
     even, ranks = np.full(20, 0.2), np.full((20, 100), 2, np.int32)
     ranks[:10, 0] = 1  # 0.005 of mean reciprocal rank
-    assert pick(trials, even, ranks) == plain[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == plain[:8]
     ranks[:10, :3] = 1  # 0.015, with a standard error of 0.0085
-    assert pick(trials, even, ranks) == plain[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == plain[:8]
     ranks[:10, :5] = 1
-    assert pick(trials, even, ranks) == trials[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == trials[:8]
     ranks[10] = 1  # One trial without a gate is the best of all.
     ranks[:10, :40] = 1
-    assert pick(trials, even, ranks) == trials[:8]
+    assert pick(trials, even, ranks, np.ones(100)) == trials[:8]
 
 
 def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_bank_query(space):
@@ -244,6 +284,172 @@ def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
     assert told.interval.estimate == pytest.approx(with_gate - raw, abs=0.04)
     for without in (tune(bank, gallery), tune(bank, gallery, queries=queries)):
         assert without.gate is None
+
+
+def test_a_query_is_judged_without_its_near_copies_in_the_bank(space, log, monkeypatch):
+    """Each fold is searched under the mix of the others' labels, fitted without what is near it."""
+    _, gallery, _ = space
+    rng = np.random.default_rng(3)
+    rows = log.vectors[rng.permutation(90)[:50]]
+    queries = (rows + 0.05 * rng.standard_normal(rows.shape)).astype(np.float32)
+    positives = (queries @ gallery.T).argmax(1)
+    searches = []
+
+    def recorded(trials, searched, *others):
+        searches.append((trials, searched))
+        return search(trials, searched, *others)
+
+    monkeypatch.setattr("milvus_hubness.quality.tuning.search", recorded)
+    told = tune(log, gallery, queries=queries, positives=positives)
+    folds = [(trials[0], searched) for trials, searched in searches if len(searched) < 50]
+    assert len(folds) == 5
+    assert sum(len(searched) for _, searched in folds) == 50
+
+    copies = near_copies(log, gallery)
+    directions = log.vectors / np.linalg.norm(log.vectors.astype(np.float64), axis=1)[:, None]
+    means = np.stack([directions[log.groups == group].mean(0) for group in range(30)])
+    left_out = []
+    for trial, searched in folds:
+        unit = searched / np.linalg.norm(searched.astype(np.float64), axis=1)[:, None]
+        near = (unit @ means.T >= copies.cosine).any(0)
+        left_out.append(near.sum())
+        bank = log.take(~near[log.groups])
+        # Fixed at its strength: the agreement was measured with the trials.
+        estimator = trial.estimator.clamped(len(bank.condensed))
+        if isinstance(estimator, Blend):
+            fits = [
+                weight * inner.share * replace(inner, strength=1.0, agreement=None)
+                .fit(bank, gallery=gallery).bias(gallery)
+                for inner, weight in zip(estimator.estimators, estimator.weights, strict=True)
+            ]  # fmt: skip
+            np.testing.assert_allclose(trial.bias, trial.strength * sum(fits), atol=1e-4)
+    assert min(left_out) > 0
+    assert told.labelled
+
+
+def test_a_bank_of_nothing_but_near_copies_of_the_pairs_shows_no_gain(space):
+    _, gallery, queries = space
+    rng = np.random.default_rng(5)
+    noise = 0.01 * rng.standard_normal((2, 40, 8))
+    one = queries[:1] + noise[0].astype(np.float32)
+    bank = QueryBank(queries[:1] + noise[1].astype(np.float32), groups=np.zeros(40, int))
+    told = tune(bank, gallery, queries=one, positives=np.arange(40))
+    assert told.interval == (0, 0, 0)
+    assert told.findings == (), "a bank of one group cannot be examined"
+    alone = tune(bank, gallery)
+    assert alone.verdict == "leave it alone"
+    assert "a bank of 1 distinct queries, near copies counted once" in alone.reason
+
+
+def test_near_copies_among_the_pairs_are_in_one_fold(space, monkeypatch):
+    bank, gallery, _ = space
+    rng = np.random.default_rng(4)
+    sizes = [30, 10, 5, 5, *[1] * 20]
+    subject = rng.permutation(np.repeat(np.arange(24), sizes))
+    queries = (5 * rng.standard_normal((24, 8)))[subject] + 0.01 * rng.standard_normal((70, 8))
+    queries = queries.astype(np.float32)
+    searched = []
+
+    def recorded(trials, queries, *others):
+        searched.append(queries)
+        return search(trials, queries, *others)
+
+    monkeypatch.setattr("milvus_hubness.quality.tuning.search", recorded)
+    tune(bank, gallery, queries=queries, positives=(queries @ gallery.T).argmax(1))
+    folds = [rows for rows in searched if len(rows) < 70]
+    assert sorted(map(len, folds)) == [10, 10, 10, 10, 30]
+    subject_of = dict(zip(map(bytes, queries), subject.tolist(), strict=True))
+    subjects = [{subject_of[bytes(row)] for row in rows} for rows in folds]
+    assert sum(map(len, subjects)) == len(set.union(*subjects)) == 24
+
+
+class TestWeights:
+    def test_a_weight_is_a_number_of_equal_pairs(self, space):
+        bank, gallery, queries = space
+        weights = np.random.default_rng(0).integers(1, 4, 40)
+        weighted = tune(
+            bank, gallery, queries=queries, positives=np.arange(40), pair_weights=weights
+        )
+        each = np.repeat(np.arange(40), weights)
+        repeated = tune(bank, gallery, queries=queries[each], positives=each)
+        by_method = {(row.estimator, row.strength, row.gate): row for row in repeated.rows}
+        for row in weighted.rows[1:]:
+            same = by_method[row.estimator, row.strength, row.gate]
+            assert row.r1 == pytest.approx(same.r1)
+            assert row.gain.estimate == pytest.approx(same.gain.estimate)
+            # Few queries of unequal weight say less than as many as the sum of the weights.
+            assert row.gain.high - row.gain.low >= same.gain.high - same.gain.low - 0.01
+        assert weighted.demand == pytest.approx(weights.max() / weights.sum())
+        assert weighted.demand == pytest.approx(repeated.demand)
+
+    def test_the_interval_is_that_of_a_weighted_bootstrap(self):
+        rng = np.random.default_rng(1)
+        values, weights = rng.standard_normal(300), rng.gamma(0.5, size=300) + 0.01
+        share = weights / weights.sum()
+        told = paired_difference(np.zeros(300), values, weights)
+        assert told.estimate == pytest.approx(share @ values)
+        error = np.sqrt(share**2 @ (values - share @ values) ** 2)
+        assert told.high - told.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+        assert told == paired_difference(np.zeros(300), values, 1000 * weights)
+        equal = paired_difference(np.zeros(300), values, np.full(300, 7.0))
+        np.testing.assert_allclose(equal, paired_difference(np.zeros(300), values))
+
+    def test_a_pair_of_weight_0_says_nothing(self, space):
+        bank, gallery, queries = space
+        weights = np.repeat([1.0, 0.0], 20)
+        positives = np.arange(40)
+        told = tune(bank, gallery, queries=queries, positives=positives, pair_weights=weights)
+        alone = tune(bank, gallery, queries=queries[:20], positives=positives[:20])
+        assert told.to_dict() == alone.to_dict()
+        with pytest.raises(InvalidInput, match="19 queries cannot judge"):
+            tune(
+                bank,
+                gallery,
+                queries=queries,
+                positives=positives,
+                pair_weights=weights * (positives > 0),
+            )
+
+    def test_what_is_asked_for_most_decides(self):
+        raw = np.repeat([1.0, 0.0], [20, 380])
+        after = 1 - raw
+        assert judge_labelled(raw, after, 1.0, 0.4).verdict == "apply"
+        weights = np.repeat([100.0, 1.0], [20, 380])
+        judged = judge_labelled(raw, after, 1.0, 0.4, weights)
+        assert judged.verdict == "leave it alone"
+        assert judged.interval.estimate == pytest.approx((380 - 2000) / 2380)
+
+    @pytest.mark.parametrize(
+        ("weights", "message"),
+        [
+            (np.ones(39), "weights of 40 pairs must be 40 numbers"),
+            (np.zeros(40), "weights of all pairs are 0"),
+            (np.r_[np.ones(39), -1], "weight of pair 39 must be a number from 0 up"),
+            (np.r_[np.ones(39), np.nan], "weight of pair 39 must be a number from 0 up"),
+            (np.array(["1"] * 40), "must be 40 numbers"),
+            (np.ones(40, bool), "must be 40 numbers"),
+            ([1.0, None] * 20, "must be 40 numbers"),
+            ([[1.0], [1.0, 2.0]] * 20, "must be 40 numbers"),
+        ],
+    )
+    def test_bad_weights(self, space, weights, message):
+        bank, gallery, queries = space
+        with pytest.raises(InvalidInput, match=message):
+            tune(bank, gallery, queries=queries, positives=np.arange(40), pair_weights=weights)
+
+    def test_weights_without_pairs(self, space):
+        bank, gallery, queries = space
+        with pytest.raises(InvalidInput, match="without the pairs"):
+            tune(bank, gallery, queries=queries, pair_weights=np.ones(40))
+
+
+def test_without_labels_a_group_is_fitted_or_searched(space, log):
+    _, gallery, _ = space
+    told = tune(log, gallery)
+    assert told.queries == 15, "one query of each of half of the groups"
+    [finding] = [one for one in told.findings if one.name == "log"]
+    assert finding.text.startswith("90 queries are 30 groups of near copies")
+    assert told.to_dict()["demand"] is None
 
 
 def test_verdicts():
@@ -347,11 +553,18 @@ class TestRealData:
         """benchmarks/tune.py rests on this."""
         task = load_task(V2T)
         labelled_half = np.random.default_rng(3).permutation(500)[:250]
-        trials = sweep(QueryBank(task.bank), task.gallery, task.target_bank)
+        copies = near_copies(QueryBank(task.bank), task.gallery)
+        pairs = Pairs(
+            task.query[labelled_half], list(task.positives[labelled_half, None]), np.ones(250)
+        )
+        # `tune` tries methods on what is apart from its pairs; where these are near nothing, on all.
+        swept = apart(copies, pairs.queries)
+        trials = sweep(swept, task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
         outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)
-        wanted = [positives[query] for query in labelled_half]
-        chosen, judged = decide(trials, outcome, task.query[labelled_half], task.gallery, wanted)
+        chosen, judged = decide(
+            trials, outcome, copies, swept, task.gallery, pairs, target_bank=task.target_bank
+        )
         told = labelled(V2T, labelled_half)
         assert (told.choice, told.strength, told.interval) == (
             chosen.estimator, judged.strength, judged.interval,

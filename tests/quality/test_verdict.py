@@ -271,6 +271,93 @@ def test_a_bank_of_few_distinct_queries_is_not_judged(world, distinct):
     assert f"a bank of {distinct} distinct queries" in judged.reason
 
 
+def drawn_log(queries, sizes, seed=5):
+    """A log in which each query comes in so many noisy copies, out of order, and the query of each row."""
+    rng = np.random.default_rng(seed)
+    asked = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    noise = rng.standard_normal((len(asked), queries.shape[1]))
+    return (queries[asked] + 0.05 * noise).astype(np.float32), asked
+
+
+def test_near_copies_are_not_both_fitted_and_searched(world):
+    items, queries, _ = world
+    rows, asked = drawn_log(queries, [40, 20, 10, *[2] * 60, *[1] * 60])
+    fits = []
+
+    def recorded(bank, rows):
+        fits.append(bank.vectors.astype(np.float64))
+        return nnn(bank, rows)
+
+    seen = examine(QueryBank(rows, groups=asked), items, recorded)
+    means = np.stack([rows[asked == group].astype(np.float64).mean(0) for group in range(123)])
+    for half in fits[:2]:
+        distances = np.abs(half[:, None] - means).max(2)
+        assert distances.min(1).max() < 1e-5, "each group counts once, as its mean"
+    assert (len(fits[0]), len(fits[1]), seen.searched) == (61, 62, 62)
+    np.testing.assert_allclose(np.concatenate(fits[:2]).sum(0), means.sum(0), atol=1e-3)
+
+
+def test_the_unevenness_of_a_log_is_its_definition(world):
+    items, queries, _ = world
+    sizes = [40, 20, 10, *[2] * 60, *[1] * 60]
+    rows, asked = drawn_log(queries, sizes)
+    seen = examine(QueryBank(rows, groups=asked), items, nnn)
+    assert (seen.logged, seen.groups) == (250, 123)
+    assert seen.largest_share == 40 / 250
+    assert seen.dispersion == pytest.approx(np.var(sizes) / np.mean(sizes))
+
+    counts = np.where(asked == 0, 10.0, 0.5)
+    seen = examine(QueryBank(rows, groups=asked, counts=counts), items, nnn)
+    assert (seen.logged, seen.largest_share) == (505, pytest.approx(400 / 505))
+
+    # Of a part of a log, the demand is that of the whole.
+    part = examine(
+        QueryBank(rows[:50]), items, nnn, whole=QueryBank(rows, groups=asked, counts=counts)
+    )
+    assert (part.logged, part.largest_share) == (seen.logged, seen.largest_share)
+
+
+def test_a_log_of_which_few_groups_take_most_is_a_warning():
+    log = GOOD._replace(logged=3000, groups=412, largest_share=0.32, dispersion=100.0)
+    [told] = [finding for finding in findings(log) if finding.name == "log"]
+    assert told.text == (
+        "3,000 queries are 412 groups of near copies; the largest 1% of them hold 32% of all queries"
+    )
+    assert "only pairs of the same log" in told.remedy
+    assert not told.fails
+    judged = judge_unlabelled(log)
+    assert judged.verdict == "apply"
+    assert str(told) in judged.reason, "jobs and plans show the reason"
+
+    [even] = [each for each in findings(log._replace(largest_share=0.08)) if each.name == "log"]
+    assert not even.remedy
+    assert "log" not in [each.name for each in findings(log._replace(groups=3000))]
+
+
+def test_figures_that_were_saved_before_logs_were_read_still_load():
+    old = {
+        name: value
+        for name, value in GOOD._asdict().items()
+        if name not in ("logged", "groups", "largest_share", "dispersion")
+    }
+    assert judge_unlabelled(Figures(**old)) == judge_unlabelled(GOOD)
+    assert "log" not in [finding.name for finding in findings(Figures(**old))]
+
+
+def test_a_bank_without_repeats_in_order_of_its_topics_is_halved_at_random(world):
+    """The halves of an ordered bank would be two banks, each of other topics."""
+    items, queries, _ = world
+    by_topic = queries[np.argsort(queries[:, 0])]
+    halves = []
+
+    def recorded(bank, rows):
+        halves.append(bank.vectors[:, 0].mean())
+        return nnn(bank, rows)
+
+    examine(QueryBank(by_topic, groups=np.arange(600)), items, recorded)
+    assert abs(halves[0] - halves[1]) < 0.3 * queries[:, 0].std()
+
+
 @needs_real_data
 class TestRealData:
     @pytest.mark.parametrize("name", LARGEST_APART)

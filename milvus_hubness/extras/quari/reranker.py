@@ -305,7 +305,7 @@ def read_labelled(
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
 
-    queries, keys = read_pairs(path)
+    queries, keys, _ = read_pairs(path)
     store = open_store()
     rows = read_gallery(store, store.info(collection), field, progress=progress)
     queries.expect_dim(rows.layout.dim, "the field")

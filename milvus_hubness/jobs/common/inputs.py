@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.defaults import KEY_COLUMN, QUERY_COLUMN
+from milvus_hubness.basics.defaults import KEY_COLUMN, QUERY_COLUMN, WEIGHT_COLUMN
 from milvus_hubness.basics.files.arrays import open_archive
 from milvus_hubness.basics.files.tables import TABLES, open_table
 from milvus_hubness.basics.progress import Progress, silent
@@ -37,6 +37,7 @@ from milvus_hubness.jobs.common.priors import NO_PRIOR, ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Schemas, Store
 from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.quality.measures import checked_weights
 
 COLLECTION_PREFIX = "collection:"
 """With this begins the name of a bank that is read from a collection, not from a file."""
@@ -76,10 +77,22 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     return QueryBank(np.concatenate(vectors), source=spec)
 
 
-def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
-    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file.
+class LabelledPairs(NamedTuple):
+    """Queries, each with the key of the row that answers it."""
 
-    Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
+    queries: QueryBank
+    keys: list[Key]
+
+    weights: npt.NDArray[np.float64] | None
+    """How often users send each query, (n,); None for equally often."""
+
+
+def read_pairs(path: str) -> LabelledPairs:
+    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file,
+    and `weight` (n,) if it has that.
+
+    Raises UnreadableFile, and InvalidInput if one of the first two is missing, lengths differ, or
+    the weights are not numbers from 0 up, of which one is above 0.
     """
     queries = QueryBank.load(path, QUERY_COLUMN)
     keys = _read_column(path, KEY_COLUMN)
@@ -92,7 +105,19 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
             f"{name_some(odd, 1)}"
         )
 
-    return queries, keys
+    weights = None
+    if WEIGHT_COLUMN in _column_names(path):
+        weights = checked_weights(_read_column(path, WEIGHT_COLUMN), len(queries))
+    return LabelledPairs(queries, keys, weights)
+
+
+def clicks_of(pairs: LabelledPairs) -> dict[Key, float]:
+    """Return how often each key is the right one of a file of pairs, by the weights of its queries."""
+    weights = np.ones(len(pairs.keys)) if pairs.weights is None else pairs.weights
+    counts: dict[Key, float] = {}
+    for key, weight in zip(pairs.keys, weights.tolist(), strict=True):
+        counts[key] = counts.get(key, 0.0) + weight
+    return counts
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
@@ -149,6 +174,15 @@ def _read_column(path: str, column: str) -> list[Any]:
     with open_table(path) as table:
         _expect_column(path, column, table.schema.names)
         return list(table.column(column).to_pylist())
+
+
+def _column_names(path: str) -> Sequence[str]:
+    """Return the names of the arrays or columns of a file of labelled pairs."""
+    if Path(path).suffix.lower() == ".npz":
+        with open_archive(path) as archive:
+            return list(archive.names)
+    with open_table(path) as table:
+        return list(table.schema.names)
 
 
 def _expect_column(path: str, column: str, names: Sequence[str]) -> None:

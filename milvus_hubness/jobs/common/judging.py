@@ -8,7 +8,7 @@ if the verdict is "leave it alone". Verdicts are stored for each bank, so that t
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import get_args
 
@@ -104,7 +104,7 @@ def judged(
         bank.expect_dim(queries.shape[1], "a query")
         queries = layout.reduce_queries(queries)
     judgement = judge_bank(
-        QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
+        replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(vectors),
         queries=queries,
     )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.estimators import Estimator, WithDemand
 from milvus_hubness.correction.prior import (
@@ -266,12 +265,3 @@ def _expect_differences(collection: str, prior: Prior, values: Values) -> None:
         if len(values) and values.max() > 0:
             problem = f"field {prior.field!r} of {collection!r} is the same in all rows"
     raise InvalidInput(f"{problem}: a prior needs rows of which some are wanted more than others")
-
-
-def clicks_of(pairs: tuple[QueryBank, list[Key]]) -> dict[Key, float]:
-    """Return how often each key is the right one of a file of pairs."""
-    _, keys = pairs
-    counts: dict[Key, float] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0.0) + 1
-    return counts

@@ -38,6 +38,7 @@ from milvus_hubness.jobs.store.records import CollectionInfo, Record
 from milvus_hubness.quality.measures import (
     Interval,
     assess,
+    checked_weights,
     excess_answers_of,
     k_occurrence,
     noise_of_change,
@@ -74,6 +75,9 @@ class Labelled(NamedTuple):
 
     queries: Floats
     positives: list[npt.NDArray[np.int64]]
+
+    weights: npt.NDArray[np.float64] | None = None
+    """How often users send each query, (n,), above 0; None for equally often."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def judge(
     gains: dict[str, Interval] = {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
-        r1, gains = _gains_of(outcome.gated(gates).hits)
+        r1, gains = _gains_of(outcome.gated(gates).hits, labelled.weights)
 
     return RefreshEvaluation(
         items=len(sample),
@@ -205,13 +209,20 @@ def _mean_overlap(old_answers: npt.NDArray[np.int32], new_answers: npt.NDArray[n
     return float(np.mean(shares))
 
 
-def _gains_of(hits: npt.NDArray[np.float64]) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return R@1, and the gains of `new` over the others, from the hits (3, m) of COMPARED."""
+def _gains_of(
+    hits: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None
+) -> tuple[dict[str, float], dict[str, Interval]]:
+    """Return R@1, and the gains of `new` over the others, from the hits (3, m) of COMPARED.
+
+    weights: (m,), how often users send each query.
+    """
     raw_hits, old_hits, new_hits = hits
-    r1 = dict(zip(COMPARED, hits.mean(axis=1).round(4).tolist(), strict=True))
+    r1 = dict(
+        zip(COMPARED, np.average(hits, axis=1, weights=weights).round(4).tolist(), strict=True)
+    )
     gains = {
-        "raw": paired_difference(raw_hits, new_hits),
-        "old": paired_difference(old_hits, new_hits),
+        "raw": paired_difference(raw_hits, new_hits, weights),
+        "old": paired_difference(old_hits, new_hits, weights),
     }
     return r1, gains
 
@@ -290,10 +301,12 @@ class Sample(NamedTuple):
             np.array([position_of[key] for key in keys if key in position_of], np.int64)
             for keys in labels.keys
         ]
-        rows = [i for i, positions in enumerate(answers) if len(positions)]
+        weights = checked_weights(labels.weights, len(answers))
+        rows = [i for i, positions in enumerate(answers) if len(positions) and weights[i]]
         if len(rows) < 2:
             return None
-        return Labelled(np.asarray(labels.queries, np.float32)[rows], [answers[i] for i in rows])
+        queries = np.asarray(labels.queries, np.float32)[rows]
+        return Labelled(queries, [answers[i] for i in rows], weights[rows])
 
 
 def sampled(

@@ -17,6 +17,7 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from milvus_hubness.basics.defaults import (
@@ -92,11 +93,14 @@ class Labels(NamedTuple):
     queries: Floats
     keys: Sequence[Sequence[Key]]
 
+    weights: Sequence[float] | npt.NDArray[np.float64] | None = None
+    """How often users send each query, (n,); None for equally often."""
+
     @classmethod
     def load(cls, path: str) -> Labels:
         """Read a file of labelled pairs. Raises as `read_pairs` does."""
-        queries, keys = read_pairs(path)
-        return cls(queries.vectors, [[key] for key in keys])
+        pairs = read_pairs(path)
+        return cls(pairs.queries.vectors, [[key] for key in pairs.keys], pairs.weights)
 
 
 @dataclass(frozen=True, eq=False)

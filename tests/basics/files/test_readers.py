@@ -162,6 +162,13 @@ CONTENTS = {
             for name in ("query", "key", "text", "item")
         }
     ),
+    "cubes of weights": archive(
+        query_npy=npy((2, 2), after=bytes(16)),
+        key_npy=npy((2,), "<i8", bytes(16)),
+        text_npy=npy((2, 2), after=bytes(16)),
+        item_npy=npy((2,), after=bytes(8)),
+        weight_npy=npy((2, 2), after=bytes(16)),
+    ),
     "objects in an archive": archive(
         **{
             f"{name}_npy": npy((2,), "|O", pickle.dumps([None] * 2))

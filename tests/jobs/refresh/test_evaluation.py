@@ -10,7 +10,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
-from milvus_hubness.errors import DimensionMismatch
+from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
 from milvus_hubness.jobs.refresh.plan import Labels, RefreshPlan
@@ -229,6 +229,37 @@ def test_labels_decide_where_there_are_some(hubs):
     assert not well.objection
 
 
+def test_labels_count_as_often_as_they_are_asked(hubs):
+    """Queries whose answers the new biases lose decide if they are asked most, and else do not."""
+    items, queries, _ = hubs
+    layout = Layout(DIM, "IP")
+    positives = [np.array([i]) for i in range(len(items))]
+    asked = unit(items + 0.6 * np.random.default_rng(0).normal(size=items.shape) / DIM**0.5)
+    old, new = standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 0.75))
+    alone = [
+        judge(layout, items, old, new, Labelled(asked[[i, i]], [positives[i]] * 2)).r1
+        for i in range(40)
+    ]
+    lost = [i for i, r1 in enumerate(alone) if r1["new"] < r1["old"]]
+    won = [i for i, r1 in enumerate(alone) if r1["new"] >= r1["old"]]
+    assert lost
+    assert won
+
+    weights = np.ones(40)
+    weights[lost] = 1_000
+    told = judge(layout, items, old, new, Labelled(asked[:40], positives[:40], weights))
+    assert told.objection.startswith("R@1 falls from")
+    share = weights / weights.sum()
+    for name in ("old", "new"):
+        expected = share @ [r1[name] for r1 in alone]
+        assert told.r1[name] == pytest.approx(expected, abs=1e-4)
+    assert told.gains["old"].estimate == pytest.approx(told.r1["new"] - told.r1["old"], abs=1e-3)
+    weights[lost] = 1e-6
+    assert not judge(
+        layout, items, old, new, Labelled(asked[:40], positives[:40], weights)
+    ).objection
+
+
 def test_a_gate_counts_as_searches_use_it():
     bank, items, queries = half_known()
     labelled, layout = (
@@ -263,3 +294,10 @@ def test_labels_are_found_in_the_sample():
     assert [numbers.tolist() for numbers in known.positives] == [[1], [2, 0]]
     assert len(known.queries) == 2
     assert sample.labelled(Labels(np.ones((2, 2), np.float32), [[10], [99]])) is None
+
+    queries, keys = np.eye(4, 2, dtype=np.float32), [[10], [99], [11], ["a"]]
+    weighted = sample.labelled(Labels(queries, keys, [2, 1, 0, 3]))
+    assert weighted.weights.tolist() == [2, 3]
+    assert [numbers.tolist() for numbers in weighted.positives] == [[0], [2]]
+    with pytest.raises(InvalidInput, match="weights of 4 pairs must be 4 numbers"):
+        sample.labelled(Labels(queries, keys, [1, 2, 3]))
