@@ -153,7 +153,7 @@ def drawn(name: str, zipf: float, number: int, tuned: bool) -> dict[str, float]:
 
     neutral = biases_of(Blend(), grouped, gallery)
     demanded = biases_of(WithDemand(), grouped, gallery)
-    judgement = judge_bank(log, gallery)
+    judgement = judge_bank(grouped, gallery)
     biases = {
         "log": biases_of(Blend(), log, gallery),
         "groups": neutral,
@@ -178,7 +178,7 @@ def drawn(name: str, zipf: float, number: int, tuned: bool) -> dict[str, float]:
     facts = {
         "raw": raw,
         "strength": judgement.strength,
-        "groups": len(groups),
+        "group_count": len(groups),
         "largest": float(largest),
     }
     return {**facts, **gains}
