@@ -177,7 +177,7 @@ class PriorOptions:
         str | None,
         "Field of the rows with a number from 0 up that says how often each is wanted, such as "
         "clicks: popular rows rank higher; `bank` takes the demand that the bank itself shows. "
-        "[default: that of the bank, beside a method of which nobody chose another]",
+        "[default: that of the bank, with the default method]",
     ] = None
     prior_from: Annotated[
         str | None,

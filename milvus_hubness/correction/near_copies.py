@@ -42,8 +42,8 @@ FITTED_ITEMS = 20_000
 ROUNDS = 3
 """How often the cosine is chosen; from the second time on by scores less the biases that the groups
 of the time before give."""
-FEWEST = 20
-"""Queries below which there is nothing to choose from: only repeats are grouped."""
+FEWEST = 200
+"""Queries below which the agreement says too little: only repeats are grouped."""
 FEWEST_ITEMS = 50
 """Items below which the first one says little of what a query asks for: only repeats are grouped."""
 MERGES = 3

@@ -133,7 +133,7 @@ def completed(program, text):
             "milvus-hubness enable products --where ",
             ["auto", "second_vector", "fields", "side_collection"],
         ),
-        ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn"]),
+        ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn", "demand"]),
     ],
 )
 def test_a_shell_completes_commands_options_and_choices(text, offered):

@@ -249,11 +249,11 @@ class QueryBank:
         return min(k, len(self))
 
     def require(self, at_least: int) -> None:
-        if (self.stands_for or len(self)) < at_least:
-            noun = "query" if len(self) == 1 else "queries"
+        count = self.stands_for or len(self)
+        if count < at_least:
+            noun = "query" if count == 1 else "queries"
             raise BankTooSmall(
-                f"the bank from {self.source} has {len(self)} {noun}; "
-                f"at least {at_least} are needed"
+                f"the bank from {self.source} has {count} {noun}; at least {at_least} are needed"
             )
 
     def expect_dim(self, dim: int, what: str) -> None:

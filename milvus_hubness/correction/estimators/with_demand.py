@@ -139,10 +139,8 @@ class WithDemand(Estimator, alias="demand"):
         tau = self.tau_of()
         unit = tau / self.temperature if self.temperature else 1.0
 
-        unevenness = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
-        measured = replace(
-            self, estimators=(fitted.estimator,), factor=self.weight * unit * unevenness
-        )
+        share = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
+        measured = replace(self, estimators=(fitted.estimator,), factor=self.weight * unit * share)
         of_groups = (tau * np.log(counts) - shares).astype(np.float32)
         potentials = np.column_stack([fitted.potentials, of_groups])
         diagnostics = DemandDiagnostics(fitted.diagnostics, dispersion)

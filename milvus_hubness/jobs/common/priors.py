@@ -137,9 +137,9 @@ class ChosenPrior:
 NO_PRIOR = ChosenPrior()
 
 
-def beside(estimator: Estimator, request: PriorRequest, chosen: ChosenPrior) -> Estimator:
+def joined_with(estimator: Estimator, request: PriorRequest, chosen: ChosenPrior) -> Estimator:
     """Return the estimator that goes with a prior: with the demand of the bank if the caller names
-    it, and without it beside another prior, as popularity would count twice.
+    it, and without it if there is another prior, as popularity would count twice.
     """
     of_biases = estimator.of_biases if isinstance(estimator, WithDemand) else estimator
     if request.is_demand:

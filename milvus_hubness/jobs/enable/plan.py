@@ -46,8 +46,8 @@ from milvus_hubness.jobs.common.priors import (
     ChosenPrior,
     PriorLike,
     PriorRequest,
-    beside,
     chosen_prior,
+    joined_with,
     on_gallery,
     prior_facts,
 )
@@ -430,7 +430,7 @@ def _fitted(
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])
     values = chosen.values_of(gallery.items)
-    estimator = beside(choice.estimator, request.prior, chosen)
+    estimator = joined_with(choice.estimator, request.prior, chosen)
     bank = grouped(gallery.layout, request.bank, gallery.vectors)
     banks = (estimator, bank, request.target_bank, choice.strength, chosen, values)
 

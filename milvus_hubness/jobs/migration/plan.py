@@ -33,8 +33,8 @@ from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.priors import (
     PriorLike,
     PriorRequest,
-    beside,
     chosen_prior,
+    joined_with,
     on_gallery,
 )
 from milvus_hubness.jobs.common.progress import Events, Throttle
@@ -318,7 +318,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         field=field,
         survey=surveyed,
         layout=layout,
-        estimator=beside(choice.estimator, request.prior, chosen),
+        estimator=joined_with(choice.estimator, request.prior, chosen),
         bank=request.bank,
         target_bank=request.target_bank,
         chosen=on_gallery(store, info, chosen),

@@ -71,8 +71,8 @@ from milvus_hubness.jobs.common.priors import (
     ChosenPrior,
     PriorLike,
     PriorRequest,
-    beside,
     chosen_prior,
+    joined_with,
     on_gallery,
 )
 from milvus_hubness.jobs.common.progress import Throttle
@@ -337,7 +337,7 @@ def plan_refresh(
         prior = _measured_prior(store, info, state, options, NO_PRIOR, verdict)
         of_profile = options.estimator or from_dict(profile.estimator)
         return RefreshPlan(
-            estimator=beside(of_profile, options.prior_request, prior),
+            estimator=joined_with(of_profile, options.prior_request, prior),
             bank=replace(bank, counts=prior.counts),
             strength=profile.strength,
             reason="the profile is new",
@@ -362,7 +362,7 @@ def plan_refresh(
         verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
     prior = _measured_prior(store, info, state, options, former, verdict)
     present = from_dict(profile.estimator)
-    fitting = beside(estimator or present, options.prior_request, prior)
+    fitting = joined_with(estimator or present, options.prior_request, prior)
     if estimator is not None or not is_same(fitting, profile.estimator):
         estimator = fitting
 
@@ -471,7 +471,7 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
     present = ChosenPrior(begun.prior, saved.counts)
     prior = chosen_prior(options.prior_request, None, present)
     estimator = options.estimator or from_dict(begun.estimator)
-    is_same_method = is_same(beside(estimator, options.prior_request, prior), begun.estimator)
+    is_same_method = is_same(joined_with(estimator, options.prior_request, prior), begun.estimator)
     is_same_prior = prior.arguments == present.arguments
     return is_same_method and is_same_prior and bank.fingerprint == saved.fingerprint
 
