@@ -323,6 +323,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--zipf", nargs="*", type=float, default=list(ZIPF))
     parser.add_argument("--workers", type=int, default=2, help="processes [default: 2]")
     parser.add_argument("--from-saved", action="store_true")
+    parser.add_argument("--add", action="store_true", help="keep the saved rows of other tasks")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args(arguments)
     started = time.monotonic()
@@ -347,6 +348,9 @@ def main(arguments: list[str] | None = None) -> int:
             even = [row for rows in pool.map(even_rows, EMBEDDING_TASKS) for row in rows]
         grouping = grouping_seconds()
         where = environment(started)
+        if options.add:
+            saved = json.loads((RESULTS / "demand.json").read_text())
+            rows += [row for row in saved["rows"] if row["task"] not in options.tasks]
     facts, markdown = summary(rows)
     facts["even"] = even_means(even)
     facts["grouping"] = grouping

@@ -172,20 +172,25 @@ def _agreements(directions: Vectors, first: Numbers) -> list[float]:
     """
     of_same_item = np.bincount(first)[first]
     repeats = _repeats(directions)
-    near_counts = np.zeros((len(COSINES), len(first)))
-    both_counts = np.zeros((len(COSINES), len(first)))
+    shape = len(COSINES), len(first)
+    near_counts = np.zeros(shape)
+    both_counts = np.zeros(shape)
     for start in range(0, len(first), BLOCK):
         block = slice(start, start + BLOCK)
         cosines = directions[block] @ directions.T
         # Rounding makes repeats differ a little, and a zero query is near itself too.
         cosines[repeats[block, None] == repeats[None]] = REPEATS
         np.minimum(cosines, REPEATS, out=cosines)
-        is_same = first[block, None] == first[None, :]
-        for number, cosine in enumerate(COSINES):
-            is_near = cosines >= cosine
-            near_counts[number, block] = is_near.sum(1)
-            both_counts[number, block] = (is_near & is_same).sum(1)
+        # Of the pairs that any candidate takes, the first candidate that takes them.
+        row, column = np.nonzero(cosines >= COSINES[-1])
+        level = np.searchsorted(-np.array(COSINES), -cosines[row, column])
+        place = level * len(first) + start + row
+        is_same = first[start + row] == first[column]
+        near_counts += np.bincount(place, minlength=near_counts.size).reshape(shape)
+        both_counts += np.bincount(place[is_same], minlength=near_counts.size).reshape(shape)
 
+    near_counts = near_counts.cumsum(0)
+    both_counts = both_counts.cumsum(0)
     precision = (both_counts / near_counts).mean(1)
     recall = (both_counts / of_same_item).mean(1)
     of_queries = 2 * precision * recall / (precision + recall)
