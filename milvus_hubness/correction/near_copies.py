@@ -42,9 +42,11 @@ FITTED_ITEMS = 20_000
 ROUNDS = 3
 """How often the cosine is chosen; from the second time on by scores less the biases that the groups
 of the time before give."""
-FEWEST = 200
+FEWEST = 80
 """Queries below which the agreement says too little: only repeats are grouped."""
-FEWEST_ITEMS = 50
+FEWEST_GROUPS = 20
+"""Groups without which the cosine stays as raw scores choose it."""
+FEWEST_ITEMS = 20
 """Items below which the first one says little of what a query asks for: only repeats are grouped."""
 MERGES = 3
 """How often groups are merged at most; mostly the second time changes nothing."""
@@ -136,8 +138,11 @@ def smallest_cosine(
         # The first time by raw scores: biases of a log without groups hide what is popular.
         biases = np.zeros(len(items), np.float32)
         if done:
-            bank = QueryBank(queries, groups=groups_at(directions, cosine))
-            biases = _default_biases(bank.condensed, items)
+            bank = QueryBank(queries, groups=groups_at(directions, cosine)).condensed
+            # Biases of a few groups say more of these than of the items.
+            if len(bank) < FEWEST_GROUPS:
+                break
+            biases = _default_biases(bank, items)
         agreements = _agreements(directions, _first_items(queries, items, biases))
         enough = max(agreements) - margin
         cosine = next(

@@ -426,7 +426,7 @@ def _on_log(figures: Figures) -> list[Finding]:
         return []
     remedy = (
         "few questions take most of it, and a correction pushes down what is wanted most: "
-        "only pairs of the same log (--pairs) show whether it helps"
+        "only labelled pairs of the same log show whether it helps"
     )
     text = (
         f"{figures.logged:,} queries are {figures.groups:,} groups of near copies; the largest "

@@ -1,5 +1,6 @@
 """Recall measured by searching Milvus, on real data, against figures computed apart from this package."""
 
+import numpy as np
 import pytest
 from pymilvus import DataType
 
@@ -50,7 +51,12 @@ def test_recall_through_milvus_is_the_references(backend, name, metric):
         client.insert(collection, rows[start : start + 2_000])
     client.flush(collection)
     store = backend.store()
-    plan = plan_migration(store, collection, QueryBank(task.bank), estimator=NNN(32, 0.75))
+    plan = plan_migration(
+        store,
+        collection,
+        QueryBank(task.bank, groups=np.arange(len(task.bank))),
+        estimator=NNN(32, 0.75),
+    )
     target = migrate(store, plan).target
     corrected = backend.hubness_client(state_ttl=60)
     raw, nnn = cells["raw"][0], cells["nnn k=32 a=.75"][0]

@@ -1,5 +1,6 @@
 """Recall measured by searching Qdrant, on real data, against figures computed apart from this package."""
 
+import numpy as np
 import pytest
 from qdrant_client import models
 
@@ -44,7 +45,11 @@ def test_recall_through_qdrant_is_the_references(backend, name, distance):
     )
     store = backend.store()
     plan = plan_migration(
-        store, collection, QueryBank(task.bank), estimator=NNN(32, 0.75), alias="live"
+        store,
+        collection,
+        QueryBank(task.bank, groups=np.arange(len(task.bank))),
+        estimator=NNN(32, 0.75),
+        alias="live",
     )
     assert migrate(store, plan).alias == "live"
     client = backend.hubness(state_ttl=60)

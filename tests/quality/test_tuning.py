@@ -330,10 +330,10 @@ def test_a_query_is_judged_without_its_near_copies_in_the_bank(space, log, monke
 def test_a_bank_of_nothing_but_near_copies_of_the_pairs_shows_no_gain(space):
     _, gallery, queries = space
     rng = np.random.default_rng(5)
-    noise = 0.01 * rng.standard_normal((2, 220, 8))
+    noise = 0.01 * rng.standard_normal((2, 100, 8))
     one = queries[:1] + noise[0].astype(np.float32)
-    bank = QueryBank(queries[:1] + noise[1].astype(np.float32), groups=np.zeros(220, int))
-    told = tune(bank, gallery, queries=one, positives=np.arange(220) % len(gallery))
+    bank = QueryBank(queries[:1] + noise[1].astype(np.float32), groups=np.zeros(100, int))
+    told = tune(bank, gallery, queries=one, positives=np.arange(100) % len(gallery))
     assert told.interval == (0, 0, 0)
     assert told.findings == (), "a bank of one group cannot be examined"
     alone = tune(bank, gallery)
@@ -341,8 +341,8 @@ def test_a_bank_of_nothing_but_near_copies_of_the_pairs_shows_no_gain(space):
     assert "a bank of 1 distinct queries, near copies counted once" in alone.reason
 
 
-def test_near_copies_among_the_pairs_are_in_one_fold(space, monkeypatch):
-    bank, gallery, _ = space
+def test_near_copies_among_the_pairs_are_in_one_fold(space, log, monkeypatch):
+    _, gallery, _ = space
     rng = np.random.default_rng(4)
     sizes = [30, 10, 5, 5, *[1] * 20]
     subject = rng.permutation(np.repeat(np.arange(24), sizes))
@@ -355,7 +355,7 @@ def test_near_copies_among_the_pairs_are_in_one_fold(space, monkeypatch):
         return search(trials, queries, *others)
 
     monkeypatch.setattr("milvus_hubness.quality.tuning.search", recorded)
-    tune(bank, gallery, queries=queries, positives=(queries @ gallery.T).argmax(1))
+    tune(log, gallery, queries=queries, positives=(queries @ gallery.T).argmax(1))
     folds = [rows for rows in searched if len(rows) < 70]
     assert sorted(map(len, folds)) == [10, 10, 10, 10, 30]
     subject_of = dict(zip(map(bytes, queries), subject.tolist(), strict=True))

@@ -130,7 +130,7 @@ class ChosenPrior:
             return ""
         return (
             f"no weight for the prior from {self.prior.words}, which changes nothing so far: run "
-            "tune with --prior and --pairs, or pass --prior-weight"
+            "tune with --prior and labelled pairs, or pass --prior-weight"
         )
 
 
