@@ -1,6 +1,6 @@
 """What a log of queries does as a bank where demand is uneven, and what near copies and priors change.
 
-    python -m benchmarks.demand [--draws N] [--tuned-draws N] [--workers N] [--from-saved]
+    python -m benchmarks.demand [--draws N] [--tuned-draws N] [--workers N] [--save] [--add] [--from-saved [--even]]
 
 A log has 3,000 queries for items that are drawn by a demand of Zipf's law; tests are one fresh query an item,
 weighted by the same demand. caption_document has real captions: 1 to 4 for the log, the fifth for the test. The
@@ -323,6 +323,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--zipf", nargs="*", type=float, default=list(ZIPF))
     parser.add_argument("--workers", type=int, default=2, help="processes [default: 2]")
     parser.add_argument("--from-saved", action="store_true")
+    parser.add_argument(
+        "--even", action="store_true", help="with --from-saved: measure the own banks again"
+    )
     parser.add_argument("--add", action="store_true", help="keep the saved rows of other tasks")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args(arguments)
@@ -331,6 +334,8 @@ def main(arguments: list[str] | None = None) -> int:
         saved = json.loads((RESULTS / "demand.json").read_text())
         rows, where = saved["rows"], saved["environment"]
         even, grouping = saved["even_rows"], saved["grouping"]
+        if options.even:
+            even = [row for name in EMBEDDING_TASKS for row in even_rows(name)]
     else:
         rows = []
         context = multiprocessing.get_context("spawn")

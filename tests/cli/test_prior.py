@@ -87,7 +87,7 @@ def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):
         extra = ("--plan",) if command == ("enable",) else ()
         shown = " ".join(run(*command, *options, *extra).stdout.split())
         assert "no weight for the prior from field 'clicks'" in shown
-        assert "run tune with --prior and --pairs, or pass --prior-weight" in shown
+        assert "run tune with --prior and labelled pairs, or pass --prior-weight" in shown
 
 
 def test_what_is_wrong_with_a_prior_is_one_line_and_nothing_is_written(shop, run):

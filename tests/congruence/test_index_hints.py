@@ -18,7 +18,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.generations import Batch
 from tests.support.bias_fields import TWO_FIELDS, with_second_field
-from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import nnn, plain_collection, similarity, single_queries, vectors
 from tests.support.index_hints import ALL, BANK, CELLS, DIM, ITEMS, Divided, K
 
 MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}
@@ -75,7 +75,8 @@ def test_a_second_vector_field_has_them(backend):
     options = {"width": 48} if backend.is_lite else {}
     made(plain, name, items, "IP", **options, index_type="HNSW", params=GRAPH)
     enable(
-        store, plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))
+        store,
+        plan_enable(store, name, single_queries(bank), where="second_vector", estimator=NNN(K)),
     )
     state = store.info(name).state
     assert state.layout.locality_hint_count == 13
@@ -119,7 +120,7 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
             writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
             return super().scan_keys(*args, **options)
 
-    plan = plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))
+    plan = plan_enable(store, name, single_queries(bank), where="second_vector", estimator=NNN(K))
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
 

@@ -52,6 +52,7 @@ from tests.support.galleries import (
     rich_rows,
     rich_schema,
     similarity,
+    single_queries,
     vectors,
 )
 
@@ -117,7 +118,7 @@ def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
 
     store = backend.store()
     stages = []
-    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75))
+    plan = plan_migration(store, name, single_queries(bank), estimator=NNN(16, 0.75))
     assert plan.to_dict()["rows"] == count
     json.dumps(plan.to_dict())
     result = migrate(store, plan, progress=lambda *stage: stages.append(stage))
@@ -766,7 +767,7 @@ def test_a_graph_finds_under_l2_what_the_raw_one_does(lite):
     client.flush(name)
     store = lite.store()
     target = migrate(
-        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75))
+        store, plan_migration(store, name, single_queries(bank), estimator=NNN(16, 0.75))
     ).target
     exact = similarity(queries, items, "L2")
     nearest = np.argsort(-exact)[:, :10]

@@ -7,7 +7,6 @@ from milvus_hubness import (
     NNN,
     LeaseHeld,
     LeaseLost,
-    QueryBank,
     migrate,
     plan_migration,
     refresh,
@@ -18,7 +17,7 @@ from milvus_hubness.jobs.refresh.plan import Labels
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.support.galleries import nnn, plain_collection
+from tests.support.galleries import nnn, plain_collection, single_queries
 from tests.support.servers import aliases_of
 
 DIM, ITEMS, K = 16, 220, 8
@@ -42,7 +41,7 @@ class Kept:
         self.backend, self.store = backend, backend.store()
         source = backend.name("kept")
         plain_collection(backend.client(), source, self.items, "IP")
-        plan = plan_migration(self.store, source, QueryBank(self.others), estimator=NNN(K))
+        plan = plan_migration(self.store, source, single_queries(self.others), estimator=NNN(K))
         self.name = migrate(self.store, plan).target
 
     @property
@@ -66,7 +65,7 @@ def kept(backend):
 
 @pytest.mark.beyond_contract
 def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
-    done = refresh(kept.store, kept.name, bank=QueryBank(kept.queries))
+    done = refresh(kept.store, kept.name, bank=single_queries(kept.queries))
     assert (done.action, done.written, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
     assert done.excess_answers["new"] < min(done.excess_answers["old"], done.excess_answers["raw"])
     assert 0 < done.overlap < 1
@@ -97,7 +96,7 @@ def test_nothing_is_done_while_another_is_at_work(kept):
     state = kept.state
     with Lease(kept.backend.store(), kept.name):
         with pytest.raises(LeaseHeld, match=kept.name):
-            refresh(kept.store, kept.name, bank=QueryBank(kept.queries))
+            refresh(kept.store, kept.name, bank=single_queries(kept.queries))
         assert kept.state == state
         assert status(kept.store, kept.name).pending == 1
     assert refresh(kept.store, kept.name).written == 1
@@ -126,7 +125,7 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept):
 
     biases = kept.biases()[0]
     with pytest.raises(LeaseLost, match="another job has taken over"):
-        refresh(TakenOver(kept.backend.client()), kept.name, bank=QueryBank(kept.queries))
+        refresh(TakenOver(kept.backend.client()), kept.name, bank=single_queries(kept.queries))
     assert written == [100]
     np.testing.assert_array_equal(kept.biases()[0], biases)
     with pytest.raises(LeaseHeld):

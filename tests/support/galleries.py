@@ -3,6 +3,7 @@
 import numpy as np
 from pymilvus import DataType
 
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.base import NORM_FIELD, VectorCodec
 from milvus_hubness.jobs.common.progress import key_pages
 
@@ -25,6 +26,11 @@ def hubby_gallery(rows=400, queries=600, dim=48):
     answers = rng.integers(0, rows, queries)
     asked = items[answers] + 0.7 * rng.standard_normal((queries, dim)) + 0.5 * drift
     return items.astype(np.float32), asked.astype(np.float32), answers
+
+
+def single_queries(rows):
+    """A bank whose queries each stand for themselves, as the oracle has it: none are near copies."""
+    return QueryBank(rows, groups=np.arange(len(rows)))
 
 
 def similarity(queries, items, metric):

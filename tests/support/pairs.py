@@ -7,12 +7,18 @@ from milvus_hubness import (
     DimensionMismatch,
     InvalidInput,
     NonFiniteVectors,
-    QueryBank,
     ZeroVectors,
     migrate,
     plan_migration,
 )
-from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import (
+    as_distance,
+    nnn,
+    plain_collection,
+    similarity,
+    single_queries,
+    vectors,
+)
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 20, 150, 12, 80, 8, 0.75
 
@@ -31,7 +37,7 @@ class Pair:
         self.name = backend.name("pair")
         self.rows = plain_collection(self.plain, self.name, self.items, metric)
         store = backend.store()
-        plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
+        plan = plan_migration(store, self.name, single_queries(self.bank), estimator=NNN(K, ALPHA))
         migrate(store, plan, no_writers=True)
         self.corrected = f"{self.name}_hubness"
         self.client = backend.hubness_client()
