@@ -425,8 +425,8 @@ def _on_log(figures: Figures) -> list[Finding]:
     if not figures.is_log:
         return []
     remedy = (
-        "few questions take most of it, and a correction pushes down what is wanted most: "
-        "only labelled pairs of the same log show whether it helps"
+        "few questions take most of it, so that what one of them gains or loses decides: labelled "
+        "pairs of the same log show what a correction is worth"
     )
     text = (
         f"{figures.logged:,} queries are {figures.groups:,} groups of near copies; the largest "
