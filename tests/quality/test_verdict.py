@@ -196,6 +196,13 @@ def test_queries_that_resemble_items_but_agree_less_are_no_items():
     assert judge_unlabelled(alike._replace(bank_views=0.55)).verdict == "leave it alone"
 
 
+def test_a_bank_of_many_near_copies_is_a_log_not_items():
+    alike = GOOD._replace(alike=0.0, item_views=0.6, bank_views=0.55)
+    assert judge_unlabelled(alike._replace(logged=3_000, groups=1_400)).verdict == "apply"
+    # A few repeats are in a gallery too.
+    assert judge_unlabelled(alike._replace(logged=3_000, groups=1_600)).verdict == "leave it alone"
+
+
 def test_few_queries_whose_views_all_differ_prove_nothing():
     few = GOOD._replace(two_views=0.0, searched=15)
     assert judge_unlabelled(few).verdict == "apply"
