@@ -31,7 +31,7 @@ from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
 from milvus_hubness.correction.near_copies import with_groups
-from milvus_hubness.correction.prior import Counts, ItemRows, Prior, Values
+from milvus_hubness.correction.prior import Clicks, ItemRows, Prior, Values
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 
@@ -76,7 +76,7 @@ class Correction:
     """The bank as the caller gave it, with its groups; `fitted.bank` has one query for each."""
     prior: Prior | None = None
     """What the numbers of rows get in addition; then `centred` and `of_rows` need these rows."""
-    counts: Counts = field(default_factory=dict)
+    clicks: Clicks = field(default_factory=dict)
     """The clicks of a prior from clicks."""
 
     @classmethod
@@ -128,7 +128,7 @@ class Correction:
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
         queries = _reduced_bank(layout, bank.queries)
         fitted = estimator.restore(queries, bank.potentials, target_bank=targets)
-        return cls(layout, fitted, mean_bias, queries=bank.queries, prior=prior, counts=bank.counts)
+        return cls(layout, fitted, mean_bias, queries=bank.queries, prior=prior, clicks=bank.clicks)
 
     def stored_bank(self, target_bank: QueryBank | None) -> StoredBank:
         """Return the bank of the fit with its potentials, from which `restore` makes the fit again.
@@ -138,7 +138,7 @@ class Correction:
         queries = self.queries
         assert queries is not None, "a correction that is fitted or restored has its queries"
         potentials = queries.of_queries(self.fitted.potentials)
-        return StoredBank(queries, potentials, target_bank, counts=self.counts)
+        return StoredBank(queries, potentials, target_bank, clicks=self.clicks)
 
     @classmethod
     def of_profile(cls, layout: Layout, profile: Profile, bank: StoredBank) -> Correction:
@@ -253,7 +253,7 @@ class Correction:
             # A caller that forgot the rows would store numbers without the prior.
             if rows is None:
                 raise RuntimeError("a correction with a prior needs the rows of the vectors")
-            values = self.prior.values_of(rows, self.counts)
+            values = self.prior.values_of(rows, self.clicks)
         return np.where(valid, self._finite(biases + self.prior.of(values)), biases)
 
     def spread(self, vectors: Floats) -> float:

@@ -25,7 +25,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 Values = npt.NDArray[np.float64]
-Counts = Mapping[Key, float]
+Clicks = Mapping[Key, float]
 """How often each key was the right one; keys that it lacks never were."""
 
 SMOOTHING = 1 / 3
@@ -121,13 +121,13 @@ class Prior(FrozenModel):
         logs = np.log1p(np.asarray(values, np.float64) / self.added)
         return np.asarray(self.factor * (self.mean_log - logs), np.float32)
 
-    def values_of(self, items: ItemRows, counts: Counts) -> Values:
-        """Return the values of items, (n,); `counts` are those of a prior from clicks.
+    def values_of(self, items: ItemRows, clicks: Clicks) -> Values:
+        """Return the values of items, (n,); `clicks` are those of a prior from clicks.
 
         Raises InvalidInput, which names the first row whose field holds something else.
         """
         if self.source == "pairs":
-            return np.array([counts.get(key, 0.0) for key in items.keys], np.float64)
+            return np.array([clicks.get(key, 0.0) for key in items.keys], np.float64)
 
         values = [row.get(self.field) for row in items.rows]
         for position, problem in problems_in(values):
@@ -206,13 +206,13 @@ def digest_of(keys: Sequence[Key], values: Values) -> int:
     return total % 2**64
 
 
-def checked_counts(counts: Mapping[Any, Any]) -> dict[Key, float]:
+def checked_clicks(clicks: Mapping[Any, Any]) -> dict[Key, float]:
     """Return clicks by key. Raises InvalidInput for keys or numbers that are none."""
-    for key, value in counts.items():
+    for key, value in clicks.items():
         if isinstance(key, bool) or not isinstance(key, int | str):
             raise InvalidInput(f"clicks are by key, a whole number or a text, not {key!r}")
         if problem := problem_of(value):
             raise InvalidInput(f"the clicks of {key!r} are {problem}: {REMEDY}")
-    if not counts:
+    if not clicks:
         raise InvalidInput("there are no clicks: pass some, or no prior")
-    return {key: float(value) for key, value in counts.items() if value}
+    return {key: float(value) for key, value in clicks.items() if value}

@@ -259,8 +259,8 @@ def tune(
     state = info.state_of(field)
     in_use = NO_PRIOR
     if state is not None and prior is None and state.profile.prior is not None:
-        counts = store.load_bank(state.profile.bank, checked=False).counts
-        in_use = ChosenPrior(state.profile.prior, counts)
+        clicks = store.load_bank(state.profile.bank, checked=False).clicks
+        in_use = ChosenPrior(state.profile.prior, clicks)
     if bank is None and state:
         stored = store.load_bank(state.profile.bank)
         bank = stored.queries
@@ -319,7 +319,7 @@ def _preference(
     # Clicks that may be those of the labelled queries are not to decide on themselves.
     labelled = Counter(answers or ())
     is_counted = measured.prior.source == "pairs" and all(
-        measured.counts.get(key, 0) >= count for key, count in labelled.items()
+        measured.clicks.get(key, 0) >= count for key, count in labelled.items()
     )
     return Preference(measured.prior, measured.values_of(gallery.items), is_counted)
 

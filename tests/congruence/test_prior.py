@@ -244,7 +244,7 @@ def test_clicks_are_stored_with_the_bank(shop):
     counts = {key: float(shop.clicks[i]) for i, key in enumerate(shop.keys)}
     shop.migrate(prior=counts)
     shop.assert_stored(shop.clicks)
-    assert shop.store.load_bank(shop.state.profile.bank).counts == {
+    assert shop.store.load_bank(shop.state.profile.bank).clicks == {
         key: count for key, count in counts.items() if count
     }
     assert refresh(shop.store, shop.name).action == "none"

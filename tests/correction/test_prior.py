@@ -12,7 +12,7 @@ from milvus_hubness.correction.prior import (
     SMOOTHING,
     Items,
     Prior,
-    checked_counts,
+    checked_clicks,
     digest_of,
     problem_of,
 )
@@ -118,7 +118,7 @@ def test_digests_follow_keys_and_values_and_no_order():
 @pytest.mark.parametrize("counts", [{}, {None: 1}, {True: 1}, {"a": -1}, {"a": "many"}])
 def test_clicks_are_numbers_by_key(counts):
     with pytest.raises(InvalidInput):
-        checked_counts(counts)
+        checked_clicks(counts)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class StoredBank:
     """The target bank, if the estimator needs one."""
     nearest: Sequence[Sequence[Key]] = ()
     """For gated searches, the keys of the items nearest to each query, then to each target."""
-    counts: Mapping[Key, float] = field(default_factory=dict)
+    clicks: Mapping[Key, float] = field(default_factory=dict)
     """For a prior from clicks, how often each key was the right one."""
 
     @property

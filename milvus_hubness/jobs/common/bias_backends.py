@@ -299,7 +299,7 @@ def _prior_values(corrections: Mapping[int, Correction], batch: Batch) -> Values
     """Return the values of the rows for the priors of the corrections, (n, priors)."""
     distinct = {id(correction): correction for correction in corrections.values()}
     columns = [
-        correction.prior.values_of(batch, correction.counts)
+        correction.prior.values_of(batch, correction.clicks)
         for correction in distinct.values()
         if correction.prior is not None
     ]

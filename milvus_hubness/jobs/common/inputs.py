@@ -114,10 +114,10 @@ def read_pairs(path: str) -> LabelledPairs:
 def clicks_of(pairs: LabelledPairs) -> dict[Key, float]:
     """Return how often each key is the right one of a file of pairs, by the weights of its queries."""
     weights = np.ones(len(pairs.keys)) if pairs.weights is None else pairs.weights
-    counts: dict[Key, float] = {}
+    clicks: dict[Key, float] = {}
     for key, weight in zip(pairs.keys, weights.tolist(), strict=True):
-        counts[key] = counts.get(key, 0.0) + weight
-    return counts
+        clicks[key] = clicks.get(key, 0.0) + weight
+    return clicks
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
@@ -343,7 +343,7 @@ def fit_with_mean(
     correction = replace(correction, mean_bias=mean_bias)
     if chosen.prior is not None and values is not None:
         prior = chosen.prior.with_factor(correction.spread(vectors))
-        correction = replace(correction, prior=prior, counts=chosen.counts)
+        correction = replace(correction, prior=prior, clicks=chosen.clicks)
         biases = biases + prior.of(values[valid])
 
     # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.

@@ -13,11 +13,11 @@ from milvus_hubness.correction.estimators import Estimator, WithDemand
 from milvus_hubness.correction.prior import (
     LARGEST_WEIGHT,
     REMEDY,
-    Counts,
+    Clicks,
     ItemRows,
     Prior,
     Values,
-    checked_counts,
+    checked_clicks,
     digest_of,
     problem_of,
 )
@@ -42,7 +42,7 @@ class PriorRequest:
 
     prior: Prior | None = None
     """The source, not measured on any gallery yet; None if the caller names none."""
-    counts: Counts = field(default_factory=dict)
+    clicks: Clicks = field(default_factory=dict)
     """Its clicks, if it is from clicks."""
     weight: float | None = None
     """λ in units of the spread of scores; None for that of tuning."""
@@ -74,7 +74,7 @@ class PriorRequest:
                 raise InvalidInput("the prior has no name: pass a field of the rows")
             return cls(Prior(source="field", field=prior), weight=weight)
         if isinstance(prior, Mapping):
-            return cls(Prior(source="pairs"), checked_counts(prior), weight)
+            return cls(Prior(source="pairs"), checked_clicks(prior), weight)
         raise InvalidInput(
             f"a prior is the name of a field, or clicks by key, not {type(prior).__name__}"
         )
@@ -90,21 +90,21 @@ class ChosenPrior:
     """The prior of new biases."""
 
     prior: Prior | None = None
-    counts: Counts = field(default_factory=dict)
+    clicks: Clicks = field(default_factory=dict)
     """Its clicks, if it is from clicks."""
 
     @classmethod
     def of(cls, request: PriorRequest) -> ChosenPrior:
         """Return the prior that a caller names, without the weight of tuning."""
-        return cls(request.prior, request.counts)
+        return cls(request.prior, request.clicks)
 
     @property
     def arguments(self) -> dict[str, object] | None:
         """What a further run of a job must repeat; None without a prior."""
         if self.prior is None:
             return None
-        keys = list(self.counts)
-        values = np.array([self.counts[key] for key in keys], np.float64)
+        keys = list(self.clicks)
+        values = np.array([self.clicks[key] for key in keys], np.float64)
         return {
             "source": self.prior.source,
             "field": self.prior.field,
@@ -115,13 +115,13 @@ class ChosenPrior:
     @property
     def facts(self) -> dict[str, object] | None:
         """What a plan says of it, as plain data; None without a prior."""
-        return prior_facts(self.prior, len(self.counts))
+        return prior_facts(self.prior, len(self.clicks))
 
     def values_of(self, rows: ItemRows) -> Values:
         """Return the values of rows, (n,); zeros without a prior. Raises as Prior.values_of does."""
         if self.prior is None:
             return np.zeros(len(rows.keys))
-        return self.prior.values_of(rows, self.counts)
+        return self.prior.values_of(rows, self.clicks)
 
     @property
     def remark(self) -> str:
@@ -221,7 +221,7 @@ def on_gallery(
     digest = 0
     for partition, keys in key_chunks(store, info, f"reading {prior.words}", progress):
         if prior.source == "pairs":
-            numbers = [chosen.counts.get(key, 0.0) for key in keys]
+            numbers = [chosen.clicks.get(key, 0.0) for key in keys]
         else:
             by_key = store.values(info.name, prior.field, keys, partition=partition)
             keys = [key for key in keys if key in by_key]

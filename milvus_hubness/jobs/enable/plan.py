@@ -135,7 +135,7 @@ class EnablePlan:
             "strength": self.strength,
             "gate": self.gate,
             "gate_targets": self.gate_targets,
-            "prior": prior_facts(self.correction.prior, len(self.correction.counts)),
+            "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
             "verdict": self.verdict.facts if self.verdict else None,
             "remarks": list(self.remarks),
         }
@@ -394,7 +394,7 @@ def _continued(store: Store, request: EnableRequest, unfinished: CollectionState
     """Return the biases that an interrupted run writes. Raises ResumeRefused."""
     profile = unfinished.profile
     correction = load_correction(store, unfinished, profile)
-    _require_same(unfinished, request, ChosenPrior(correction.prior, correction.counts))
+    _require_same(unfinished, request, ChosenPrior(correction.prior, correction.clicks))
     return FittedPlan(
         correction=correction,
         strength=profile.strength,

@@ -338,7 +338,7 @@ def plan_refresh(
         of_profile = options.estimator or from_dict(profile.estimator)
         return RefreshPlan(
             estimator=joined_with(of_profile, options.prior_request, prior),
-            bank=replace(bank, counts=prior.counts),
+            bank=replace(bank, clicks=prior.clicks),
             strength=profile.strength,
             reason="the profile is new",
             prior=prior.prior,
@@ -356,7 +356,7 @@ def plan_refresh(
         if tuned.labelled:
             gates = checked_gates(Gates(tuned.gate, tuned.gate_targets), bank.targets)
 
-    former = ChosenPrior(profile.prior, stored.counts)
+    former = ChosenPrior(profile.prior, stored.clicks)
     verdict = tuned
     if options.prior is not None:
         verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
@@ -384,7 +384,7 @@ def plan_refresh(
 
     return RefreshPlan(
         estimator=estimator or present,
-        bank=replace(bank, counts=prior.counts),
+        bank=replace(bank, clicks=prior.clicks),
         strength=strength,
         reason=" and ".join(reasons),
         gates=gates,
@@ -468,7 +468,7 @@ def _begun_profile(state: CollectionState, rebuilding: Migration | None) -> Prof
 def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBank) -> bool:
     """Whether the options ask for no other biases than the unfinished refresh, with its bank."""
     bank = _with(saved, optional_bank(options.bank), optional_bank(options.target_bank))
-    present = ChosenPrior(begun.prior, saved.counts)
+    present = ChosenPrior(begun.prior, saved.clicks)
     prior = chosen_prior(options.prior_request, None, present)
     estimator = options.estimator or from_dict(begun.estimator)
     is_same_method = is_same(joined_with(estimator, options.prior_request, prior), begun.estimator)

@@ -494,7 +494,7 @@ class Refreshing:
             mean_bias = steady_mean(self.state.profile.mean_bias, biases)
             if prior is not None:
                 prior = prior.with_factor(correction.spread(sample.vectors))
-        correction = replace(correction, mean_bias=mean_bias, prior=prior, counts=plan.bank.counts)
+        correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
 
         rebuilds, why = self._chosen_rebuild(plan, sample, correction, biases)
         reason = f"{plan.reason}; {why}" if why else plan.reason

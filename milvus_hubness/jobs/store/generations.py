@@ -75,12 +75,12 @@ BANK_PROPERTY = "hubness_bank"
 
 QUERIES = "queries"
 TARGETS = "targets"
-COUNTS = "counts"
+CLICKS = "clicks"
 """The parts of a generation: the third has the clicks of a prior; one more may hold lists of nearest
 items.
 """
 
-OWN_PARTS = (QUERIES, TARGETS, COUNTS)
+OWN_PARTS = (QUERIES, TARGETS, CLICKS)
 """The parts that `generation_of` covers."""
 
 KEYS_PER_ROW = 500
@@ -124,9 +124,9 @@ def generation_of(bank: StoredBank) -> str:
         little_endian = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(unsigned_zeros, little_endian).tobytes())
 
-    if bank.counts:
-        counts = sorted((repr(key), float(count)) for key, count in bank.counts.items())
-        digest.update(f"counts{counts!r}".encode())
+    if bank.clicks:
+        clicks = sorted((repr(key), float(count)) for key, count in bank.clicks.items())
+        digest.update(f"clicks{clicks!r}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -225,7 +225,7 @@ def _bank_of_rows(
         _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
         [_keys_in(rows[i].get("nearest", [])) for i in nearest],
-        _counts_in([rows[i] for i in positions_of[COUNTS]]),
+        _clicks_in([rows[i] for i in positions_of[CLICKS]]),
     )
 
 
@@ -277,11 +277,11 @@ def _keys_in(value: Any) -> list[Key]:
     return value
 
 
-def _count_rows(counts: Mapping[Key, float]) -> list[Row]:
+def _click_rows(clicks: Mapping[Key, float]) -> list[Row]:
     """Return the fields of the rows that hold the clicks of a prior."""
     rows: list[Row] = []
     length = LONGEST_KEYS
-    for key, count in counts.items():
+    for key, count in clicks.items():
         length += len(repr(key))
         if length > LONGEST_KEYS or len(rows[-1]["keys"]) == KEYS_PER_ROW:
             rows.append({"source": "", "added_at": int(time.time()), "keys": [], "clicks": []})
@@ -291,24 +291,24 @@ def _count_rows(counts: Mapping[Key, float]) -> list[Row]:
     return rows
 
 
-def _counts_in(rows: Sequence[Row]) -> dict[Key, float]:
+def _clicks_in(rows: Sequence[Row]) -> dict[Key, float]:
     """Return the clicks in such rows. Raises ValueError, TypeError, KeyError."""
-    counts: dict[Key, float] = {}
+    clicks: dict[Key, float] = {}
     for row in rows:
-        counts.update(zip(_keys_in(row["keys"]), row["clicks"], strict=True))
-    if any(problem_of(count) for count in counts.values()):
+        clicks.update(zip(_keys_in(row["keys"]), row["clicks"], strict=True))
+    if any(problem_of(count) for count in clicks.values()):
         raise ValueError("clicks are not numbers from 0 up")
-    return {key: float(count) for key, count in counts.items()}
+    return {key: float(count) for key, count in clicks.items()}
 
 
 class BankGenerations(ABC):
     """The methods of `protocols.Banks`, except what differs between databases.
 
-    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", "counts",
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", "clicks",
     or the name of a list of nearest items), `number` within the part, `source` and `added_at`.
     Queries also have `sample`, `count` and `group`, if the bank has these, and, if the estimator
     needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`;
-    rows of counts have one too, and `keys` with their `clicks`.
+    rows of clicks have one too, and `keys` with their `clicks`.
     """
 
     database: str
@@ -514,9 +514,9 @@ class BankGenerations(ABC):
             rows = _bank_rows(targets, [[]] * len(targets))
             current.update(self._write_part(reference, TARGETS, targets.vectors, rows))
 
-        rows = _count_rows(bank.counts)
+        rows = _click_rows(bank.clicks)
         no_vectors = np.zeros((len(rows), queries.dim), np.float32)
-        current.update(self._write_part(reference, COUNTS, no_vectors, rows))
+        current.update(self._write_part(reference, CLICKS, no_vectors, rows))
 
         if excess := [key for key in stored if key not in current]:
             self.delete(reference.collection, excess)

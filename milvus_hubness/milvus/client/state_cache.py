@@ -82,7 +82,7 @@ class CachedBank:
     def size(self) -> int:
         """The bytes of its vectors, potentials and clicks."""
         targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
-        clicks = BYTES_PER_CLICK * len(self.bank.counts)
+        clicks = BYTES_PER_CLICK * len(self.bank.clicks)
         return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets + clicks
 
     def correction(self, layout: Layout) -> Correction:
