@@ -365,7 +365,14 @@ def test_jobs_refuse_a_state_of_a_field_that_is_not_there(lite):
             call(lite.store(), name)
 
 
-ROW = {"number": 0, "part": "queries", "added_at": 5, "potentials": [0.5]}
+ROW = {
+    "number": 0,
+    "part": "queries",
+    "added_at": 5,
+    "potentials": [0.5],
+    "count": 3.0,
+    "group": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -373,6 +380,8 @@ ROW = {"number": 0, "part": "queries", "added_at": 5, "potentials": [0.5]}
     [
         {"number": "x"}, {"added_at": None}, {"added_at": 10**40}, {"sample": [1]}, {"potentials": 3},
         {"potentials": [math.nan]}, {"potentials": ["a"]}, {"potentials": [[1.0]]}, {"part": None}, {"number": None},
+        {"count": 0}, {"count": "x"}, {"count": math.nan}, {"count": [1]}, {"group": "x"}, {"group": 0.5},
+        {"group": [0]},
     ],
     ids=str,
 )  # fmt: skip
@@ -385,6 +394,16 @@ def test_rows_that_are_none_of_a_bank_are_refused(change):
         StateError, match="bank 'b' has rows that no version of milvus-hubness writes"
     ):
         fitted_bank(bank, "milvus", np.ones((2, 8), np.float32), rows)
+
+
+@pytest.mark.parametrize("group", [1, -1, 2**62, None])
+def test_queries_that_somebody_adds_by_hand_leave_a_bank_without_groups(group):
+    bank = BankReference(collection="b", generation="01", fingerprint="f", count=2)
+    rows = [ROW, {**ROW, "number": 1}, {**ROW, "number": 2, "group": group}]
+    read = fitted_bank(bank, "milvus", np.ones((3, 8), np.float32), rows).queries
+    assert len(read) == 3
+    expected = [0, 0, 1] if group == 1 else None
+    assert (read.groups if read.groups is None else read.groups.tolist()) == expected
 
 
 # -- the ledger ----------------------------------------------------------------------------------------------------

@@ -101,6 +101,9 @@ def _strength(estimator: dict[str, Any]) -> float | str:
 def _at_full_strength(estimator: dict[str, Any]) -> str:
     if estimator["name"] == "WithDemand":
         biases = describe(estimator["estimators"][0])
+        # Where demand is even, nothing is left to take off.
+        if estimator.get("factor") == 0:
+            return biases
         return f"{biases}, less {estimator['weight']:g} log demand"
     if "estimators" in estimator:
         blended = [

@@ -372,7 +372,7 @@ def _sinkhorn_fits(
         Sinkhorn(temperature * unit, temperature=temperature, neighbors=neighbors)
         for temperature in (*TEMPERATURES, BLENDED)
     ]
-    inputs = FitInputs(gallery, None, None)
+    inputs = FitInputs(gallery, None, None, searched.bank)
     nearest = (near_queries, searched.nearest_items)
     *fits, of_blend = fit_together(sinkhorns, searched.bank, inputs, nearest)
     return fits, of_blend
@@ -384,7 +384,7 @@ def _dual_fits(bank: QueryBank, gallery: Vectors, target_bank: QueryBank, unit: 
         DualBankSinkhorn(temperature * unit, temperature=temperature, neighbors=neighbors)
         for temperature in TEMPERATURES
     ]
-    return fit_together(duals, bank, FitInputs(gallery, target_bank, None))
+    return fit_together(duals, bank, FitInputs(gallery, target_bank, None, bank))
 
 
 def _sinkhorn_of_half(half: _SearchedBank, gallery: Vectors, neighbors: int | None) -> Fit:
@@ -392,7 +392,7 @@ def _sinkhorn_of_half(half: _SearchedBank, gallery: Vectors, neighbors: int | No
     near_queries = topk(gallery, half.bank.vectors, min(NEIGHBORS, len(half.bank)))
     # Measured on the half: its scores have a spread of their own, and with it a τ.
     sinkhorn = Sinkhorn(temperature=BLENDED, neighbors=neighbors).measured(half.bank, gallery)
-    inputs = FitInputs(gallery, None, None)
+    inputs = FitInputs(gallery, None, None, half.bank)
     [fit] = fit_together([sinkhorn], half.bank, inputs, (near_queries, half.nearest_items))
     return fit
 

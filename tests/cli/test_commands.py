@@ -492,6 +492,14 @@ def test_a_file_without_room_for_a_page_is_told_before_the_work(files):
     assert not (files / "new.html").exists()
 
 
+def test_the_demand_of_a_bank_is_shown_unless_it_is_even():
+    biases = {"name": "NNN", "k": 8, "alpha": 0.75}
+    demanded = {"name": "WithDemand", "estimators": [biases], "weight": 0.25}
+    assert describe(demanded) == f"{describe(biases)}, less 0.25 log demand"
+    assert describe({**demanded, "factor": 0.01}) == f"{describe(biases)}, less 0.25 log demand"
+    assert describe({**demanded, "factor": 0.0}) == describe(biases)
+
+
 def test_shares_add_up():
     for weights in ([1 / 3] * 3, [1 / 7] * 7, [0.005, 0.995], [0.5, 0.5], [1.0], [0.125] * 8):
         shares = rounded_shares(weights)

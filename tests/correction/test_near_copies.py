@@ -209,6 +209,8 @@ def test_groups_are_kept_and_restored_and_follow_a_subset():
         ({"counts": ["1", "2", "3"]}, "must be 3 numbers"),
         ({"groups": [0, 1]}, "3 queries have groups"),
         ({"groups": [0, 2, 2]}, "without a gap"),
+        ({"groups": [0, 1, 2**62]}, "without a gap"),
+        ({"groups": [-1, 0, 1]}, "without a gap"),
     ],
 )
 def test_counts_and_groups_of_another_length_or_kind_are_refused_in_one_line(wrong, problem):
@@ -256,6 +258,26 @@ class TestDemand:
         products = GALLERY @ condensed.vectors.T
         of_products = fitted.bias_of_products(products, are_new=False)
         np.testing.assert_allclose(of_products, expected, atol=2e-5)
+
+    def test_a_tau_of_the_users_own_leaves_the_weight_in_units_of_the_spread(self):
+        log, _ = popular_log(1_000)
+        bank = with_groups(QueryBank(log), GALLERY)
+        fitted = self.fitted(bank)
+        with_tau = self.fitted(bank, tau=fitted.estimator.tau)
+        assert with_tau.estimator.temperature is None
+        np.testing.assert_allclose(with_tau.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
+
+    def test_a_fit_goes_on_from_potentials_of_each_query(self):
+        log, _ = popular_log(1_000)
+        bank = with_groups(QueryBank(log), GALLERY)
+        estimator = WithDemand((Blend(strength=1.0),))
+        fitted = estimator.fit(bank, gallery=GALLERY)
+        again = estimator.fit(bank, gallery=GALLERY, start=bank.of_queries(fitted.potentials))
+        # The iteration goes on, and moves all biases together.
+        moves = again.bias(GALLERY) - fitted.bias(GALLERY)
+        assert moves.std() < 0.02 * fitted.bias(GALLERY).std()
+        with pytest.raises(InvalidInput, match="potentials must have shape"):
+            estimator.fit(bank, gallery=GALLERY, start=fitted.potentials[:5])
 
     def test_items_that_the_log_wants_gain(self):
         log, items = popular_log(2_000)

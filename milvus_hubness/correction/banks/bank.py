@@ -225,7 +225,7 @@ class QueryBank:
             raise InvalidInput(
                 f"{len(self)} queries have groups {numbers.dtype} of shape {numbers.shape}"
             )
-        if numbers.min() < 0 or not np.bincount(numbers).all():
+        if not are_numbered(numbers):
             raise InvalidInput("the numbers of groups must be 0, 1, 2, … without a gap")
         return numbers.astype(np.int64)
 
@@ -268,6 +268,13 @@ class QueryBank:
 def optional_bank(bank: BankLike | None) -> QueryBank | None:
     """Return `QueryBank.of(bank)`, or None for None."""
     return None if bank is None else QueryBank.of(bank)
+
+
+def are_numbered(groups: npt.NDArray[Any]) -> bool:
+    """Whether whole numbers (n,) are 0, 1, 2, … in any order, without a gap."""
+    # First whether they are small, as counting takes memory up to the largest one.
+    is_small = groups.min() >= 0 and groups.max() < len(groups)
+    return bool(is_small and np.bincount(groups).all())
 
 
 def not_among(rows: Vectors, *others: Vectors) -> npt.NDArray[np.bool_]:

@@ -68,7 +68,9 @@ class FitInputs(NamedTuple):
     target_bank: BankLike | None
     """Checked by the estimators that need it."""
     start: npt.ArrayLike | None
-    """(|bank|, p) potentials of an earlier fit."""
+    """(|bank|, p) potentials of an earlier fit, one row for each group."""
+    queries: QueryBank
+    """The bank before near copies were condensed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,15 +174,15 @@ class Estimator(ABC):
         # A fit takes long enough to be worth the import of torch.
         prefer_torch()
         queries = QueryBank.of(bank)
-        if start is not None:
-            start = queries.of_groups(np.asarray(start))
+        if start is not None and queries.groups is not None:
+            start = queries.of_groups(check_potentials(queries, start, self.potentials))
         condensed = queries.condensed
         if not self.needs_gallery:
-            return self._fit(condensed, FitInputs(gallery, target_bank, start))
+            return self._fit(condensed, FitInputs(gallery, target_bank, start, queries))
 
         # First the taus, which the fit needs; last the agreement, which is that of the fit.
         items = require_gallery(condensed, gallery, type(self).__name__)
-        inputs = FitInputs(items, target_bank, start)
+        inputs = FitInputs(items, target_bank, start, queries)
         fitted = self.measured(condensed, items)._fit(condensed, inputs)
         return fitted.with_agreement(queries, items, target_bank)
 
@@ -210,7 +212,7 @@ class Estimator(ABC):
 
         # Without temperatures, the fit needs no gallery to measure the spread on.
         absolute = self._replaced({temperature: None for _, temperature in pairs})
-        fitted = absolute._fit(bank, FitInputs(None, target_bank, None))
+        fitted = absolute._fit(bank, FitInputs(None, target_bank, None, bank))
         return replace(fitted, estimator=self)
 
     def clamped(self, bank_size: int) -> Self:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import (
     Estimator,
     FitInputs,
@@ -20,6 +20,7 @@ from milvus_hubness.correction.estimators.base import (
     Formula,
     check_potentials,
     require_gallery,
+    score_spread,
 )
 from milvus_hubness.correction.estimators.blend import Blend
 from milvus_hubness.correction.estimators.products import Numbers, logsumexp_of
@@ -108,46 +109,40 @@ class WithDemand(Estimator, alias="demand"):
     def clamped(self, bank_size: int) -> WithDemand:
         return replace(self, estimators=(self.of_biases.clamped(bank_size),))
 
-    def fit(
-        self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-        start: npt.ArrayLike | None = None,
-    ) -> FittedBias:
-        queries = QueryBank.of(bank)
-        items = require_gallery(queries, gallery, type(self).__name__)
-        if start is not None:
-            start = check_potentials(queries, start, self.potentials)[:, :-1]
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        queries = inputs.queries
+        start = None
+        if inputs.start is not None:
+            potentials = check_potentials(bank, inputs.start, self.potentials)
+            start = queries.of_queries(potentials[:, :-1])
 
         # The bias is fitted on the queries themselves: near copies, of which the condensed bank has
         # only the means, count in the agreement of its halves.
-        fitted = self.of_biases.fit(queries, gallery=items, target_bank=target_bank, start=start)
-        estimator = self.measured(fitted.bank, items)
-        tau = estimator.tau_of()
-        biases = fitted.bias(items)
-        shares = logsumexp(fitted.bank.vectors, items, tau, -biases, device=self.device)
-        demanded = estimator.with_shares(fitted, shares)
-        return demanded.with_agreement(queries, items, target_bank)
+        items = require_gallery(bank, inputs.gallery, type(self).__name__)
+        fitted = self.of_biases.fit(
+            queries, gallery=items, target_bank=inputs.target_bank, start=start
+        )
+        shares = logsumexp(
+            bank.vectors, items, self.tau_of(), -fitted.bias(items), device=self.device
+        )
+        return self.with_shares(fitted, shares, score_spread(bank, items))
 
-    def with_shares(self, fitted: FittedBias, shares: npt.NDArray[np.floating[Any]]) -> FittedBias:
-        """Return the fit with these z (m,) of the bank."""
+    def with_shares(
+        self, fitted: FittedBias, shares: npt.NDArray[np.floating[Any]], spread: float
+    ) -> FittedBias:
+        """Return the fit with these z (m,) of the bank. spread: of its scores."""
         bank = fitted.bank
         counts = np.ones(len(bank)) if bank.counts is None else bank.counts
         dispersion = dispersion_of(counts)
-        tau = self.tau_of()
-        unit = tau / self.temperature if self.temperature else 1.0
 
-        share = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
-        measured = replace(self, estimators=(fitted.estimator,), factor=self.weight * unit * share)
-        of_groups = (tau * np.log(counts) - shares).astype(np.float32)
+        uneven = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
+        factor = self.weight * spread * uneven
+        measured = replace(self, estimators=(fitted.estimator,), factor=factor)
+
+        of_groups = (self.tau_of() * np.log(counts) - shares).astype(np.float32)
         potentials = np.column_stack([fitted.potentials, of_groups])
         diagnostics = DemandDiagnostics(fitted.diagnostics, dispersion)
         return measured._less_demand(fitted, potentials, diagnostics)
-
-    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        return self.fit(bank, **inputs._asdict())
 
     def _restore(self, bank: QueryBank, potentials: Vectors, target_bank: Any) -> FittedBias:
         if self.factor is None:

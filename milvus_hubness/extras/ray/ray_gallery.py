@@ -30,6 +30,7 @@ from milvus_hubness.correction.estimators.base import (
     check_potentials,
     require_gallery,
     require_target_bank,
+    score_spread,
 )
 from milvus_hubness.correction.estimators.sinkhorn import SinkhornDiagnostics, iterate
 from milvus_hubness.correction.estimators.steps import TINY, AllScores
@@ -170,8 +171,8 @@ class RayGallery:
         queries = QueryBank.of(bank)
         if isinstance(estimator, WithDemand):
             return self._demanded(estimator, queries, target_bank, start)
-        if start is not None:
-            start = queries.of_groups(np.asarray(start))
+        if start is not None and queries.groups is not None:
+            start = queries.of_groups(check_potentials(queries, start, estimator.potentials))
         fitted = self._fit(estimator, queries.condensed, target_bank, start)
         # `with_agreement` would return the same, but a sample costs a read of every shard.
         if fitted.estimator.strength != "agreement":
@@ -199,7 +200,7 @@ class RayGallery:
         sums = self._ray.get([run.remote(shard, *fit) for shard in self._shards])
 
         shares = -joined([-of_shard for of_shard in sums], tau)
-        demanded = measured.with_shares(fitted, shares)
+        demanded = measured.with_shares(fitted, shares, score_spread(fitted.bank, sample))
         return demanded.with_agreement(queries, sample, target_bank)
 
     def _fit(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.bounds import shown
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.banks.bank import Origins, QueryBank
+from milvus_hubness.correction.banks.bank import Origins, QueryBank, are_numbered
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
@@ -219,8 +219,8 @@ def _bank_of_rows(
             vectors[positions_of[QUERIES]],
             source=source,
             origins=origins,
-            counts=_of_all(queries, "count"),
-            groups=_of_all(queries, "group"),
+            counts=_counts_in(queries),
+            groups=_groups_in(queries),
         ),
         _finite_matrix(potentials),
         QueryBank(vectors[targets], source=source) if targets else None,
@@ -232,12 +232,35 @@ def _bank_of_rows(
 def _of_all(rows: Sequence[Row], field: str) -> npt.NDArray[Any] | None:
     """Return the numbers (n,) of a field that all rows have; None unless they all have it."""
     values = [row.get(field) for row in rows]
-    # Who adds or removes queries by hand leaves gaps, which the next fit closes.
-    if None in values:
+    return None if None in values else np.array(values)
+
+
+def _counts_in(rows: Sequence[Row]) -> npt.NDArray[Any] | None:
+    """Return how often users sent each query (n,); None if some do not say.
+
+    Raises ValueError unless these are numbers above 0.
+    """
+    counts = _of_all(rows, "count")
+    if counts is None:
         return None
-    numbers = np.array(values)
-    has_gaps = field == "group" and not np.bincount(numbers).all()
-    return None if has_gaps else numbers
+    if counts.dtype.kind not in "if" or not (np.isfinite(counts) & (counts > 0)).all():
+        raise ValueError("counts are not numbers above 0")
+    return counts
+
+
+def _groups_in(rows: Sequence[Row]) -> npt.NDArray[Any] | None:
+    """Return the groups of queries (n,); None if they have none, or not all of them.
+
+    Raises ValueError unless they are whole numbers.
+    """
+    groups = _of_all(rows, "group")
+    if groups is None:
+        return None
+    if groups.dtype.kind != "i":
+        raise ValueError("groups are not whole numbers")
+
+    # Who adds or removes queries by hand leaves gaps, which the next fit closes.
+    return groups if are_numbered(groups) else None
 
 
 def _finite_matrix(potentials: Sequence[Any]) -> Floats:
