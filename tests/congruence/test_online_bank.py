@@ -99,6 +99,27 @@ def as_set(rows):
     return {np.asarray(row, np.float32).tobytes() for row in rows}
 
 
+def test_samples_that_come_into_a_bank_are_grouped_with_it(corrected):
+    assert corrected.held().groups is None, "there were no rows to find near copies by"
+    start_online_bank(corrected.store, corrected.name, size=100, duplicate_cosine=1.0)
+    repeated = np.repeat(corrected.queries[:1], 20, axis=0)
+    corrected.put(np.concatenate([corrected.queries[1:31], repeated]))
+    done = refresh(corrected.store, corrected.name, live="always", force=True)
+    assert done.action == "full"
+
+    bank = corrected.held()
+    assert len(bank) == len(bank.groups) == BANK + 50
+    assert np.bincount(bank.groups).max() >= 20
+    # What the repeated query raises, it raises as one query does.
+    expected = NNN(8).fit(bank).bias(corrected.items)
+    found = corrected.backend.client().query(
+        corrected.name, filter="id >= 0", output_fields=["id", "hubness_bias"]
+    )
+    mean_bias = corrected.state.profile.mean_bias
+    for row in found:
+        assert row["hubness_bias"] == pytest.approx(expected[row["id"]] - mean_bias, abs=1e-4)
+
+
 def test_samples_lie_in_places_and_go_by_number(backend):
     client, store = backend.client(), backend.store()
     name = backend.name()
