@@ -441,7 +441,9 @@ class Comparison:
                 TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True
             ):
                 outcome = self.searched(tried, result)
-                chosen, judged = decide(tried, outcome, copies, copies.bank, task.gallery, pairs)
+                chosen, judged = decide(
+                    tried, outcome, copies.bank, task.gallery, pairs, cosine=copies.cosine
+                )
                 yield Decision(
                     told, judged.verdict, found, at_strength(chosen, judged.strength), measured
                 )

@@ -81,14 +81,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
             (trials, seen, labelled),
         ):
             chosen, judged = decide(
-                tried,
-                known,
-                copies,
-                copies.bank,
-                task.gallery,
-                pairs,
-                target_bank=targets,
-                seed=seed,
+                tried, known, copies.bank, task.gallery, pairs, cosine=copies.cosine, seed=seed
             )
             applied = chosen._replace(
                 bias=np.float32(judged.strength / chosen.strength) * chosen.bias

@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import points
-from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors, not_among
-from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator, WithDemand
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator
 from milvus_hubness.correction.estimators.base import (
     require_gallery,
-    require_target_bank,
     score_spread,
 )
 from milvus_hubness.correction.kernels.checks import whole_number
@@ -32,7 +31,7 @@ from milvus_hubness.correction.near_copies import (
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
-from milvus_hubness.quality.trials import Answers, Trial, activated_by, search, sweep
+from milvus_hubness.quality.trials import Answers, Trial, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 
 MEMBERS = 8
@@ -273,12 +272,20 @@ def apart(copies: NearCopies, queries: Vectors) -> QueryBank:
 
     # As many queries as a log has are near most of its groups. What is left without these is
     # another bank, of the questions that hardly anyone has; so only the queries themselves leave.
-    is_other = not_among(bank.vectors, queries)
-    if not is_other.any():
+    return before(bank, queries)
+
+
+def before(bank: QueryBank, queries: Vectors) -> QueryBank:
+    """Return the bank before these queries (n, d) were sent, for a trial with them.
+
+    Raises InvalidInput if nothing else is in it.
+    """
+    rest = bank.without(queries)
+    if rest is None:
         raise InvalidInput(
             "the bank holds nothing but the queries: a bias must not be judged by its own bank"
         )
-    return bank.take(is_other)
+    return rest
 
 
 def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
@@ -392,10 +399,10 @@ def tune(
     each query the number of its gallery item or several; R@1 then decides, else the findings of
     `quality.verdict`. pair_weights: (n,), how often users send each query with positives; by
     default equally often. preference: the values of a prior, whose weight is chosen with the method
-    if there are positives. Near copies in the bank share the weight of one query, and those of
-    `queries` are left out of the fit that these judge. A gallery beyond 20,000 items and queries
-    beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput, BankTooSmall,
-    DimensionMismatch, NonFiniteVectors.
+    if there are positives. Near copies in the bank share the weight of one query. `queries` that are
+    in the bank are left out of the fit that these judge, one for each time that they are sent. A
+    gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results.
+    Raises InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
@@ -426,25 +433,27 @@ def tune(
     copies = near_copies(bank, items, seed=seed)
     if real is None:
         fitted, searched = _halves(copies.bank, rng)
+        examined = copies.bank
     else:
-        fitted, searched = apart(copies, real), real
+        searched = real
+        examined = apart(copies, real)
+        # Labels say what a query is worth as users send it: with near copies in the log, or without.
+        fitted = examined if pairs is None else before(copies.bank, real)
     trials = sweep(fitted, items, targets, progress=progress)
     outcome = search(trials, searched, items, pairs.positives if pairs else None)
 
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
-        # Of real queries, the bank is examined without those that are in it.
-        examined = copies.bank if real is None else fitted
         figures = figures_of(examined, items, queries=real, whole=copies.bank, seed=seed)
     weight = None
     if pairs is not None and preference is not None:
         of_items = preference.take(numbers)
         chosen, judged, weight = decide_with_prior(
-            trials, outcome, copies, fitted, items, pairs, of_items, seed=seed
+            trials, outcome, fitted, items, pairs, of_items, cosine=copies.cosine, seed=seed
         )
     elif pairs is not None:
         chosen, judged = decide(
-            trials, outcome, copies, fitted, items, pairs, target_bank=targets, seed=seed
+            trials, outcome, fitted, items, pairs, cosine=copies.cosine, seed=seed
         )
     else:
         # Without labels no trial can be chosen: the last one is the default Blend at full strength,
@@ -477,64 +486,75 @@ def tune(
 def decide(
     trials: Sequence[Trial],
     outcome: measures.Outcome,
-    copies: NearCopies,
     swept: QueryBank,
     gallery: Vectors,
     pairs: Pairs,
     *,
-    target_bank: QueryBank | None = None,
+    cosine: float,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
-    outcome: of the raw search, then the trials. copies: in the whole bank. swept: the part of it
-    that the trials were fitted on.
+    outcome: of the raw search, then the trials. swept: the bank that the trials were fitted on.
+    cosine: the smallest one between near copies.
     """
     excess = measures.excess_answers_of(outcome, len(gallery))
     ranks = outcome.ranks[1:]
-    mixed = mix(pick(trials, excess[1:], ranks, pairs.weights))
+    picked = mix(pick(trials, excess[1:], ranks, pairs.weights))
+    chosen = _with_demand(picked, swept, gallery)
     raw = outcome.hits[0]
 
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
-    # Its near copies would pick for it from another fold, and push its answer down from the bank,
-    # or, where a method favours what is wanted most, up.
-    fold = _folds(pairs.queries, copies.cosine, seed)
+    # Its near copies would pick for it from another fold.
+    fold = _folds(pairs.queries, cosine, seed)
     cross_fitted = np.empty(len(raw))
     for left_out in range(fold.max() + 1):
         held_out = np.flatnonzero(fold == left_out)
         others = np.flatnonzero(fold != left_out)
-        picked = pick(trials, excess[1:], ranks[:, others], pairs.weights[others])
-        queries = pairs.queries[held_out]
-        is_left = copies.without(queries)
-        # Where the bank holds nothing but near copies of them, nothing shows a gain.
-        if not is_left.any():
+        # Near copies of all are in one fold, and nothing can choose a method for them.
+        if not len(others):
             cross_fitted[held_out] = raw[held_out]
             continue
-        bank = copies.bank.take(is_left)
-        judged = mix(picked)
-        if not np.array_equal(bank.vectors, swept.vectors):
-            judged = _fitted_again(judged, bank, gallery, target_bank)
+        of_others = mix(pick(trials, excess[1:], ranks[:, others], pairs.weights[others]))
+        judged = _with_demand(of_others, swept, gallery)
         positives = [pairs.positives[query] for query in held_out.tolist()]
-        cross_fitted[held_out] = search([judged], queries, gallery, positives).hits[1]
+        after = search([judged], pairs.queries[held_out], gallery, positives)
+        cross_fitted[held_out] = after.hits[1]
 
-    after = search([mixed], pairs.queries, gallery, pairs.positives)
+    # Demand has its own part in what hubs take, so that the fall is that without it.
+    after = search([picked], pairs.queries, gallery, pairs.positives)
     mixed_excess = float(measures.excess_answers_of(after, len(gallery))[1])
     # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(mixed_excess, float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
-    return mixed, judge_labelled(raw, cross_fitted, mixed.strength, fall, pairs.weights, seed=seed)
+    return chosen, judge_labelled(
+        raw, cross_fitted, chosen.strength, fall, pairs.weights, seed=seed
+    )
+
+
+def _with_demand(trial: Trial, bank: QueryBank, gallery: Vectors) -> Trial:
+    """Return a trial less the demand of the bank, as jobs have it by default.
+
+    It is the trial itself where demand is even.
+    """
+    demanded = replace(DEFAULT_ESTIMATOR, estimators=(trial.estimator,))
+    full = np.asarray(trial.bias / np.float32(trial.strength), np.float32)
+    less_demand = demanded.of_gallery(full, bank, gallery)
+    if less_demand is full:
+        return trial
+    return trial._replace(estimator=demanded, bias=np.float32(trial.strength) * less_demand)
 
 
 def decide_with_prior(
     trials: Sequence[Trial],
     outcome: measures.Outcome,
-    copies: NearCopies,
     swept: QueryBank,
     gallery: Vectors,
     pairs: Pairs,
     preference: Preference,
     *,
+    cosine: float,
     seed: int = 0,
 ) -> tuple[Trial, Judgement, float]:
     """Return the method, the verdict on it, and the weight of the prior, as `decide` does.
@@ -543,7 +563,7 @@ def decide_with_prior(
     prior: that popular items have more is its purpose.
     """
     excess = measures.excess_answers_of(outcome, len(gallery))
-    fold = _folds(pairs.queries, copies.cosine, seed)
+    fold = _folds(pairs.queries, cosine, seed)
     unit = score_spread(swept.condensed, gallery)
     searches = PriorTrials(
         trials, pairs.queries, gallery, pairs.positives, pairs.weights, preference, unit, fold
@@ -581,32 +601,6 @@ def _folds(queries: Vectors, cosine: float, seed: int) -> npt.NDArray[np.int64]:
         fold_of_group[group] = smallest
         filled[smallest] += sizes[group]
     return fold_of_group[groups]
-
-
-def _fitted_again(
-    trial: Trial, bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None
-) -> Trial:
-    """Return a mix fitted on another bank, at the strength that it has."""
-    condensed = bank.condensed
-    estimator = _at_fixed_strength(trial.estimator).clamped(len(condensed))
-    fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
-    targets = None
-    if target_bank is not None:
-        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
-    return trial._replace(
-        bias=np.float32(trial.strength) * fitted.bias(gallery),
-        activated=activated_by(trial.form, condensed.vectors, gallery, targets),
-    )
-
-
-def _at_fixed_strength(estimator: Estimator) -> Estimator:
-    """Return an estimator that does not measure an agreement which is measured already."""
-    if isinstance(estimator, Blend | WithDemand):
-        estimators = tuple(map(_at_fixed_strength, estimator.estimators))
-        estimator = replace(estimator, estimators=estimators)
-    if estimator.strength == "agreement":
-        estimator = replace(estimator, strength=estimator.share, agreement=None)
-    return estimator
 
 
 def _halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vectors]:

@@ -17,6 +17,7 @@ from milvus_hubness.correction.estimators import (
     DualInvertedSoftmax,
     RelativeNNN,
     Sinkhorn,
+    WithDemand,
     from_dict,
     to_dict,
 )
@@ -31,7 +32,7 @@ from milvus_hubness.quality.measures import (
     ranks,
 )
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
-from milvus_hubness.quality.tuning import Pairs, apart, decide, judge_labelled, mix, pick, tune
+from milvus_hubness.quality.tuning import Pairs, before, decide, judge_labelled, mix, pick, tune
 from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
@@ -286,13 +287,7 @@ def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
         assert without.gate is None
 
 
-def test_a_query_is_judged_without_its_near_copies_in_the_bank(space, log, monkeypatch):
-    """Each fold is searched under the mix of the others' labels, fitted without what is near it."""
-    _, gallery, _ = space
-    rng = np.random.default_rng(3)
-    rows = log.vectors[rng.permutation(90)[:50]]
-    queries = (rows + 0.05 * rng.standard_normal(rows.shape)).astype(np.float32)
-    positives = (queries @ gallery.T).argmax(1)
+def recorded_searches(monkeypatch):
     searches = []
 
     def recorded(trials, searched, *others):
@@ -300,31 +295,71 @@ def test_a_query_is_judged_without_its_near_copies_in_the_bank(space, log, monke
         return search(trials, searched, *others)
 
     monkeypatch.setattr("milvus_hubness.quality.tuning.search", recorded)
+    return searches
+
+
+def test_a_query_is_judged_by_the_bank_before_it_was_sent(space, log, monkeypatch):
+    """What users sent before stays in the bank: the next one is sent to that bank too."""
+    _, gallery, _ = space
+    numbers = np.random.default_rng(3).permutation(90)[:50]
+    queries = log.vectors[numbers]
+    positives = (queries @ gallery.T).argmax(1)
+    searches = recorded_searches(monkeypatch)
     told = tune(log, gallery, queries=queries, positives=positives)
     folds = [(trials[0], searched) for trials, searched in searches if len(searched) < 50]
     assert len(folds) == 5
     assert sum(len(searched) for _, searched in folds) == 50
 
-    copies = near_copies(log, gallery)
-    directions = log.vectors / np.linalg.norm(log.vectors.astype(np.float64), axis=1)[:, None]
-    means = np.stack([directions[log.groups == group].mean(0) for group in range(30)])
-    left_out = []
-    for trial, searched in folds:
-        unit = searched / np.linalg.norm(searched.astype(np.float64), axis=1)[:, None]
-        near = (unit @ means.T >= copies.cosine).any(0)
-        left_out.append(near.sum())
-        bank = log.take(~near[log.groups])
+    bank = log.take(np.setdiff1d(np.arange(90), numbers))
+    for trial, _ in folds:
         # Fixed at its strength: the agreement was measured with the trials.
-        estimator = trial.estimator.clamped(len(bank.condensed))
-        if isinstance(estimator, Blend):
+        if isinstance(trial.estimator, Blend):
             fits = [
                 weight * inner.share * replace(inner, strength=1.0, agreement=None)
                 .fit(bank, gallery=gallery).bias(gallery)
-                for inner, weight in zip(estimator.estimators, estimator.weights, strict=True)
+                for inner, weight in zip(
+                    trial.estimator.estimators, trial.estimator.weights, strict=True
+                )
             ]  # fmt: skip
             np.testing.assert_allclose(trial.bias, trial.strength * sum(fits), atol=1e-4)
-    assert min(left_out) > 0
     assert told.labelled
+
+
+def uneven_log(seed, popular=60):
+    """Return queries of a log: one is sent often, 29 others a few times; and the items they want."""
+    rng = np.random.default_rng(seed)
+    items = 5 * rng.standard_normal((30, 8)).astype(np.float32)
+    wanted = rng.permutation(np.r_[np.zeros(popular, int), np.repeat(np.arange(1, 30), 3)])
+    return items[wanted] + 0.05 * rng.standard_normal((len(wanted), 8)).astype(np.float32), wanted
+
+
+def test_where_demand_is_uneven_what_labels_choose_heeds_it(space):
+    rng = np.random.default_rng(0)
+    queries, wanted = uneven_log(0)
+    gallery = np.r_[queries[np.unique(wanted, return_index=True)[1]], rng.normal(size=(40, 8))]
+    pair_queries, answers = uneven_log(0)
+    bank = QueryBank(queries, groups=wanted)
+    told = tune(bank, gallery, queries=pair_queries + 0.01, positives=answers)
+    assert isinstance(told.candidate, WithDemand)
+    assert not isinstance(told.candidate.of_biases, WithDemand)
+    even = QueryBank(queries[np.unique(wanted, return_index=True)[1]])
+    told = tune(even, gallery, queries=pair_queries + 0.01, positives=answers)
+    assert not isinstance(told.candidate, WithDemand), "all are wanted equally often"
+
+
+def test_the_demand_that_tune_tries_is_that_of_a_fit(space, log):
+    _, gallery, _ = space
+    counted = replace(log, counts=np.random.default_rng(1).pareto(1.0, 90) + 0.1)
+    for bank in (log, counted):
+        for estimator in (Blend(), NNN(4)):
+            biases = estimator.clamped(30).fit(bank, gallery=gallery).bias(gallery)
+            demanded = WithDemand((estimator.clamped(30),))
+            np.testing.assert_allclose(
+                demanded.of_gallery(biases, bank, gallery),
+                demanded.fit(bank, gallery=gallery).bias(gallery),
+                atol=1e-5,
+            )
+    assert not np.allclose(demanded.of_gallery(biases, bank, gallery), biases)
 
 
 def test_a_bank_of_nothing_but_near_copies_of_the_pairs_shows_no_gain(space):
@@ -348,15 +383,9 @@ def test_near_copies_among_the_pairs_are_in_one_fold(space, log, monkeypatch):
     subject = rng.permutation(np.repeat(np.arange(24), sizes))
     queries = (5 * rng.standard_normal((24, 8)))[subject] + 0.01 * rng.standard_normal((70, 8))
     queries = queries.astype(np.float32)
-    searched = []
-
-    def recorded(trials, queries, *others):
-        searched.append(queries)
-        return search(trials, queries, *others)
-
-    monkeypatch.setattr("milvus_hubness.quality.tuning.search", recorded)
+    searches = recorded_searches(monkeypatch)
     tune(log, gallery, queries=queries, positives=(queries @ gallery.T).argmax(1))
-    folds = [rows for rows in searched if len(rows) < 70]
+    folds = [rows for _, rows in searches if len(rows) < 70]
     assert sorted(map(len, folds)) == [10, 10, 10, 10, 30]
     subject_of = dict(zip(map(bytes, queries), subject.tolist(), strict=True))
     subjects = [{subject_of[bytes(row)] for row in rows} for rows in folds]
@@ -557,14 +586,11 @@ class TestRealData:
         pairs = Pairs(
             task.query[labelled_half], list(task.positives[labelled_half, None]), np.ones(250)
         )
-        # `tune` tries methods on what is apart from its pairs; where these are near nothing, on all.
-        swept = apart(copies, pairs.queries)
+        swept = before(copies.bank, pairs.queries)
         trials = sweep(swept, task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
         outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)
-        chosen, judged = decide(
-            trials, outcome, copies, swept, task.gallery, pairs, target_bank=task.target_bank
-        )
+        chosen, judged = decide(trials, outcome, swept, task.gallery, pairs, cosine=copies.cosine)
         told = labelled(V2T, labelled_half)
         assert (told.choice, told.strength, told.interval) == (
             chosen.estimator, judged.strength, judged.interval,

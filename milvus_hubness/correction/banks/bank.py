@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -163,6 +163,34 @@ class QueryBank:
             groups,
         )
 
+    def without(self, queries: Vectors) -> QueryBank | None:
+        """Return the bank before these queries (m, d) were sent; None if nothing else is in it.
+
+        Each takes away one that is equal to it, or 1 from its count: what users sent before stays.
+        """
+        rows = np.concatenate([self.vectors, queries])
+        numbers = numbers_of_rows(rows)
+        of_bank = numbers[: len(self)]
+        sent = np.bincount(numbers[len(self) :], minlength=numbers.max() + 1)
+
+        # Of equal rows, the first gives what it has, then the next.
+        order = np.argsort(of_bank, kind="stable")
+        counts = (np.ones(len(self)) if self.counts is None else self.counts)[order]
+        before = counts.cumsum() - counts
+        _, first = np.unique(of_bank[order], return_index=True)
+        before -= np.repeat(before[first], np.diff(np.append(first, len(self))))
+        taken = np.clip(sent[of_bank[order]] - before, 0, counts)
+        left = np.empty(len(self))
+        left[order] = counts - taken
+
+        stays = left > 0
+        if stays.all() and not taken.any():
+            return self
+        if not stays.any():
+            return None
+        bank = self.take(stays)
+        return bank if self.counts is None else replace(bank, counts=left[stays])
+
     @property
     def weights(self) -> npt.NDArray[np.float64]:
         """(n,): the share of one query that each has: near copies divide it among themselves."""
@@ -275,6 +303,15 @@ def are_numbered(groups: npt.NDArray[Any]) -> bool:
     # First whether they are small, as counting takes memory up to the largest one.
     is_small = groups.min() >= 0 and groups.max() < len(groups)
     return bool(is_small and np.bincount(groups).all())
+
+
+def numbers_of_rows(rows: Vectors) -> npt.NDArray[np.int64]:
+    """Return a number from 0 up for each row (n, d), the same one for equal rows."""
+    # Texts of bytes are sorted many times faster than rows of numbers.
+    contiguous = np.ascontiguousarray(rows)
+    texts = contiguous.view(np.dtype((np.void, contiguous.strides[0])))
+    _, numbers = np.unique(texts.reshape(-1), return_inverse=True)
+    return numbers.reshape(-1)
 
 
 def not_among(rows: Vectors, *others: Vectors) -> npt.NDArray[np.bool_]:

@@ -131,18 +131,46 @@ class WithDemand(Estimator, alias="demand"):
         self, fitted: FittedBias, shares: npt.NDArray[np.floating[Any]], spread: float
     ) -> FittedBias:
         """Return the fit with these z (m,) of the bank. spread: of its scores."""
-        bank = fitted.bank
-        counts = np.ones(len(bank)) if bank.counts is None else bank.counts
-        dispersion = dispersion_of(counts)
-
-        uneven = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
-        factor = self.weight * spread * uneven
-        measured = replace(self, estimators=(fitted.estimator,), factor=factor)
-
-        of_groups = (self.tau_of() * np.log(counts) - shares).astype(np.float32)
+        measured, of_groups, dispersion = self._with_factor(fitted.bank, shares, spread)
+        measured = replace(measured, estimators=(fitted.estimator,))
         potentials = np.column_stack([fitted.potentials, of_groups])
         diagnostics = DemandDiagnostics(fitted.diagnostics, dispersion)
         return measured._less_demand(fitted, potentials, diagnostics)
+
+    def of_gallery(self, biases: Vectors, bank: QueryBank, items: Vectors) -> Vectors:
+        """Return the biases (n,) of a gallery (n, d), given those of its estimator of biases.
+
+        They are those that a fit on this bank has, which would compute the others again.
+        """
+        condensed = bank.condensed
+        measured = self.measured(condensed, items)
+        tau = measured.tau_of()
+        shares = logsumexp(condensed.vectors, items, tau, -biases, device=self.device)
+        demanded, of_groups, _ = measured._with_factor(
+            condensed, shares, score_spread(condensed, items)
+        )
+        if not demanded.factor:
+            return biases
+        sums = logsumexp(items, condensed.vectors, tau, of_groups, device=self.device)
+        return np.asarray(demanded._less(biases, sums), np.float32)
+
+    def _with_factor(
+        self, bank: QueryBank, shares: npt.NDArray[np.floating[Any]], spread: float
+    ) -> tuple[WithDemand, Vectors, float]:
+        """Return the estimator with its factor, tau · log n_i − z_i of the groups (m,), and the
+        dispersion of their counts."""
+        counts = np.ones(len(bank)) if bank.counts is None else bank.counts
+        dispersion = dispersion_of(counts)
+        uneven = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
+        factor = self.weight * spread * uneven
+        of_groups = (self.tau_of() * np.log(counts) - shares).astype(np.float32)
+        return replace(self, factor=factor), of_groups, dispersion
+
+    def _less(self, biases: Numbers, sums: Numbers) -> Numbers:
+        """Return biases (n,) less the demand, from the log-sum-exps (n,) before them."""
+        log_count = (sums.astype(np.float64) - biases) / self.tau_of()
+        factor = self.factor or 0.0
+        return np.asarray(biases - factor * np.logaddexp(log_count, np.log(self.added)))
 
     def _restore(self, bank: QueryBank, potentials: Vectors, target_bank: Any) -> FittedBias:
         if self.factor is None:
@@ -157,26 +185,20 @@ class WithDemand(Estimator, alias="demand"):
     ) -> FittedBias:
         bank = fitted.bank
         tau = self.tau_of()
-        factor = self.factor or 0.0
         of_groups = np.ascontiguousarray(potentials[:, -1])
-
-        def less_demand(biases: Numbers, sums: Numbers) -> Numbers:
-            """Return biases (n,) less the demand, from the log-sum-exps (n,) before them."""
-            log_count = (sums.astype(np.float64) - biases) / tau
-            return np.asarray(biases - factor * np.logaddexp(log_count, np.log(self.added)))
 
         def formula(*, are_new: bool) -> Formula:
             def of_vectors(items: Vectors) -> Numbers:
                 biases = fitted.new_bias(items) if are_new else fitted.bias(items)
                 # Without demand there is no reason for another pass over the bank.
-                if not factor:
+                if not self.factor:
                     return biases
                 sums = logsumexp(items, bank.vectors, tau, of_groups, device=self.device)
-                return less_demand(biases, sums)
+                return self._less(biases, sums)
 
             def of_products(products: Numbers) -> Numbers:
                 biases = fitted.bias_of_products(products, are_new=are_new)
-                return less_demand(biases, logsumexp_of(products + of_groups, tau))
+                return self._less(biases, logsumexp_of(products + of_groups, tau))
 
             return Formula(of_vectors, of_products if fitted.takes_products else None)
 

@@ -347,3 +347,43 @@ class TestUnreadableFiles:
             UnreadableFile, match=r"unknown kind; a bank is a \.npy, \.npz, \.parquet"
         ):
             QueryBank.load(tmp_path / name)
+
+
+class TestWithout:
+    """The bank before some queries were sent."""
+
+    ROWS = np.array([[1, 0], [2, 0], [1, 0], [3, 0], [1, 0]], np.float32)
+
+    def test_each_query_takes_one_away(self):
+        bank = QueryBank(self.ROWS, groups=[0, 1, 0, 1, 0])
+        rest = bank.without(np.array([[1, 0], [3, 0], [1, 0], [9, 9]], np.float32))
+        np.testing.assert_array_equal(rest.vectors, self.ROWS[[1, 4]])
+        np.testing.assert_array_equal(rest.groups, [1, 0])
+        assert rest.counts is None
+
+    def test_a_count_gives_first(self):
+        bank = QueryBank(self.ROWS, counts=[1, 2.5, 1.5, 1, 4])
+        rest = bank.without(np.array([[1, 0], [1, 0], [2, 0]], np.float32))
+        np.testing.assert_array_equal(rest.vectors, self.ROWS[1:])
+        np.testing.assert_allclose(rest.counts, [1.5, 0.5, 1, 4])
+
+    def test_of_others_and_of_all(self):
+        bank = QueryBank(self.ROWS)
+        assert bank.without(np.array([[7, 7]], np.float32)) is bank
+        assert bank.without(self.ROWS[::-1]) is None
+        assert len(bank.without(self.ROWS[:4])) == 1
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_equals_taking_them_one_by_one(self, seed):
+        rng = np.random.default_rng(seed)
+        rows = rng.integers(4, size=(30, 1)).astype(np.float32)
+        counts = rng.integers(1, 4, 30)
+        queries = rng.integers(6, size=(12, 1)).astype(np.float32)
+        left = counts.copy()
+        for query in queries:
+            equal = np.flatnonzero((rows == query).all(1) & (left > 0))
+            if len(equal):
+                left[equal[0]] -= 1
+        rest = QueryBank(rows, counts=counts).without(queries)
+        np.testing.assert_array_equal(rest.vectors, rows[left > 0])
+        np.testing.assert_allclose(rest.counts, left[left > 0])
