@@ -39,9 +39,8 @@ from milvus_hubness.quality.measures import (
     paired_difference,
     skewness,
 )
-from milvus_hubness.quality.trials import Trial, search, sweep
+from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import (
-    Pairs,
     decide,
     default_biases,
     judge_unlabelled,
@@ -187,7 +186,7 @@ def by_size(task: Task) -> dict[str, Any]:
     banks = [task.bank[order[:size]] for size in sizes[:-1] for order in orders] + [task.bank]
     corrected = [bias for bank in banks for bias in biases(bank, task.gallery)]
     outcome = outcome_of(task, np.arange(len(task.query)), *corrected)
-    hits, skewed = 100 * outcome.hits, skews(outcome, len(task.gallery))
+    hits, skewed = 100 * outcome.values, skews(outcome, len(task.gallery))
     row: dict[str, Any] = {
         "items": len(task.gallery),
         "queries": len(task.query),
@@ -323,7 +322,7 @@ class Comparison:
             outcome = outcome_of(
                 task, queries, *biases(bank, task.gallery), *(bias for _, bias in own)
             )
-            tried, alike = np.split(outcome.hits, [1 + len(METHODS)])
+            tried, alike = np.split(outcome.values, [1 + len(METHODS)])
             means.add(queries, *tried, alike.mean(0))
             skewed.append(skews(outcome, n_items)[: len(tried)])
             of_own = [unreached(drawn, task.gallery, outcome.retrieved[0]) for drawn, _ in own]
@@ -369,7 +368,7 @@ class Comparison:
             for decision in these:
                 hits = self.searched(
                     [decision.applied] if decision.applied else [], decision.measured
-                ).hits
+                ).values
                 means.add(decision.measured, hits[0], hits[-1])
             cells[result] = {
                 "runs": len(these),
@@ -402,7 +401,7 @@ class Comparison:
                 )
                 plain = Trial(estimator, 1.0, fitted.bias(self.task.gallery))
                 trials += [plain, plain._replace(gate=1, activated=activated)]
-            hits = 100 * self.searched(trials, queries).hits.mean(1)
+            hits = 100 * self.searched(trials, queries).values.mean(1)
             gains.append(hits[1:] - hits[0])
         return dict(zip(QUERYBANK_NAMES, np.mean(gains, 0).tolist(), strict=True))
 

@@ -85,7 +85,9 @@ def simulated(task: Task, wanted: float | None) -> Floats:
 
     def recall(items: Floats) -> float:
         zeros = np.zeros(len(items), np.float32)
-        return float(assess(task.query, items, [zeros], list(task.positives[:, None])).hits.mean())
+        return float(
+            assess(task.query, items, [zeros], list(task.positives[:, None])).values.mean()
+        )
 
     wanted = wanted or recall(task.gallery)
     low, high = 0.0, 8.0
@@ -175,7 +177,7 @@ def run(name: str) -> dict[str, dict[str, Any]]:
                 changed.query, changed.gallery, biases, list(changed.positives[:, None])
             )
             for method, right, retrieved in zip(
-                ESTIMATORS, outcome.hits, outcome.retrieved, strict=True
+                ESTIMATORS, outcome.values, outcome.retrieved, strict=True
             ):
                 full = ", ".join(filter(None, (method, form)))
                 np.add.at(

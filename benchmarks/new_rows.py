@@ -104,7 +104,8 @@ def measure(
         biases[1, is_new] = fitted.new_bias(new)
         biases[2, is_new] = np.concatenate([fitted.new_bias(part) for part in parts])
         hits = (
-            100 * assess(task.query, task.gallery, list(biases), list(task.positives[:, None])).hits
+            100
+            * assess(task.query, task.gallery, list(biases), list(task.positives[:, None])).values
         )
         of_new = is_new[task.positives]
         shift = biases - biases[-1]
@@ -272,7 +273,7 @@ def measure_many(
                 np.testing.assert_allclose(biases[is_new], fitted.new_bias(new), atol=1e-4)
         rows += [same_bank[method].bias(task.gallery), new_bank[method].bias(task.gallery)]
 
-    hits = 100 * assess(task.query, task.gallery, rows, list(task.positives[:, None])).hits
+    hits = 100 * assess(task.query, task.gallery, rows, list(task.positives[:, None])).values
     of_new = is_new[task.positives]
     shown = [[row.mean(), row[of_new].mean(), row[~of_new].mean()] for row in hits]
     by_method = np.split(np.array(shown), len(METHODS))

@@ -124,7 +124,7 @@ def run(name: str) -> dict[str, Any]:
                     estimator.fit(QueryBank(each), gallery=half.gallery).bias(half.gallery)
                     for each in banks
                 ]
-                hits = outcome_of(half, np.arange(len(half.query)), *biases).hits
+                hits = outcome_of(half, np.arange(len(half.query)), *biases).values
                 of = means.setdefault((kind, method), Means(2 + len(SHARES), len(task.query)))
                 of.add(asked, *hits)
     result: dict[str, Any] = {"items": len(task.gallery) // 2, "splits": SPLITS}

@@ -106,14 +106,14 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         seconds[method] = time.monotonic() - started
     positives = list(task.positives[:, None])
     outcome = assess(task.query, task.gallery, biases, positives)
-    hits = dict(zip(methods, outcome.hits, strict=True))
+    hits = dict(zip(methods, outcome.values, strict=True))
     found = dict(zip(methods, outcome.retrieved, strict=True))
     for method, baseline in BASELINES.items():
         started = time.monotonic()
         changed, bias = baseline(task)
         seconds[method] = time.monotonic() - started
         outcome = assess(changed.query, changed.gallery, [bias], positives)
-        hits[method], found[method] = outcome.hits[0], outcome.retrieved[0]
+        hits[method], found[method] = outcome.values[0], outcome.retrieved[0]
     for method in GATES.keys() & methods.keys():
         gate = GATES[method](task)[found["raw"][:, 0]]
         hits[method] = np.where(gate, hits[method], hits["raw"])

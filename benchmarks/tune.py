@@ -22,9 +22,9 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import near_copies, with_groups
-from milvus_hubness.quality.measures import Outcome, assess
-from milvus_hubness.quality.trials import Trial, search, sweep
-from milvus_hubness.quality.tuning import Pairs, decide, tune
+from milvus_hubness.quality.measures import assess
+from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
+from milvus_hubness.quality.tuning import decide, tune
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
 SPLITS = 20
@@ -61,7 +61,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
     targets = None if task.target_bank is None else QueryBank(task.target_bank)
     trials = sweep(copies.bank, task.gallery, targets)
     outcome = search(trials, task.query, task.gallery, list(positives))
-    hits = outcome.hits
+    hits = outcome.values
     plain = np.array([trial.gate is None for trial in trials])
     without = [trial for trial in trials if trial.gate is None]
     fixed = np.mean([hits[:, split(n, seed)[1]].mean(1) for seed in range(splits)], 0)
@@ -77,7 +77,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
         pairs = Pairs(task.query[validation], list(positives[validation]), np.ones(len(validation)))
         seen = outcome.of(validation)
         for tried, known, means in (
-            (without, Outcome(*(part[[True, *plain]] for part in seen)), ungated),
+            (without, seen.of_biases(np.array([True, *plain])), ungated),
             (trials, seen, labelled),
         ):
             chosen, judged = decide(
@@ -88,7 +88,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
             )
             means.append(
                 search([applied], task.query[test], task.gallery, list(positives[test]))
-                .hits[1]
+                .values[1]
                 .mean()
             )
         gated += chosen.gate is not None and judged.verdict != "leave it alone"
@@ -136,7 +136,7 @@ def label_free(task: Task, bank: QueryBank, seed: int) -> tuple[str, Any]:
         bias = np.float32(result.strength) * fitted.bias(task.gallery)
     return result.verdict, assess(
         task.query, task.gallery, [bias], list(task.positives[:, None])
-    ).hits[0]
+    ).values[0]
 
 
 def broken(name: str, row: dict[str, Any]) -> list[str]:

@@ -103,7 +103,10 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     """Print the best trials, the choice, and the reason. note: printed at the end."""
     choice = tuning["choice"]
     mixed = _mixed(choice, is_mix=tuning["labelled"])
-    headings = ("method", "strength", "R@1", "gain, 95%", "excess answers", "share")
+    headings = (
+        *("method", "strength", tuning["measure"]),
+        *("gain, 95%", "excess answers", "share"),
+    )
     title = f"The best of {len(tuning['rows']) - 1} trials"
     console.show_table(title, headings, _trial_rows(tuning, mixed))
 
@@ -139,11 +142,12 @@ def _mixed(choice: dict[str, Any] | None, *, is_mix: bool) -> dict[str, int]:
     """
     if not choice:
         return {}
-    methods = [choice]
-    weights = [1]
-    if is_mix:
-        methods = choice.get("estimators", methods)
-        weights = choice.get("weights", weights)
+    if not is_mix:
+        return {describe(choice): 100}
+    # Of a mix less the demand, the shares are those of the mix.
+    mix = choice["estimators"][0] if choice["name"] == "WithDemand" else choice
+    methods = mix.get("estimators", [mix])
+    weights = mix.get("weights", [1])
     return dict(zip(map(describe, methods), rounded_shares(weights), strict=True))
 
 
@@ -167,7 +171,7 @@ def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str
             (
                 f"{method}{gate}{targets}",
                 f"{trial['strength']:.2f}",
-                "" if trial["r1"] is None else f"{100 * trial['r1']:.1f}",
+                "" if trial["value"] is None else f"{100 * trial['value']:.1f}",
                 f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else "",
                 f"{trial['excess_answers']:.1%}",
                 share,

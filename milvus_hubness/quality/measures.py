@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import isfinite
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -284,6 +286,8 @@ def _counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 PerQuery = npt.NDArray[np.float64]
 Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
+Grades: TypeAlias = npt.NDArray[Any] | Sequence[float | Collection[float]]
+"""For each query how right its positives are: numbers above 0, in the order of the positives."""
 
 
 class PositiveRanks(NamedTuple):
@@ -294,6 +298,9 @@ class PositiveRanks(NamedTuple):
 
     starts: npt.NDArray[np.int64]
     """(n_queries + 1,) the position of each query's first rank, and p at the end."""
+
+    grades: PerQuery | None = None
+    """(p,) how right each positive is, above 0; None for 1 each."""
 
     @property
     def best(self) -> npt.NDArray[np.int64]:
@@ -310,17 +317,20 @@ def ranks(
     gallery: npt.ArrayLike,
     positives: Positives,
     bias: npt.ArrayLike | None = None,
+    *,
+    grades: Grades | None = None,
 ) -> PositiveRanks:
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
 
-    positives: for each query the number of its gallery item, or several. Scores that are equal up
-    to float32 rounding rank behind the positive's. Memory: a tile of at least one row of scores.
-    Raises InvalidInput, DimensionMismatch, NonFiniteVectors.
+    positives: for each query the number of its gallery item, or several. grades: for each query how
+    right these are, above 0. Scores that are equal up to float32 rounding rank behind the
+    positive's. Memory: a tile of at least one row of scores. Raises InvalidInput,
+    DimensionMismatch, NonFiniteVectors.
     """
     import torch
 
     query_vectors, stored = with_bias(queries, gallery, bias)
-    items, starts = checked_positives(positives, len(query_vectors), len(stored))
+    items, starts, values = checked_judgements(positives, grades, len(query_vectors), len(stored))
     unordered = np.empty(len(items), np.int64)
     for tile, scores in score_tensors(query_vectors, stored):
         # Equal items get scores that differ by rounding. Without a margin, they would be before
@@ -339,7 +349,68 @@ def ranks(
             limits = row_scores.gather(1, columns) + margins[rows, None]
             unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
 
-    return PositiveRanks(_in_order(unordered, starts), starts)
+    return in_order(unordered, starts, values)
+
+
+MEASURES = "R@k, MRR, MAP or nDCG@k"
+"""The measures to choose from, in words."""
+_NAMED = re.compile(r"(R|MRR|MAP|nDCG|Success|RR|AP)(?:@([1-9][0-9]{0,5}))?", re.IGNORECASE)
+_KINDS = {"r": "R", "success": "R", "mrr": "MRR", "rr": "MRR", "map": "MAP", "ap": "MAP"}
+_KINDS["ndcg"] = "nDCG"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of retrieval, of each query; its mean over the queries is what is reported."""
+
+    kind: str
+    """"R", "MRR", "MAP" or "nDCG"."""
+
+    k: int | None = None
+    """How many of the first items count, for R and nDCG."""
+
+    @classmethod
+    def of(cls, measure: object) -> Measure:
+        """Return the measure itself, or that of a name as in `R@1`, `MRR`, `MAP` or `nDCG@10`.
+
+        R@k is 1 if a positive is among the first k, and 0 if not, as in the literature on
+        cross-modal search. ir-measures calls it Success@k, MRR RR and MAP AP; these names are taken
+        too. Raises InvalidInput.
+        """
+        if isinstance(measure, Measure):
+            return measure
+        named = _NAMED.fullmatch(measure.strip()) if isinstance(measure, str) else None
+        kind = _KINDS[named[1].lower()] if named else ""
+        if named is None or (named[2] is None) == (kind in ("R", "nDCG")):
+            raise InvalidInput(f"the measure must be {MEASURES}, not {measure!r}")
+        return cls(kind, int(named[2]) if named[2] else None)
+
+    def __str__(self) -> str:
+        return self.kind if self.k is None else f"{self.kind}@{self.k}"
+
+    @property
+    def needs_best_only(self) -> bool:
+        """Whether the rank of a query's best positive is enough."""
+        return self.kind in ("R", "MRR")
+
+    def of_best(self, ranks: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+        """Return R or MRR from the ranks of the best positives, of any shape."""
+        if self.kind == "MRR":
+            return np.asarray(1 / ranks, np.float64)
+        return np.asarray(ranks <= np.int64(self.k or 0), np.float64)
+
+    def values(self, ranks: PositiveRanks) -> PerQuery:
+        """Return the measure of each query, (n_queries,)."""
+        if self.needs_best_only:
+            return self.of_best(ranks.best)
+        if self.kind == "MAP":
+            return average_precisions(ranks)
+        assert self.k is not None, "nDCG has a k"
+        return ndcgs(ranks, self.k)
+
+
+R_AT_1 = Measure("R", 1)
+"""The measure that decides unless another is chosen."""
 
 
 def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -360,9 +431,16 @@ class Outcome(NamedTuple):
     retrieved: npt.NDArray[np.int32]
     """(n_biases, n_queries, at most 10), the first items."""
 
+    values: npt.NDArray[np.float64]
+    """(n_biases, n_queries) of the measure of the searches; without positives (n_biases, 0)."""
+
     def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
         """Return the outcome of these queries only."""
-        return Outcome(self.ranks[:, queries], self.retrieved[:, queries])
+        return Outcome(self.ranks[:, queries], self.retrieved[:, queries], self.values[:, queries])
+
+    def of_biases(self, rows: npt.NDArray[Any]) -> Outcome:
+        """Return the outcome under these biases only, by their numbers or by a mask."""
+        return Outcome(self.ranks[rows], self.retrieved[rows], self.values[rows])
 
     def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
         """Return the outcome with a gate on each search but the first, the raw one.
@@ -370,7 +448,7 @@ class Outcome(NamedTuple):
         Queries whose first raw item is not activated keep the raw outcome. activated: for each
         search but the raw one, (n_items,) whether an item is activated; None without a gate.
         """
-        result = Outcome(self.ranks.copy(), self.retrieved.copy())
+        result = Outcome(self.ranks.copy(), self.retrieved.copy(), self.values.copy())
         first_raw = self.retrieved[0, :, 0]
         for row, is_activated in enumerate(activated, 1):
             if is_activated is None:
@@ -379,13 +457,8 @@ class Outcome(NamedTuple):
             result.retrieved[row, stays_raw] = self.retrieved[0, stays_raw]
             if self.ranks.size:
                 result.ranks[row, stays_raw] = self.ranks[0, stays_raw]
+                result.values[row, stays_raw] = self.values[0, stays_raw]
         return result
-
-    @property
-    def hits(self) -> npt.NDArray[np.float64]:
-        """Return (n_biases, n_queries) 1 if a positive is first, else 0."""
-        first: npt.NDArray[np.float64] = (self.ranks == 1).astype(np.float64)
-        return first
 
 
 def assess(
@@ -393,11 +466,14 @@ def assess(
     gallery: Vectors,
     biases: Sequence[Vectors],
     positives: Sequence[npt.NDArray[np.int64]] | None = None,
+    *,
+    grades: Sequence[PerQuery] | None = None,
+    measure: Measure = R_AT_1,
 ) -> Outcome:
     """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery.
 
-    gallery: (n_items, d). positives: for each query the numbers of its items. Memory: a tile of at
-    least one row of scores.
+    gallery: (n_items, d). positives: for each query the numbers of its items, none of them twice;
+    grades: for each query how right these are. Memory: a tile of at least one row of scores.
     """
     import torch
 
@@ -409,16 +485,28 @@ def assess(
     depth = min(DEPTH, len(gallery))
     retrieved = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
+    values = np.empty(ranks.shape)
     positive_items = None if positives is None else torch.from_numpy(_padded(positives))
     for tile, scores in score_tensors(queries, gallery):
         for group in groups:
             group_biases = torch.from_numpy(all_biases[group]).to(scores)
             bounds = _Bounds.of(scores, group_biases)
             retrieved[group, tile] = _first_items(bounds, depth)
-            if positive_items is not None:
-                ranks[group, tile] = _best_ranks(bounds, positive_items[tile].to(scores.device))
+            if positives is None or positive_items is None:
+                continue
 
-    return Outcome(ranks, retrieved)
+            best = _best_ranks(bounds, positive_items[tile].to(scores.device))
+            ranks[group, tile] = best
+            if measure.needs_best_only:
+                values[group, tile] = measure.of_best(best)
+                continue
+            of_tile = None if grades is None else grades[tile]
+            for bias, of_bias in zip(
+                group, _all_ranks(bounds, positives[tile], of_tile), strict=True
+            ):
+                values[bias, tile] = measure.values(of_bias)
+
+    return Outcome(ranks, retrieved, values)
 
 
 class _Bounds(NamedTuple):
@@ -467,6 +555,18 @@ class _Bounds(NamedTuple):
             rounding=2 * MARGIN * (largest + 2 * biases.abs().max())[:, None],
         )
 
+    def of_rows(self, rows: torch.Tensor) -> _Bounds:
+        """Return the bounds of some of the queries."""
+        if len(rows) == len(self.scores):
+            return self
+        return self._replace(
+            scores=self.scores[rows],
+            lower=self.lower[rows],
+            upper=self.upper[rows],
+            largest=self.largest[rows],
+            rounding=self.rounding[rows],
+        )
+
 
 def _first_items(bounds: _Bounds, depth: int) -> npt.NDArray[np.int64]:
     """Return (group, m, depth) the items with the highest corrected scores, best first."""
@@ -510,15 +610,44 @@ def _nth_largest(values: torch.Tensor, nth: int) -> torch.Tensor:
 
 def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int64]:
     """Return (group, m) the rank of the best of each query's positives (m, p)."""
+    best = bounds.scores.gather(1, positives) - bounds.biases[:, positives]
+    return _ranks_behind(bounds, best.amax(2))
+
+
+def _all_ranks(
+    bounds: _Bounds,
+    positives: Sequence[npt.NDArray[np.int64]],
+    grades: Sequence[PerQuery] | None,
+) -> Iterator[PositiveRanks]:
+    """Yield the ranks of all positives of the m queries under each bias of the group."""
     import torch
 
-    scores = bounds.scores
-    biases = bounds.biases
-    best = (scores.gather(1, positives) - biases[:, positives]).amax(2)
+    counts = np.array([len(items) for items in positives])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    items = np.concatenate(positives)
+    unordered = np.empty((len(bounds.biases), len(items)), np.int64)
+    # The nth positive of all queries that have so many, at once.
+    for nth in range(int(counts.max())):
+        with_nth = np.flatnonzero(counts > nth)
+        positions = starts[:-1][with_nth] + nth
+        of_rows = bounds.of_rows(torch.from_numpy(with_nth).to(bounds.scores.device))
+        columns = torch.from_numpy(items[positions]).to(bounds.scores.device)
+        corrected = of_rows.scores.gather(1, columns[:, None])[:, 0] - bounds.biases[:, columns]
+        unordered[:, positions] = _ranks_behind(of_rows, corrected)
 
+    values = None if grades is None else np.concatenate(grades)
+    for of_bias in unordered:
+        yield in_order(of_bias, starts, values)
+
+
+def _ranks_behind(bounds: _Bounds, corrected: torch.Tensor) -> npt.NDArray[np.int64]:
+    """Return (group, m) the rank that an item has with these corrected scores, (group, m)."""
+    import torch
+
+    biases = bounds.biases
     # An item ranks before the positive if its corrected score is above this, (group, m).
     margins = MARGIN * bounds.largest.clamp(min=biases.abs().amax(1, keepdim=True))
-    limits = best + margins
+    limits = corrected + margins
 
     # The bounds lack the means, so the limits that they are compared with get them.
     limits_of_bounds = limits + bounds.means
@@ -529,12 +658,12 @@ def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int6
 
     # Every bias decides the few others itself, in the exact scores.
     rows, columns = is_undecided.nonzero(as_tuple=True)
-    undecided_scores = scores[rows, columns]
+    undecided_scores = bounds.scores[rows, columns]
     least_ranks = 1 + is_before_under_all.sum(1)
     ranks = []
     for bias, limit in zip(biases, limits, strict=True):
         is_before = undecided_scores - bias[columns] > limit[rows]
-        before_counts = rows[is_before].bincount(minlength=len(scores))
+        before_counts = rows[is_before].bincount(minlength=len(bounds.scores))
         ranks.append(least_ranks + before_counts)
     return _as_array(torch.stack(ranks))
 
@@ -581,18 +710,23 @@ def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]
     )
 
 
-def _in_order(ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return each query's ranks in ascending order, with distinct ranks for equal positives."""
+def in_order(
+    ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], grades: PerQuery | None = None
+) -> PositiveRanks:
+    """Return each query's ranks in ascending order, with distinct ranks for equal positives.
+
+    ranks, grades: (p,), those of query i from starts[i] on.
+    """
     query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    ranks = ranks[np.lexsort((ranks, query))]
+    order = np.lexsort((ranks, query))
+    ranks = ranks[order]
     nth = np.arange(len(ranks)) - starts[query]
 
     # A rank is at least one more than the one before: a running maximum of rank − nth does that. It
     # starts again with each query, because the ranks of a query are far above those before.
     offset = query * (ranks.max(initial=0) + len(ranks) + 1)
     rising = np.maximum.accumulate(ranks - nth + offset)
-    in_order: npt.NDArray[np.int64] = rising + nth - offset
-    return in_order
+    return PositiveRanks(rising + nth - offset, starts, None if grades is None else grades[order])
 
 
 def checked_positives(
@@ -602,6 +736,18 @@ def checked_positives(
 
     They are sorted by query, without duplicates. Raises InvalidInput.
     """
+    items, starts, _ = checked_judgements(positives, None, n_queries, n_items)
+    return items, starts
+
+
+def checked_judgements(
+    positives: Positives, grades: Grades | None, n_queries: int, n_items: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], PerQuery | None]:
+    """Return all positives, the start of each query's, and their grades.
+
+    They are sorted by query, without duplicates, of which the highest grade counts. Raises
+    InvalidInput.
+    """
     if len(positives) != n_queries:
         raise InvalidInput(
             f"positives cover {len(positives)} queries, but {n_queries} queries were passed"
@@ -609,18 +755,21 @@ def checked_positives(
     if n_queries == 0 or n_items == 0:
         raise InvalidInput("queries or gallery items are missing")
 
-    of_queries = [
-        sorted(set(numbers)) if isinstance(numbers, Iterable) else [numbers]
-        for numbers in positives
+    listed = [
+        list(numbers) if isinstance(numbers, Iterable) else [numbers] for numbers in positives
     ]
-    missing = [query for query, numbers in enumerate(of_queries) if not numbers]
+    graded = [dict.fromkeys(numbers, 1.0) for numbers in listed]
+    if grades is not None:
+        graded = _with_grades(listed, grades)
+    missing = [query for query, of_query in enumerate(graded) if not of_query]
     if missing:
         raise InvalidInput(
             f"no positive for query {name_some(missing)}: each query needs at least one"
         )
 
-    starts = np.concatenate([[0], np.cumsum([len(numbers) for numbers in of_queries])])
-    items = np.array([item for numbers in of_queries for item in numbers])
+    starts = np.concatenate([[0], np.cumsum([len(of_query) for of_query in graded])])
+    ordered = [sorted(of_query.items()) for of_query in graded]
+    items = np.array([item for of_query in ordered for item, _ in of_query])
     if items.dtype.kind not in "iu":
         raise InvalidInput("positives must be the numbers of gallery items")
 
@@ -631,7 +780,40 @@ def checked_positives(
             f"positives of query {name_some(faulty)} are not among the {n_items} gallery items"
         )
 
-    return items.astype(np.int64), starts
+    values = None
+    if grades is not None:
+        values = np.array([grade for of_query in ordered for _, grade in of_query])
+    return items.astype(np.int64), starts, values
+
+
+def _with_grades(positives: Sequence[list[Any]], grades: Grades) -> list[dict[Any, float]]:
+    """Return the grade of each positive of each query. Raises InvalidInput."""
+    listed = [list(values) if isinstance(values, Iterable) else [values] for values in grades]
+    unequal = [
+        query
+        for query, numbers in enumerate(positives)
+        if query >= len(listed) or len(listed[query]) != len(numbers)
+    ]
+    if unequal or len(listed) != len(positives):
+        raise InvalidInput(
+            f"the grades of query {name_some(unequal or [len(positives)])} must be as many as its "
+            "positives"
+        )
+    wrong = [
+        query
+        for query, values in enumerate(listed)
+        if not all(isinstance(grade, Real) and 0 < float(grade) < np.inf for grade in values)
+    ]
+    if wrong:
+        raise InvalidInput(f"the grades of query {name_some(wrong)} must be numbers above 0")
+
+    of_queries: list[dict[Any, float]] = []
+    for numbers, values in zip(positives, listed, strict=True):
+        of_query: dict[Any, float] = {}
+        for item, grade in zip(numbers, values, strict=True):
+            of_query[item] = max(of_query.get(item, 0.0), float(grade))
+        of_queries.append(of_query)
+    return of_queries
 
 
 def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
@@ -666,32 +848,37 @@ def hits(ranks: PositiveRanks, k: int) -> PerQuery:
     return (ranks.best <= whole_number("k", k)).astype(np.float64)
 
 
-def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) AP@k = Σ (i / rank_i) / min(p, k).
+def average_precisions(ranks: PositiveRanks, k: int | None = None) -> PerQuery:
+    """Return (n_queries,) AP@k = Σ (i / rank_i) / min(p, k), or AP if k is None.
 
     The sum is over those of the p positives i = 1, 2, …, ordered by rank, that are among the first
-    k (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
+    k, or over all (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
     """
-    k = whole_number("k", k)
     counts = np.diff(ranks.starts)
     nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], counts)
-    precisions = nth / ranks.ranks * (ranks.ranks <= k)
-    return ranks.sums(precisions) / np.minimum(counts, k)
+    precisions = nth / ranks.ranks
+    if k is None:
+        return ranks.sums(precisions) / counts
+    k = whole_number("k", k)
+    return ranks.sums(precisions * (ranks.ranks <= k)) / np.minimum(counts, k)
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002).
+    """Return (n_queries,) nDCG@k, whose gain is the grade (Järvelin and Kekäläinen, 2002).
 
-    It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all
-    positives in front.
+    It is Σ grade / log2(1 + rank) over the positives among the first k, divided by its value with
+    all positives in front, the highest grade first. As in trec_eval, the gain is the grade itself,
+    not 2 to its power.
     """
     k = whole_number("k", k)
-    gained = ranks.sums((ranks.ranks <= k) / np.log2(1 + ranks.ranks))
+    counts = np.diff(ranks.starts)
+    grades = np.ones(len(ranks.ranks)) if ranks.grades is None else ranks.grades
+    gained = ranks.sums((ranks.ranks <= k) * grades / np.log2(1 + ranks.ranks))
 
-    # At position p − 1: what p positives in front would gain.
-    best_by_count = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
-    counts = np.minimum(np.diff(ranks.starts), k)
-    ndcgs: PerQuery = gained / best_by_count[counts - 1]
+    query = np.repeat(np.arange(len(counts)), counts)
+    falling = grades[np.lexsort((-grades, query))]
+    nth = np.arange(len(grades)) - ranks.starts[query]
+    ndcgs: PerQuery = gained / ranks.sums((nth < k) * falling / np.log2(2 + nth))
     return ndcgs
 
 

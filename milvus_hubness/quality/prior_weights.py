@@ -17,7 +17,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.prior import Prior, Values
 from milvus_hubness.quality.measures import Outcome
-from milvus_hubness.quality.trials import Answers, Trial, search
+from milvus_hubness.quality.trials import Pairs, Trial, merits_of
 
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 """The λ that are tried, in units of the spread of scores."""
@@ -25,9 +25,8 @@ WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)
 ROUNDS = 2
 """How often the method and the weight are chosen in turns."""
 
-Ranks = npt.NDArray[np.int32]
-Pick = Callable[[Ranks, Values], Trial]
-"""Returns the method for the ranks (n_trials, n_queries) of the right answers, and the weights
+Pick = Callable[[Values, Values], Trial]
+"""Returns the method for the merits (n_trials, n_queries), as `merits_of` has them, and the weights
 (n_queries,) of the queries."""
 
 
@@ -59,56 +58,55 @@ class PriorTrials:
     A log of clicks may hold the labelled queries too: the prior would then know their answers. So
     the clicks of a fold are left out of the prior with which the fold is searched.
 
-    trials: the methods to choose from. weights: (n_queries,), how often users send each query. unit:
-    the spread of scores. fold: (n_queries,) the number of each query's fold.
+    trials: the methods to choose from. unit: the spread of scores. fold: (n_queries,) the number of
+    each query's fold.
     """
 
     def __init__(
         self,
         trials: Sequence[Trial],
-        queries: Vectors,
         gallery: Vectors,
-        positives: Answers,
-        weights: Values,
+        pairs: Pairs,
         preference: Preference,
         unit: float,
         fold: npt.NDArray[np.int64],
     ) -> None:
         self._trials = trials
-        self._queries = queries
         self._gallery = gallery
-        self._positives = positives
-        self._weights = weights
+        self._pairs = pairs
         self._preference = preference
         self._unit = unit
         self._fold = fold
-        self._ranks: dict[float, Ranks] = {}
-        """The ranks of all trials by weight: several choices need the same ones."""
+        self._merits: dict[float, Values] = {}
+        """The merits of all trials by weight: several choices need the same ones."""
 
-    def choose(self, pick: Pick, raw_ranks: Ranks, chosen: npt.NDArray[np.bool_]) -> Choice:
+    def choose(self, pick: Pick, merits: Values, chosen: npt.NDArray[np.bool_]) -> Choice:
         """Return the method and the weight that are best for some queries.
 
-        pick: chooses the method. raw_ranks: of all trials without a prior.
+        pick: chooses the method. merits: of all trials without a prior.
         """
-        weights = self._weights[chosen]
-        method = pick(raw_ranks[:, chosen], weights)
+        weights = self._pairs.weights[chosen]
+        method = pick(merits[:, chosen], weights)
         weight = 0.0
         for _ in range(ROUNDS):
-            ranks = self._searched([([method], tried) for tried in WEIGHTS]).ranks
-            best = _best_weight(1 / ranks[:, chosen], weights)
+            by_weight = self._merits_of([([method], tried) for tried in WEIGHTS])
+            best = _best_weight(by_weight[:, chosen], weights)
             if best == weight:
                 break
 
             weight = best
-            if weight not in self._ranks:
-                self._ranks[weight] = self._searched([(self._trials, weight)]).ranks
-            method = pick(self._ranks[weight][:, chosen], weights)
+            if weight not in self._merits:
+                self._merits[weight] = self._merits_of([(self._trials, weight)])
+            method = pick(self._merits[weight][:, chosen], weights)
         return Choice(method, weight)
 
-    def hits(self, choices: Sequence[Choice]) -> Values:
-        """Return whether each query finds its answer, (n_queries,), with the choice of its fold."""
-        found = self._searched([([choice.method], choice.weight) for choice in choices])
-        return found.hits[self._fold, np.arange(len(self._fold))]
+    def values(self, choices: Sequence[Choice]) -> Values:
+        """Return the measure of each query, (n_queries,), with the choice of its fold."""
+        outcome = self._searched([([choice.method], choice.weight) for choice in choices])
+        return outcome.values[self._fold, np.arange(len(self._fold))]
+
+    def _merits_of(self, settings: Sequence[tuple[Sequence[Trial], float]]) -> Values:
+        return merits_of(self._searched(settings), self._pairs.measure)
 
     def _searched(self, settings: Sequence[tuple[Sequence[Trial], float]]) -> Outcome:
         """Return the outcome (n_trials, n_queries) of all trials, each at its weight."""
@@ -122,36 +120,34 @@ class PriorTrials:
                 for trials, weight in settings
                 for trial in _shifted(trials, weight * self._unit * logs)
             ]
-            answers = [self._positives[query] for query in in_fold.tolist()]
             queries.append(in_fold)
-            outcomes.append(search(shifted, self._queries[in_fold], self._gallery, answers))
+            outcomes.append(self._pairs.of(in_fold).search(shifted, self._gallery))
 
-        order = np.argsort(np.concatenate(queries))
         # The first row is the raw search.
-        ranks = np.concatenate([outcome.ranks for outcome in outcomes], axis=1)[1:, order]
-        retrieved = np.concatenate([outcome.retrieved for outcome in outcomes], axis=1)[1:, order]
-        return Outcome(ranks, retrieved)
+        order = np.argsort(np.concatenate(queries))
+        joined = [np.concatenate(parts, axis=1)[1:, order] for parts in zip(*outcomes, strict=True)]
+        return Outcome(*joined)
 
     def _logs(self, left_out: npt.NDArray[np.int64]) -> Values:
         """Return log p(r) (n_items,), centred, without the clicks of these queries."""
         values = self._preference.values
         if self._preference.counts_pairs:
-            answered = np.concatenate([self._positives[query] for query in left_out.tolist()])
+            answered = np.concatenate([self._pairs.positives[query] for query in left_out.tolist()])
             own = np.bincount(answered, minlength=len(values))
             values = np.maximum(values - own, 0)
         logs = np.log1p(values / self._preference.prior.added)
         return np.asarray(logs - logs.mean())
 
 
-def _best_weight(reciprocal: Values, weights: Values) -> float:
-    """Return the best of WEIGHTS by the reciprocal ranks (n_weights, n_queries) that they give.
+def _best_weight(merits: Values, weights: Values) -> float:
+    """Return the best of WEIGHTS by the merits (n_weights, n_queries) that they give.
 
     weights: (n_queries,).
     """
     shares = weights / weights.sum()
-    best = int((reciprocal @ shares).argmax())
+    best = int((merits @ shares).argmax())
     # No weight is 0 by chance, so the best one has to lead that of no prior by a standard error.
-    gains = reciprocal[best] - reciprocal[0]
+    gains = merits[best] - merits[0]
     mean = float(shares @ gains)
     error = float(shares**2 @ (gains - mean) ** 2) ** 0.5
     return WEIGHTS[best] if mean > error else 0.0

@@ -40,7 +40,14 @@ from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import TopK
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tensors
+from milvus_hubness.quality.measures import (
+    DEPTH,
+    R_AT_1,
+    Measure,
+    Outcome,
+    assess,
+    score_tensors,
+)
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""
@@ -101,6 +108,9 @@ NEIGHBORS = 64
 
 Answers = Sequence[npt.NDArray[np.int64]]
 """The numbers of the positives of each query."""
+Grades = Sequence[npt.NDArray[np.float64]]
+"""How right each of these positives is."""
+Values = npt.NDArray[np.float64]
 
 
 class Trial(NamedTuple):
@@ -170,19 +180,73 @@ def sweep(
 
 
 def search(
-    trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positives: Answers | None = None
+    trials: Sequence[Trial],
+    queries: Vectors,
+    gallery: Vectors,
+    positives: Answers | None = None,
+    *,
+    grades: Grades | None = None,
+    measure: Measure = R_AT_1,
 ) -> Outcome:
     """Return the outcome of the raw search, then of each trial, as `assess` does."""
     # A gated trial has the very array of its trial without a gate, so identity finds most
     # duplicates, and each bias is searched once.
     distinct = {id(trial.bias): trial.bias for trial in trials}
     no_bias = np.zeros(len(gallery), np.float32)
-    of_distinct = assess(queries, gallery, [no_bias, *distinct.values()], positives)
+    biases = [no_bias, *distinct.values()]
+    of_distinct = assess(queries, gallery, biases, positives, grades=grades, measure=measure)
 
     row_of = {identity: row for row, identity in enumerate(distinct, 1)}
     rows = np.array([0, *(row_of[id(trial.bias)] for trial in trials)])
-    of_trials = Outcome(of_distinct.ranks[rows], of_distinct.retrieved[rows])
-    return of_trials.gated([trial.activated for trial in trials])
+    return of_distinct.of_biases(rows).gated([trial.activated for trial in trials])
+
+
+class Pairs(NamedTuple):
+    """Labelled queries."""
+
+    queries: Vectors
+    """(n, d)."""
+
+    positives: Answers
+    """The items of each query."""
+
+    weights: Values
+    """(n,) above 0: how often users send each query."""
+
+    grades: Grades | None = None
+    """How right the items of each query are; None for equally right."""
+
+    measure: Measure = R_AT_1
+    """What decides."""
+
+    def of(self, numbers: npt.NDArray[np.int64]) -> Pairs:
+        """Return some of the pairs."""
+        chosen = numbers.tolist()
+        return self._replace(
+            queries=self.queries[numbers],
+            positives=[self.positives[query] for query in chosen],
+            weights=self.weights[numbers],
+            grades=None if self.grades is None else [self.grades[query] for query in chosen],
+        )
+
+    def search(self, trials: Sequence[Trial], gallery: Vectors) -> Outcome:
+        """Return the outcome of the raw search, then of each trial."""
+        return search(
+            trials,
+            self.queries,
+            gallery,
+            self.positives,
+            grades=self.grades,
+            measure=self.measure,
+        )
+
+
+def merits_of(outcome: Outcome, measure: Measure) -> Values:
+    """Return by what methods are picked, (n_biases, n_queries)."""
+    # The mean reciprocal rank follows R@k with less noise.
+    if measure.kind == "R":
+        return np.asarray(1 / outcome.ranks, np.float64)
+    return outcome.values
 
 
 def activated_by(

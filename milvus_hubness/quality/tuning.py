@@ -31,13 +31,13 @@ from milvus_hubness.correction.near_copies import (
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
-from milvus_hubness.quality.trials import Answers, Trial, search, sweep
+from milvus_hubness.quality.trials import Pairs, Trial, merits_of, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 
 MEMBERS = 8
 """Trials that are mixed into one."""
 EXCESS_WEIGHT = 0.3
-"""Weight of the excess answers taken by hubs; the mean reciprocal rank has weight 1."""
+"""Weight of the excess answers taken by hubs; the mean reciprocal rank, or the measure, has 1."""
 GATE_MARGIN = 0.01
 """Lead in that score that a gate needs over the trials without one."""
 FOLDS = 5
@@ -45,7 +45,8 @@ FOLDS = 5
 # The numbers below decide the verdict with labels, and were chosen on the tasks of
 # `python -m benchmarks.tune`, which prints what it is worth on 20 random splits of their pairs.
 PRIOR_GAIN = 0.04
-"""Mean and standard deviation of the gain in R@1 before anything is measured."""
+"""Mean and standard deviation of the gain in R@1 before anything is measured. Other measures, whose
+gains are of the same kind, have it too."""
 FALL_TO_TRY = 0.05
 """Fall of the excess answers taken by hubs, as a share of them, below which a loss is expected."""
 WEAK = 0.6
@@ -63,35 +64,18 @@ class Judgement(NamedTuple):
     """The strength to apply; 0 to leave it alone."""
     reason: str
     interval: measures.Interval | None
-    """The gain in R@1 over the raw search; None without labels."""
+    """The gain in the measure over the raw search; None without labels."""
 
 
-class Pairs(NamedTuple):
-    """Labelled queries."""
-
-    queries: Vectors
-    """(n, d)."""
-
-    positives: Answers
-    """The items of each query."""
-
-    weights: Values
-    """(n,) above 0: how often users send each query."""
-
-
-def pick(
-    trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32], weights: Values
-) -> list[Trial]:
+def pick(trials: Sequence[Trial], excess: Values, merits: Values, weights: Values) -> list[Trial]:
     """Return the `MEMBERS` best trials, all with the same gate, or none.
 
-    excess: (n_trials,) the excess answers taken by hubs. ranks: (n_trials, n_queries). weights:
-    (n_queries,).
+    excess: (n_trials,) the excess answers taken by hubs. merits: (n_trials, n_queries), as
+    `merits_of` has them. weights: (n_queries,).
     """
-    # The mean reciprocal rank follows R@1 with less noise, and the excess answers, which need no
-    # labels, keep few labels from deciding by chance.
-    reciprocal = 1 / ranks
+    # The excess answers, which need no labels, keep few labels from deciding by chance.
     shares = weights / weights.sum()
-    scores = reciprocal @ shares - EXCESS_WEIGHT * excess
+    scores = merits @ shares - EXCESS_WEIGHT * excess
     best_by_form: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
     for form in dict.fromkeys(trial.form for trial in trials):
         of_form = np.array([number for number, trial in enumerate(trials) if trial.form == form])
@@ -104,7 +88,7 @@ def pick(
     best = without_gate
     largest_lead = 0.0
     for members in best_by_form.values():
-        gain = reciprocal[members].mean(0) - reciprocal[without_gate].mean(0)
+        gain = merits[members].mean(0) - merits[without_gate].mean(0)
         margin = max(GATE_MARGIN, 2 * _variance_of_mean(gain, weights) ** 0.5)
         lead = float(scores[members].mean() - scores[without_gate].mean()) - margin
         if lead > largest_lead:
@@ -148,12 +132,13 @@ def judge_labelled(
     fall: float,
     weights: Values | None = None,
     *,
+    measure: measures.Measure = measures.R_AT_1,
     seed: int = 0,
 ) -> Judgement:
-    """Return the verdict with labels: "apply" if the expected gain in R@1 is above 0.
+    """Return the verdict with labels: "apply" if the expected gain in the measure is above 0.
 
-    raw, cross_fitted: (n_queries,) hits. strength: of the mix. fall: of the excess answers taken by
-    hubs, as a share of them. weights: (n_queries,) above 0; None for equal ones.
+    raw, cross_fitted: (n_queries,) the measure of each query. strength: of the mix. fall: of the
+    excess answers taken by hubs, as a share of them. weights: (n_queries,) above 0; None for equal ones.
     """
     n = len(raw)
     if weights is None:
@@ -170,7 +155,7 @@ def judge_labelled(
     weighted_sum = interval.estimate / variance + prior / prior_variance
     expected = weighted_sum / (1 / variance + 1 / prior_variance)
 
-    result = f"cross-validated on {n} labelled queries, R@1 changes by {points(interval)}"
+    result = f"cross-validated on {n} labelled queries, {measure} changes by {points(interval)}"
     if expected <= 0:
         return Judgement("leave it alone", 0.0, f"{result}: expect no gain", interval)
     if interval.low <= 0:
@@ -310,10 +295,10 @@ class Row(NamedTuple):
     strength: float
     excess_answers: float
     """Share of the answers that hubs take in excess."""
-    r1: float | None
-    """None without labels."""
+    value: float | None
+    """Of the measure; None without labels."""
     gain: measures.Interval | None
-    """Of R@1 over the raw search, with its 95% interval; None without labels."""
+    """Of the measure over the raw search, with its 95% interval; None without labels."""
     gate: int | None = None
     gate_targets: int | None = None
 
@@ -339,7 +324,7 @@ class Tuning:
     reason: str
 
     interval: measures.Interval | None
-    """The cross-validated gain in R@1; None without labels."""
+    """The cross-validated gain in the measure; None without labels."""
 
     findings: tuple[Finding, ...]
     """What the bank shows, which decides without labels and informs with them; none for a bank of
@@ -353,6 +338,9 @@ class Tuning:
     """The raw search and the trials, best first."""
 
     labelled: bool
+
+    measure: str
+    """What decides with labels, such as "R@1"."""
 
     demand: float | None
     """Share of the pairs, by weight, whose answers are the 1% of items with most pairs; None
@@ -388,6 +376,8 @@ def tune(
     target_bank: QueryBank | npt.ArrayLike | None = None,
     queries: npt.ArrayLike | None = None,
     positives: measures.Positives | None = None,
+    grades: measures.Grades | None = None,
+    measure: str | measures.Measure = measures.R_AT_1,
     pair_weights: npt.ArrayLike | None = None,
     preference: Preference | None = None,
     seed: int = 0,
@@ -396,15 +386,17 @@ def tune(
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for
-    each query the number of its gallery item or several; R@1 then decides, else the findings of
-    `quality.verdict`. pair_weights: (n,), how often users send each query with positives; by
-    default equally often. preference: the values of a prior, whose weight is chosen with the method
+    each query the number of its gallery item or several; the measure (R@k, MRR, MAP or nDCG@k) then
+    decides, else the findings of `quality.verdict`. grades: for each query how right these are, by
+    default equally. pair_weights: (n,), how often users send each query with positives; by default
+    equally often. preference: the values of a prior, whose weight is chosen with the method
     if there are positives. Near copies in the bank share the weight of one query. `queries` that are
     in the bank are left out of the fit that these judge, one for each time that they are sent. A
     gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results.
     Raises InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
+    chosen_measure = measures.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "tune")
     targets = None if target_bank is None else QueryBank.of(target_bank)
@@ -421,7 +413,8 @@ def tune(
             raise InvalidInput(
                 "positives without the queries that they belong to: pass queries too"
             )
-        pairs = _checked_pairs(real, positives, pair_weights, len(items), rng)
+        pairs = _checked_pairs(real, positives, grades, pair_weights, len(items), rng)
+        pairs = pairs._replace(measure=chosen_measure)
         demand = _demand(pairs, len(items))
         real = pairs.queries
     elif pair_weights is not None:
@@ -440,7 +433,7 @@ def tune(
         # Labels say what a query is worth as users send it: with near copies in the log, or without.
         fitted = examined if pairs is None else before(copies.bank, real)
     trials = sweep(fitted, items, targets, progress=progress)
-    outcome = search(trials, searched, items, pairs.positives if pairs else None)
+    outcome = pairs.search(trials, items) if pairs else search(trials, searched, items)
 
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
@@ -473,6 +466,7 @@ def tune(
         candidate=chosen.estimator,
         rows=_table(trials, outcome, len(items), pairs, seed),
         labelled=pairs is not None,
+        measure=str(chosen_measure),
         demand=demand,
         bank_size=len(bank),
         items=len(items),
@@ -499,10 +493,10 @@ def decide(
     cosine: the smallest one between near copies.
     """
     excess = measures.excess_answers_of(outcome, len(gallery))
-    ranks = outcome.ranks[1:]
-    picked = mix(pick(trials, excess[1:], ranks, pairs.weights))
+    merits = merits_of(outcome, pairs.measure)[1:]
+    picked = mix(pick(trials, excess[1:], merits, pairs.weights))
     chosen = _with_demand(picked, swept, gallery)
-    raw = outcome.hits[0]
+    raw = outcome.values[0]
 
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
@@ -516,11 +510,9 @@ def decide(
         if not len(others):
             cross_fitted[held_out] = raw[held_out]
             continue
-        of_others = mix(pick(trials, excess[1:], ranks[:, others], pairs.weights[others]))
-        judged = _with_demand(of_others, swept, gallery)
-        positives = [pairs.positives[query] for query in held_out.tolist()]
-        after = search([judged], pairs.queries[held_out], gallery, positives)
-        cross_fitted[held_out] = after.hits[1]
+        of_others = mix(pick(trials, excess[1:], merits[:, others], pairs.weights[others]))
+        of_fold = _with_demand(of_others, swept, gallery)
+        cross_fitted[held_out] = pairs.of(held_out).search([of_fold], gallery).values[1]
 
     # Demand has its own part in what hubs take, so that the fall is that without it.
     after = search([picked], pairs.queries, gallery, pairs.positives)
@@ -528,9 +520,16 @@ def decide(
     # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(mixed_excess, float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
-    return chosen, judge_labelled(
-        raw, cross_fitted, chosen.strength, fall, pairs.weights, seed=seed
+    judged = judge_labelled(
+        raw,
+        cross_fitted,
+        chosen.strength,
+        fall,
+        pairs.weights,
+        measure=pairs.measure,
+        seed=seed,
     )
+    return chosen, judged
 
 
 def _with_demand(trial: Trial, bank: QueryBank, gallery: Vectors) -> Trial:
@@ -565,23 +564,29 @@ def decide_with_prior(
     excess = measures.excess_answers_of(outcome, len(gallery))
     fold = _folds(pairs.queries, cosine, seed)
     unit = score_spread(swept.condensed, gallery)
-    searches = PriorTrials(
-        trials, pairs.queries, gallery, pairs.positives, pairs.weights, preference, unit, fold
-    )
+    searches = PriorTrials(trials, gallery, pairs, preference, unit, fold)
 
-    def picked(ranks: npt.NDArray[np.int32], weights: Values) -> Trial:
-        return mix(pick(trials, excess[1:], ranks, weights))
+    def picked(merits: Values, weights: Values) -> Trial:
+        return mix(pick(trials, excess[1:], merits, weights))
 
-    ranks = outcome.ranks[1:]
-    chosen = searches.choose(picked, ranks, np.ones(len(fold), np.bool_))
-    choices = [searches.choose(picked, ranks, fold != left) for left in range(fold.max() + 1)]
-    cross_fitted = searches.hits(choices)
+    merits = merits_of(outcome, pairs.measure)[1:]
+    chosen = searches.choose(picked, merits, np.ones(len(fold), np.bool_))
+    choices = [searches.choose(picked, merits, fold != left) for left in range(fold.max() + 1)]
+    cross_fitted = searches.values(choices)
 
     neutral = search([chosen.method], pairs.queries, gallery, pairs.positives)
     highest = max(float(measures.excess_answers_of(neutral, len(gallery))[1]), float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     strength = chosen.method.strength
-    judged = judge_labelled(outcome.hits[0], cross_fitted, strength, fall, pairs.weights, seed=seed)
+    judged = judge_labelled(
+        outcome.values[0],
+        cross_fitted,
+        strength,
+        fall,
+        pairs.weights,
+        measure=pairs.measure,
+        seed=seed,
+    )
     # Searches multiply what is stored by the strength, the prior too, which was tried in full.
     weight = round(chosen.weight / strength, 3)
     with_prior = f"with {preference.prior.words} as a prior of weight {chosen.weight:g}"
@@ -639,20 +644,25 @@ def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
 def _checked_pairs(
     queries: Vectors,
     positives: measures.Positives,
+    grades: measures.Grades | None,
     weights: npt.ArrayLike | None,
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
     """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
-    numbers, starts = measures.checked_positives(positives, len(queries), n_items)
-    answers = np.split(numbers, starts[1:-1])
+    numbers, starts, values = measures.checked_judgements(positives, grades, len(queries), n_items)
     checked = measures.checked_weights(weights, len(queries))
+    pairs = Pairs(
+        queries,
+        np.split(numbers, starts[1:-1]),
+        checked,
+        None if values is None else np.split(values, starts[1:-1]),
+    )
 
     # A query that nobody sends says nothing.
     some = np.flatnonzero(checked > 0)
     _require_enough(len(some))
-    some = some[_some(len(some), rng)]
-    return Pairs(queries[some], [answers[query] for query in some.tolist()], checked[some])
+    return pairs.of(some[_some(len(some), rng)])
 
 
 def _demand(pairs: Pairs, n_items: int) -> float:
@@ -697,18 +707,20 @@ def _table(
 
     outcome: of the raw search, then of the trials.
     """
-    r1s: Sequence[float | None] = [None] * len(outcome.retrieved)
-    gains: Sequence[measures.Interval | None] = [None] * len(r1s)
+    values: Sequence[float | None] = [None] * len(outcome.retrieved)
+    gains: Sequence[measures.Interval | None] = [None] * len(values)
     if pairs is not None:
-        hits = outcome.hits
-        r1s = np.average(hits, axis=1, weights=pairs.weights).tolist()
-        gains = measures.bootstrap(hits - hits[0], pairs.weights, resamples=RESAMPLES, seed=seed)
+        of_queries = outcome.values
+        values = np.average(of_queries, axis=1, weights=pairs.weights).tolist()
+        gains = measures.bootstrap(
+            of_queries - of_queries[0], pairs.weights, resamples=RESAMPLES, seed=seed
+        )
 
     excess = measures.excess_answers_of(outcome, n_items).tolist()
-    raw = Row(None, 0.0, excess[0], r1s[0], gains[0])
+    raw = Row(None, 0.0, excess[0], values[0], gains[0])
     rows = [
-        Row(trial.estimator, trial.strength, share, r1, gain, *trial.form)
-        for trial, share, r1, gain in zip(trials, excess[1:], r1s[1:], gains[1:], strict=True)
+        Row(trial.estimator, trial.strength, share, value, gain, *trial.form)
+        for trial, share, value, gain in zip(trials, excess[1:], values[1:], gains[1:], strict=True)
     ]
-    rows.sort(key=lambda row: row.excess_answers if row.r1 is None else -row.r1)
+    rows.sort(key=lambda row: row.excess_answers if row.value is None else -row.value)
     return (raw, *rows)

@@ -17,6 +17,7 @@ import milvus_hubness
 from milvus_hubness import connect
 from milvus_hubness.basics.texts import describe, rounded_shares
 from milvus_hubness.cli.console import check_writable
+from milvus_hubness.cli.reports import _mixed
 from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import half_known, plain_collection, vectors
@@ -114,7 +115,7 @@ def test_tune_weighs_pairs_and_says_what_is_asked_for_most(run, files):
     assert "the 1% of items with most pairs take 71% of the pairs" in human.stdout
     told = json.loads(run(*asked, "--json").stdout)["tune"]
     assert told["demand"] == pytest.approx(70 / 99)
-    raw = told["rows"][0]["r1"]
+    raw = told["rows"][0]["value"]
     assert min(abs(raw - share) for share in np.r_[np.arange(30), 70 + np.arange(30)] / 99) < 1e-6
 
     # The wrong file writes no verdict.
@@ -510,6 +511,16 @@ def test_shares_add_up():
     parts = [{"name": "CSLS", "k": k} for k in (1, 2, 3)]
     told = describe({"name": "Blend", "weights": [1 / 3] * 3, "estimators": parts})
     assert told == "agreement (0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3))"
+
+
+def test_a_mix_less_the_demand_shows_the_shares_of_the_mix():
+    parts = [{"name": "CSLS", "k": k} for k in (1, 2)]
+    mix = {"name": "Blend", "weights": [0.25, 0.75], "estimators": parts}
+    for choice in (mix, {"name": "WithDemand", "weight": 0.25, "estimators": [mix]}):
+        assert _mixed(choice, is_mix=True) == {"CSLS(k=1)": 25, "CSLS(k=2)": 75}
+        assert list(_mixed(choice, is_mix=False).values()) == [100]
+    alone = {"name": "WithDemand", "weight": 0.25, "estimators": parts[:1]}
+    assert _mixed(alone, is_mix=True) == {"CSLS(k=1)": 100}
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,8 @@ def test_the_noise_of_a_change_is_that_of_other_draws_of_the_queries():
     def drawn(count):
         even = rng.integers(50, size=(count, 10))
         hubby = rng.integers(50, size=(count, 10)) ** 2 // 50
-        return Outcome(np.empty((3, 0), np.int32), np.stack([even, hubby, hubby]).astype(np.int32))
+        retrieved = np.stack([even, hubby, hubby]).astype(np.int32)
+        return Outcome(np.empty((3, 0), np.int32), retrieved, np.empty((3, 0)))
 
     changes = []
     for _ in range(200):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quality.measures import (
+    Measure,
     PositiveRanks,
     average_precisions,
     hits,
@@ -89,6 +90,34 @@ def test_trec_eval_gives_the_same_figures():
     expected = {name: trec[ir_measures.parse_measure(measure)] for name, measure in names.items()}
     assert 0.1 < expected["R@1"] < expected["R@10"] < 1
     assert {name: summary[name] for name in names} == pytest.approx(expected, abs=1e-6)
+
+
+def test_ir_measures_gives_the_same_figures_for_each_measure_with_grades():
+    rng = np.random.default_rng(5)
+    gallery, bias = rng.normal(size=(300, 8)), rng.normal(size=300)
+    positives = [rng.choice(300, rng.integers(1, 30), replace=False) for _ in range(80)]
+    grades = [rng.integers(1, 4, len(items)) for items in positives]
+    queries = np.stack([gallery[items].mean(0) for items in positives])
+    queries += rng.normal(size=queries.shape) / 3
+    of_positives = ranks(queries, gallery, positives, bias, grades=grades)
+    relevant = {
+        str(query): {str(item): int(grade) for item, grade in zip(items, of_query, strict=True)}
+        for query, (items, of_query) in enumerate(zip(positives, grades, strict=True))
+    }
+    run = {
+        str(query): {str(item): row[item] for item in range(300)}
+        for query, row in enumerate((queries @ gallery.T - bias).tolist())
+    }
+    for name in ("Success@1", "Success@7", "RR", "AP", "nDCG@3", "nDCG@10", "nDCG@100"):
+        theirs = ir_measures.parse_measure(name)
+        expected = {
+            one.query_id: one.value for one in ir_measures.iter_calc([theirs], relevant, run)
+        }
+        ours = Measure.of(name).values(of_positives)
+        assert 0.05 < ours.mean() < 1
+        assert dict(zip(map(str, range(80)), ours, strict=True)) == pytest.approx(
+            expected, abs=1e-6
+        )
 
 
 @given(rank_lists, st.integers(1, 35))

@@ -23,16 +23,19 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import is_same, score_spread
 from milvus_hubness.correction.near_copies import near_copies
+from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.quality.measures import (
+    Measure,
     assess,
     excess_answers_of,
     paired_difference,
     ranks,
 )
-from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
-from milvus_hubness.quality.tuning import Pairs, before, decide, judge_labelled, mix, pick, tune
+from milvus_hubness.quality.prior_weights import Preference
+from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
+from milvus_hubness.quality.tuning import before, decide, judge_labelled, mix, pick, tune
 from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
@@ -215,27 +218,27 @@ def test_a_mix_is_the_mean_of_its_trials(space):
 
 def test_picking_prefers_what_ranks_better_and_then_what_is_more_even():
     trials = [Trial(NNN(k), 1.0, np.zeros(5, np.float32)) for k in range(1, 21)]
-    alike = np.full((20, 30), 4, np.int32)
+    alike = np.full((20, 30), 0.25)
     assert pick(trials, np.linspace(0.2, 0.3, 20), alike, np.ones(30)) == trials[:8]
     even = np.full(20, 0.2)
-    few = np.full((20, 30), 4, np.int32)
-    few[12:] = 1
+    few = np.full((20, 30), 0.25)
+    few[12:] = 1.0
     assert pick(trials, even, few, np.ones(30)) == trials[12:]
 
 
 def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
     plain = [Trial(NNN(k), 1.0, np.zeros(5, np.float32)) for k in range(1, 11)]
     trials = [*(trial._replace(gate=1) for trial in plain), *plain]
-    even, ranks = np.full(20, 0.2), np.full((20, 100), 2, np.int32)
-    ranks[:10, 0] = 1  # 0.005 of mean reciprocal rank
-    assert pick(trials, even, ranks, np.ones(100)) == plain[:8]
-    ranks[:10, :3] = 1  # 0.015, with a standard error of 0.0085
-    assert pick(trials, even, ranks, np.ones(100)) == plain[:8]
-    ranks[:10, :5] = 1
-    assert pick(trials, even, ranks, np.ones(100)) == trials[:8]
-    ranks[10] = 1  # One trial without a gate is the best of all.
-    ranks[:10, :40] = 1
-    assert pick(trials, even, ranks, np.ones(100)) == trials[:8]
+    even, merits = np.full(20, 0.2), np.full((20, 100), 0.5)
+    merits[:10, 0] = 1  # 0.005 of mean reciprocal rank
+    assert pick(trials, even, merits, np.ones(100)) == plain[:8]
+    merits[:10, :3] = 1  # 0.015, with a standard error of 0.0085
+    assert pick(trials, even, merits, np.ones(100)) == plain[:8]
+    merits[:10, :5] = 1
+    assert pick(trials, even, merits, np.ones(100)) == trials[:8]
+    merits[10] = 1  # One trial without a gate is the best of all.
+    merits[:10, :40] = 1
+    assert pick(trials, even, merits, np.ones(100)) == trials[:8]
 
 
 def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_bank_query(space):
@@ -279,7 +282,7 @@ def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
     gated = trial._replace(gate=1, activated=DynamicGate(1).activated(bank, gallery))
     raw, plain, with_gate = search(
         [trial, gated], queries, gallery, list(positives[:, None])
-    ).hits.mean(1)
+    ).values.mean(1)
     assert with_gate > raw + 0.1
     assert with_gate > plain + 0.02
     assert told.interval.estimate == pytest.approx(with_gate - raw, abs=0.04)
@@ -290,11 +293,11 @@ def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
 def recorded_searches(monkeypatch):
     searches = []
 
-    def recorded(trials, searched, *others):
+    def recorded(trials, searched, *others, **more):
         searches.append((trials, searched))
-        return search(trials, searched, *others)
+        return search(trials, searched, *others, **more)
 
-    monkeypatch.setattr("milvus_hubness.quality.tuning.search", recorded)
+    monkeypatch.setattr("milvus_hubness.quality.trials.search", recorded)
     return searches
 
 
@@ -404,7 +407,7 @@ class TestWeights:
         by_method = {(row.estimator, row.strength, row.gate): row for row in repeated.rows}
         for row in weighted.rows[1:]:
             same = by_method[row.estimator, row.strength, row.gate]
-            assert row.r1 == pytest.approx(same.r1)
+            assert row.value == pytest.approx(same.value)
             assert row.gain.estimate == pytest.approx(same.gain.estimate)
             # Few queries of unequal weight say less than as many as the sum of the weights.
             assert row.gain.high - row.gain.low >= same.gain.high - same.gain.low - 0.01
@@ -470,6 +473,110 @@ class TestWeights:
         bank, gallery, queries = space
         with pytest.raises(InvalidInput, match="without the pairs"):
             tune(bank, gallery, queries=queries, pair_weights=np.ones(40))
+
+
+class TestMeasures:
+    """Another measure than R@1 decides."""
+
+    @pytest.fixture
+    def judged(self, space):
+        """Queries with 1 to 6 positives each, and their grades."""
+        bank, gallery, queries = space
+        rng = np.random.default_rng(7)
+        positives = [rng.choice(50, rng.integers(1, 7), replace=False) for _ in queries]
+        grades = [rng.integers(1, 4, len(items)).astype(float) for items in positives]
+        return bank, gallery, queries, positives, grades
+
+    @pytest.mark.parametrize("name", ["R@1", "R@5", "MRR", "MAP", "nDCG@3", "nDCG@10"])
+    def test_a_search_gives_the_measure_of_its_ranks(self, judged, name):
+        bank, gallery, queries, positives, grades = judged
+        measure = Measure.of(name)
+        trials = sweep(bank, gallery)[-40:]
+        weights = np.ones(len(queries))
+        pairs = Pairs(queries, positives, weights, grades, measure)
+        outcome = pairs.search(trials, gallery)
+        for row, bias in enumerate([np.zeros(50), *(trial.bias for trial in trials)]):
+            of_bias = ranks(queries, gallery, positives, bias, grades=grades)
+            if row == 0 or trials[row - 1].gate is None:
+                np.testing.assert_allclose(outcome.values[row], measure.values(of_bias))
+
+    @pytest.mark.parametrize("name", ["R@5", "MRR", "MAP", "nDCG@10"])
+    def test_the_table_and_the_gain_are_those_of_the_measure(self, judged, name):
+        bank, gallery, queries, positives, grades = judged
+        told = tune(
+            bank, gallery, queries=queries, positives=positives, grades=grades, measure=name
+        )
+        measure = Measure.of(name)
+        raw = measure.values(ranks(queries, gallery, positives, grades=grades))
+        assert told.measure == name
+        assert told.rows[0].value == pytest.approx(raw.mean())
+        assert f"{name} changes by" in told.reason
+        for row in told.rows[1:6]:
+            if row.gate is None:
+                bias = row.strength * row.estimator.fit(bank, gallery=gallery).bias(gallery)
+                after = measure.values(ranks(queries, gallery, positives, bias, grades=grades))
+                assert row.value == pytest.approx(after.mean(), abs=1e-6)
+                assert row.gain.estimate == pytest.approx((after - raw).mean(), abs=1e-6)
+
+    def test_grades_change_what_is_best(self, space):
+        """Of two right items the one that a correction brings forward has the higher grade."""
+        bank, gallery, queries = space
+        order = np.argsort(-(queries @ gallery.T), axis=1)
+        positives = np.stack([order[:, 0], order[:, 4]], axis=1)
+        first = tune(
+            bank, gallery, queries=queries, positives=positives, measure="nDCG@10",
+            grades=np.tile([9, 1], (40, 1)),
+        )  # fmt: skip
+        fifth = tune(
+            bank, gallery, queries=queries, positives=positives, measure="nDCG@10",
+            grades=np.tile([1, 9], (40, 1)),
+        )  # fmt: skip
+        assert first.rows[0].value > 0.9 > fifth.rows[0].value
+        assert fifth.rows[1].gain.estimate > first.rows[1].gain.estimate
+
+    @pytest.mark.parametrize("prior", [False, True])
+    def test_a_prior_is_weighed_by_the_measure(self, judged, prior):
+        bank, gallery, queries, positives, grades = judged
+        wanted = np.bincount(np.concatenate(positives), minlength=50).astype(float)
+        preference = (
+            Preference(Prior(source="field", field="sales").of_gallery(wanted, "a"), wanted)
+            if prior
+            else None
+        )
+        told = tune(
+            bank, gallery, queries=queries, positives=positives, grades=grades, measure="MAP",
+            preference=preference,
+        )  # fmt: skip
+        assert "MAP changes by" in told.reason
+        assert (told.prior_weight is None) or prior
+
+    @pytest.mark.parametrize(
+        ("measure", "grades", "match"),
+        [
+            ("R@0", None, "R@k, MRR, MAP or nDCG@k, not 'R@0'"),
+            ("precision", None, "R@k, MRR, MAP or nDCG@k"),
+            ("nDCG", None, "nDCG@k, not 'nDCG'"),
+            ("MRR@5", None, "not 'MRR@5'"),
+            (5, None, "not 5"),
+            ("MAP", [[1.0]] * 39, "grades of query 39"),
+            ("MAP", [[1.0, 2.0]] * 40, "as many as its positives"),
+            ("MAP", [[float("nan")]] * 40, "numbers above 0"),
+            ("MAP", [[0]] * 40, "numbers above 0"),
+            ("MAP", [["good"]] * 40, "numbers above 0"),
+        ],
+    )
+    def test_wrong_measures_and_grades(self, space, measure, grades, match):
+        bank, gallery, queries = space
+        with pytest.raises(InvalidInput, match=match):
+            tune(
+                bank, gallery, queries=queries, positives=np.arange(40)[:, None], measure=measure,
+                grades=grades,
+            )  # fmt: skip
+
+
+def test_names_of_ir_measures_are_taken():
+    names = ("Success@3", "RR", "AP", "ndcg@20")
+    assert [str(Measure.of(name)) for name in names] == ["R@3", "MRR", "MAP", "nDCG@20"]
 
 
 def test_without_labels_a_group_is_fitted_or_searched(space, log):
@@ -566,7 +673,7 @@ class TestRealData:
         assert not any(one.fails for one in told.findings)
         assert told.interval.estimate > 0
         assert told.rows[0].estimator is None
-        r1s = [row.r1 for row in told.rows[1:]]
+        r1s = [row.value for row in told.rows[1:]]
         assert r1s == sorted(r1s, reverse=True)
         kept = json.loads(json.dumps(told.to_dict()))
         assert from_dict(kept["choice"]) == told.choice

@@ -157,7 +157,7 @@ def judge(
     gains: dict[str, Interval] = {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
-        r1, gains = _gains_of(outcome.gated(gates).hits, labelled.weights)
+        r1, gains = _gains_of(outcome.gated(gates).values, labelled.weights)
 
     return RefreshEvaluation(
         items=len(sample),
