@@ -257,10 +257,10 @@ def apart(copies: NearCopies, queries: Vectors) -> QueryBank:
 
     # As many queries as a log has are near most of its groups. What is left without these is
     # another bank, of the questions that hardly anyone has; so only the queries themselves leave.
-    return before(bank, queries)
+    return bank_before(bank, queries)
 
 
-def before(bank: QueryBank, queries: Vectors) -> QueryBank:
+def bank_before(bank: QueryBank, queries: Vectors) -> QueryBank:
     """Return the bank before these queries (n, d) were sent, for a trial with them.
 
     Raises InvalidInput if nothing else is in it.
@@ -431,7 +431,7 @@ def tune(
         searched = real
         examined = apart(copies, real)
         # Labels say what a query is worth as users send it: with near copies in the log, or without.
-        fitted = examined if pairs is None else before(copies.bank, real)
+        fitted = examined if pairs is None else bank_before(copies.bank, real)
     trials = sweep(fitted, items, targets, progress=progress)
     outcome = pairs.search(trials, items) if pairs else search(trials, searched, items)
 

@@ -35,7 +35,7 @@ from milvus_hubness.quality.measures import (
 )
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
-from milvus_hubness.quality.tuning import before, decide, judge_labelled, mix, pick, tune
+from milvus_hubness.quality.tuning import bank_before, decide, judge_labelled, mix, pick, tune
 from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
@@ -693,7 +693,7 @@ class TestRealData:
         pairs = Pairs(
             task.query[labelled_half], list(task.positives[labelled_half, None]), np.ones(250)
         )
-        swept = before(copies.bank, pairs.queries)
+        swept = bank_before(copies.bank, pairs.queries)
         trials = sweep(swept, task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
         outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)

@@ -140,7 +140,8 @@ class WithDemand(Estimator, alias="demand"):
     def of_gallery(self, biases: Vectors, bank: QueryBank, items: Vectors) -> Vectors:
         """Return the biases (n,) of a gallery (n, d), given those of its estimator of biases.
 
-        They are those that a fit on this bank has, which would compute the others again.
+        They are those that a fit on this bank has, which would compute the others again; where demand
+        is even, the very array that is given.
         """
         condensed = bank.condensed
         measured = self.measured(condensed, items)
