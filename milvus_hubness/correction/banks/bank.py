@@ -379,7 +379,7 @@ def _read_table(path: Path, column: str | None) -> Contents:
                 empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
                 raise InvalidInput(f"{path}: {COUNT!r} is null in row {name_some(empty)}")
             counts = cells.to_numpy()
-        return _stack(path, column, table.column(column)), counts
+        return stack_lists(path, column, table.column(column)), counts
 
 
 _READERS: dict[str, Callable[[Path, str | None], Contents]] = {
@@ -427,7 +427,11 @@ def _choose(path: Path, column: str | None, names: list[str], noun: str) -> str:
     raise InvalidInput(f"{path} has {problem}: {remedy}")
 
 
-def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
+def stack_lists(path: str | Path, column: str, cells: Any) -> npt.NDArray[Any]:
+    """Return the lists of numbers in a column of Arrow as one array (n, d).
+
+    Raises InvalidInput, EmptyBank, DimensionMismatch, which name the path and the column.
+    """
     import pyarrow.compute as pc
 
     if cells.null_count:

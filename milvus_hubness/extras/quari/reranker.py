@@ -25,7 +25,8 @@ from milvus_hubness.extras.quari.model import Adaptation, Quari, cosines, transf
 from milvus_hubness.extras.quari.pairs import Pairs, unit
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from milvus_hubness.extras.quari.train import train
-from milvus_hubness.jobs.common.inputs import read_gallery, read_pairs
+from milvus_hubness.jobs.common.inputs import read_gallery
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.measures import (
     PositiveRanks,
@@ -284,11 +285,14 @@ def read_labelled(
     open_store: Callable[[], Store],
     field: str | None,
     progress: Progress,
+    pairs_queries: str | None = None,
 ) -> Labelled:
-    """Read the labelled pairs of a .npz, .parquet or .arrow file.
+    """Read labelled pairs.
 
-    It has `query` (n, d), and either `item` (n, d), the vectors of the answers, or, with a
-    collection, `key` (n,), the keys of the rows that answer.
+    Without a collection, an .npz, .parquet or .arrow file has `query` (n, d) and `item` (n, d), the
+    vectors of the answers. With one, it is a file or folder of judgements: each right row of a
+    query makes a pair with it, whatever its grade. pairs_queries: the vectors of queries that it
+    names by id.
 
     Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the collection does.
     """
@@ -305,16 +309,20 @@ def read_labelled(
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
 
-    queries, keys, _ = read_pairs(path)
+    judgements = Judgements.load(path, pairs_queries)
     store = open_store()
-    rows = read_gallery(store, store.info(collection), field, progress=progress)
-    queries.expect_dim(rows.layout.dim, "the field")
+    info = store.info(collection)
+    rows = read_gallery(store, info, field, progress=progress)
+    judgements.queries.expect_dim(rows.layout.dim, "the field")
+    judged = judgements.within(rows.keys, info.name)
 
+    positions = judged.positions(rows.keys)
+    vectors = np.repeat(judged.queries.vectors, list(map(len, positions)), axis=0)
     return Labelled(
-        queries=queries.vectors,
+        queries=vectors,
         gallery=rows.vectors,
-        answers=rows.positions(keys),
-        query_vectors=rows.layout.reduce_queries(queries.vectors),
+        answers=np.concatenate(positions),
+        query_vectors=rows.layout.reduce_queries(vectors),
         stored=rows.layout.reduce_items(rows.vectors),
         biases=rows.biases,
     )
