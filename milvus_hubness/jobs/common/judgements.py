@@ -280,7 +280,7 @@ def read_clicks(path: str | os.PathLike[str]) -> dict[Key, float]:
         [list(of_row) for of_row in shares], [list(of_row.values()) for of_row in shares]
     )
     if not clicks:
-        raise InvalidInput(f"{rows.source} has no right row: all its grades are 0 or less")
+        raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
     return clicks
 
 
@@ -329,7 +329,7 @@ def _merged(rows: JudgedRows) -> Judgements:
     answered = [query for query in judged.values() if query.grades]
     first_rows = np.array([query.rows[0] for query in answered], np.int64)
     if not answered:
-        raise InvalidInput(f"{rows.source} has no right row: all its grades are 0 or less")
+        raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
 
     reasons = []
     if len(answered) < len(judged):
