@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from milvus_hubness import MilvusStore, connect, migrate, plan_migration
-from milvus_hubness.correction.banks.bank import QueryBank
 from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import vectors
 
@@ -92,13 +91,17 @@ def test_tune_counts_a_query_with_two_right_rows_once(files, run, judged):
 
 
 def test_a_refresh_is_judged_by_qrels(files, run, judged):
-    store, bank = MilvusStore(connect("shop.db")), QueryBank.load("bank.npy")
     client = connect("shop.db")
-    others = vectors(np.random.default_rng(8), 200, DIM)
-    rows = [{"id": 1000 + n, "vector": row, "group": 0} for n, row in enumerate(others)]
+    store = MilvusStore(client)
+    rng = np.random.default_rng(8)
+    rows = [
+        {"id": 1000 + number, "vector": row, "group": 0}
+        for number, row in enumerate(vectors(rng, 200, DIM))
+    ]
     client.insert("products", rows)
+    bank = vectors(rng, 900, DIM)
     target = migrate(store, plan_migration(store, "products", bank, verdict="skip")).target
-    np.save("new.npy", vectors(np.random.default_rng(9), 300, DIM))
+    np.save("new.npy", vectors(rng, 900, DIM))
     pairs = in_qrels(files, *judged)
     done = run("refresh", target, "--bank", "new.npy", "--force", "--pairs", *pairs)
     assert done.returncode == 0, done.stderr
@@ -134,5 +137,6 @@ def test_bad_judgements_are_one_line(files, run, judged):
     done = run("diagnose", "products", *NNN, *alone)
     assert done.returncode == 2
     assert "--pairs-queries needs --pairs, which names its queries" in done.stderr
-    (files / "qrels.txt").write_text("q1 0 d17 1\nq2 0 d18 1\n")
-    assert_fails(run(*DIAGNOSE, *pairs), 1, "none of the 2 judged keys", "'products'", "d17, d18")
+    names = [f"q{number}" for number in range(COUNT)]
+    (files / "qrels.txt").write_text("".join(f"{name} 0 d17 1\n" for name in names))
+    assert_fails(run(*DIAGNOSE, *pairs), 1, "none of the 60 judged keys", "'products'", "d17")

@@ -47,7 +47,7 @@ class Judgements:
 
     **Weights.** A log of clicks repeats a query because users send it often, and a list of
     judgements because several rows are right. With a weight in each row, that of a query is their
-    sum. Without, the keys tell the two apart. A row with a further key says that this one is right
+    sum. Without, the keys decide which it is. A row with a further key says that this one is right
     too, and adds nothing to the weight of 1, so that queries count equally however many right rows
     they have, as in trec_eval. A row with only keys that the query has already adds 1: no judge
     says a thing twice, but users send a query again. Qrels files, BEIR folders and dictionaries are
