@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
-from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.banks.stored import Key, forms_of
 from milvus_hubness.errors import InvalidInput, name_some
 from milvus_hubness.jobs.common.judgement_files import (
     VECTORS_OPTION,
@@ -26,9 +25,6 @@ from milvus_hubness.jobs.common.judgement_files import (
     rows_of_lists,
     vectors_of_folder,
 )
-
-WHOLE_NUMBER = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
-"""A text that is a key where keys are whole numbers."""
 
 NAMED = 3
 """Most ids or keys that a sentence names."""
@@ -205,7 +201,7 @@ class Judgements:
     @property
     def possible_keys(self) -> set[Key]:
         """All keys in all forms that a collection may have them in, for a search of its keys."""
-        return {form for keys in self.keys for key in keys for form in _forms_of(key)}
+        return {form for keys in self.keys for key in keys for form in forms_of(key)}
 
     def within(self, rows: Sequence[Key], collection: str) -> Judgements:
         """Return the judgements about these rows of a collection, with its forms of their keys.
@@ -220,7 +216,7 @@ class Judgements:
         for keys, grades, clicks in zip(self.keys, self.grades, self.clicks, strict=True):
             query = _Query()
             for key, grade, count in zip(keys, grades, clicks, strict=True):
-                actual = next((form for form in _forms_of(key) if form in present), None)
+                actual = next((form for form in forms_of(key) if form in present), None)
                 if actual is None:
                     unknown.append(key)
                 else:
@@ -452,17 +448,10 @@ def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:
     )
 
 
-def _forms_of(key: Key) -> tuple[Key, ...]:
-    """Return a key, and as which other value a collection may have it."""
-    if isinstance(key, int):
-        return (key, str(key))
-    return (key, int(key)) if WHOLE_NUMBER.fullmatch(key) else (key,)
-
-
 def _hint(unknown: Sequence[Key], rows: Sequence[Key]) -> str:
     """Return why keys that are no whole numbers cannot be those of rows; empty if they may be."""
     are_numbers = all(isinstance(key, int) for key in rows)
-    texts = [key for key in unknown if len(_forms_of(key)) == 1]
+    texts = [key for key in unknown if len(forms_of(key)) == 1]
     if not (are_numbers and texts):
         return ""
     return f" ({texts[0]!r} is no whole number, as the keys of the collection are)"
