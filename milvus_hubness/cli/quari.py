@@ -72,7 +72,6 @@ def train(
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.extras.quari.curves import learning_curves
-    from milvus_hubness.extras.quari.pairs import Pairs
     from milvus_hubness.extras.quari.reranker import read_labelled
     from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.extras.quari.train import train
@@ -104,7 +103,7 @@ def train(
 
     with progress_bars() as progress:
         rows = read_labelled(pairs, collection, connection.open, field, progress, pairs_queries)
-        labelled = Pairs(rows.queries, rows.gallery, rows.answers)
+        labelled = rows.pairs
         network = train(
             labelled,
             QuariConfig(labelled.dim, **sizes),

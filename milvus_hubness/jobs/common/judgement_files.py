@@ -144,8 +144,8 @@ def rows_of_frame(frame: Any, text_column: str | None = None) -> JudgedRows:
 
 def rows_of_lists(
     queries: QueryBank | None,
-    keys: Sequence[Any],
-    grades: Sequence[Any] | None,
+    keys: Sequence[Any] | npt.NDArray[Any],
+    grades: Sequence[Any] | npt.NDArray[Any] | None,
     weights: npt.ArrayLike | None,
     ids: Sequence[Any] | None,
 ) -> JudgedRows:
@@ -422,7 +422,9 @@ class _TableColumns(Columns):
 class _ListColumns(Columns):
     """Values in memory."""
 
-    def __init__(self, queries: QueryBank | None, values: dict[str, Sequence[Any]]) -> None:
+    def __init__(
+        self, queries: QueryBank | None, values: dict[str, Sequence[Any] | npt.NDArray[Any]]
+    ) -> None:
         names = list(values)
         super().__init__("the judgements", names if queries is None else [QUERY_COLUMN, *names])
         self._queries = queries

@@ -129,8 +129,8 @@ class Judgements:
     def of(
         cls,
         queries: BankLike,
-        keys: Sequence[Key | Sequence[Key]],
-        grades: Sequence[float | Sequence[float]] | None = None,
+        keys: Sequence[Key | Sequence[Key]] | npt.NDArray[Any],
+        grades: Sequence[float | Sequence[float]] | npt.NDArray[Any] | None = None,
         *,
         weights: npt.ArrayLike | None = None,
         ids: Sequence[str | int] | None = None,
