@@ -9,7 +9,7 @@ import io
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 ARCHIVE = ".npz"
 JSON_LINES = (".jsonl", ".ndjson")
+JSON = ".json"
 QRELS_SUFFIXES = (".qrels", ".trec", ".tsv", ".txt")
 
 QRELS = "qrels"
@@ -119,6 +120,8 @@ def read_rows(path: Path, text_column: str | None = None) -> JudgedRows:
     """Return the rows of a file of judgements. Raises UnreadableFile, InvalidInput."""
     if path.is_dir():
         path = qrels_of_folder(path)
+    if path.suffix.lower() == JSON:
+        return _read_dictionary(path)
     if _is_qrels(path):
         return _read_qrels(path)
     with _open_columns(path) as columns:
@@ -143,7 +146,7 @@ def rows_of_frame(frame: Any, text_column: str | None = None) -> JudgedRows:
 
 
 def rows_of_lists(
-    queries: QueryBank | None,
+    queries: QueryBank,
     keys: Sequence[Any] | npt.NDArray[Any],
     grades: Sequence[Any] | npt.NDArray[Any] | None,
     weights: npt.ArrayLike | None,
@@ -423,10 +426,13 @@ class _ListColumns(Columns):
     """Values in memory."""
 
     def __init__(
-        self, queries: QueryBank | None, values: dict[str, Sequence[Any] | npt.NDArray[Any]]
+        self,
+        queries: QueryBank | None,
+        values: Mapping[str, Sequence[Any] | npt.NDArray[Any]],
+        source: str = "the judgements",
     ) -> None:
         names = list(values)
-        super().__init__("the judgements", names if queries is None else [QUERY_COLUMN, *names])
+        super().__init__(source, names if queries is None else [QUERY_COLUMN, *names])
         self._queries = queries
         self._values = values
 
@@ -490,7 +496,7 @@ def _open_columns(path: Path) -> Iterator[Columns]:
     elif suffix in JSON_LINES:
         yield _LineColumns(path.name, _read_json_lines(path))
     else:
-        kinds = ", ".join((ARCHIVE, *TABLES, *JSON_LINES, *QRELS_SUFFIXES))
+        kinds = ", ".join((ARCHIVE, *TABLES, *JSON_LINES, JSON, *QRELS_SUFFIXES))
         raise UnreadableFile(
             f"{path}: of an unknown kind: judgements are a BEIR folder or a {kinds} file"
         )
@@ -571,6 +577,35 @@ def _read_qrels(path: Path) -> JudgedRows:
     if not keys:
         raise InvalidInput(f"{path}: has no judgements: each line has {', '.join(names)}")
     return JudgedRows(path.name, keys, grades, query_ids=query_ids, is_qrels=True)
+
+
+def _read_dictionary(path: Path) -> JudgedRows:
+    """Return the rows of a dictionary {query id: {key: grade}} in JSON, as ranx saves qrels."""
+    text = "".join(line for _, line in _lines_of(path))
+    try:
+        judged = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UnreadableFile(f"{path}: is no JSON ({reason}): create it again") from None
+    return rows_of_dictionary(judged, str(path))
+
+
+def rows_of_dictionary(judged: Any, source: str) -> JudgedRows:
+    """Return the rows of a dictionary {query id: {key: grade}}. Raises InvalidInput."""
+    if not isinstance(judged, Mapping) or not judged:
+        raise InvalidInput(f"{source} has no judgements: they are {{query id: {{key: grade}}}}")
+    for query_id, of_query in judged.items():
+        if not isinstance(of_query, Mapping):
+            raise InvalidInput(
+                f"{source} must have a dictionary {{key: grade}} of query {query_id}, not "
+                f"{reprlib.repr(of_query)}"
+            )
+    values = {
+        KEY_COLUMN: [list(of_query) for of_query in judged.values()],
+        GRADE_COLUMN: [list(of_query.values()) for of_query in judged.values()],
+        QUERY_ID_COLUMN: list(judged),
+    }
+    return replace(_ListColumns(None, values, source).rows(None), is_qrels=True)
 
 
 def _grade_of(text: str, place: str) -> float:

@@ -21,6 +21,7 @@ from milvus_hubness.jobs.common.judgement_files import (
     QueryVectors,
     read_query_vectors,
     read_rows,
+    rows_of_dictionary,
     rows_of_frame,
     rows_of_lists,
     vectors_of_folder,
@@ -94,8 +95,9 @@ class Judgements:
         as many grades as `grade`, the `weight` of the query and its `query_id`. In an .npz file,
         `key` is (n,) or (n, k), or (p,) with `query_number` (p,), the row of each key in `query`.
 
-        A qrels file of TREC, the `qrels/*.tsv` of a BEIR folder, the folder itself, of which
-        `qrels/test.tsv` is read, and a table without `query` have ids of queries. Their vectors are
+        A qrels file of TREC, a dictionary {query id: {key: grade}} in a .json file, the
+        `qrels/*.tsv` of a BEIR folder, the folder itself, of which `qrels/test.tsv` is read, and a
+        table without `query` have ids of queries. Their vectors are
         in the file `queries` as `query_id` and `query`, or in a file `queries.npz`,
         `queries.parquet` or `queries.npy` of the BEIR folder.
 
@@ -153,16 +155,10 @@ class Judgements:
         """
         if not vectors:
             raise InvalidInput("the judgements have no vectors: pass that of each query id")
-        rows = rows_of_lists(
-            None,
-            [list(of_query) for of_query in judged.values()],
-            [list(of_query.values()) for of_query in judged.values()],
-            None,
-            list(judged),
-        )
+        rows = rows_of_dictionary(judged, "the judgements")
         bank = QueryBank(list(vectors.values()), "the vectors")  # type: ignore[arg-type]
         of_ids = QueryVectors("the vectors", list(map(str, vectors)), bank)
-        return _merged(_with_vectors(replace(rows, is_qrels=True), of_ids))
+        return _merged(_with_vectors(rows, of_ids))
 
     @classmethod
     def from_frame(cls, frame: Any) -> Judgements:

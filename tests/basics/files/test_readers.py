@@ -57,6 +57,7 @@ READERS = {
     "judgements .arrow": (Judgements.load, ".arrow"),
     "judgements .jsonl": (Judgements.load, ".jsonl"),
     "qrels": (Judgements.load, ".qrels"),
+    "qrels .json": (Judgements.load, ".json"),
     "clicks": (read_clicks, ".jsonl"),
     "pairs of items": (lambda path: read_labelled(str(path), None, None, None, None), ".npz"),
     "texts .npz": (lambda path: read_texts(None, str(path), "text", 3), ".npz"),

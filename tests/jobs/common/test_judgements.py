@@ -133,6 +133,10 @@ def beir_table(folder):
     return Judgements.load(folder / "test.parquet", vectors_file(folder))
 
 
+DICTIONARY = {
+    name: {str(key): grade for key, grade in zip(KEYS[n], GRADES[n], strict=True)}
+    for n, name in enumerate(IDS)
+}
 PADDED = {
     "key": np.array([[11, 12, 0], [21, 0, 0], [31, 32, 33]]),
     "grade": np.array([[1, 2, 0], [3, 0, 0], [1, 1, 2]]),
@@ -163,6 +167,7 @@ FORMS = {
     "qrels of Windows": lambda f: qrels(
         f, "judged.txt", "\ufeff" + qrels_lines("   ").replace("\n", "\r\n"), "vectors.jsonl"
     ),
+    "qrels of ranx": lambda f: qrels(f, "qrels.json", json.dumps(DICTIONARY, indent=1)),
     "qrels of BEIR": lambda f: qrels(f, "test.tsv", beir_lines()),
     "qrels of BEIR, .parquet": beir_table,
     "a folder of BEIR, .npz": lambda f: from_folder(f, "queries.npz"),
@@ -463,6 +468,11 @@ BAD = {
         lambda p: write_lines(p, [{"query": [1], "key": 1, "grade": 10**400}]),
         r"must hold numbers, not 1000",
     ),
+    "JSON without queries": ("a.json", lambda p: p.write_text("[1]"), "has no judgements: they"),
+    "JSON of no queries": ("a.json", lambda p: p.write_text("{}"), "has no judgements: they are"),
+    "JSON of lists": ("a.json", lambda p: p.write_text('{"q1": [7]}'), r"of query q1, not \[7\]"),
+    "JSON of words": ("a.json", lambda p: p.write_text('{"q1": {"7": "a"}}'), "numbers, not 'a'"),
+    "JSON cut off": ("a.json", lambda p: p.write_text('{"q1": {"7"'), "is no JSON .*create it"),
     "a bank": ("a.npy", lambda p: np.save(p, VECTORS), "of an unknown kind: judgements are a BEIR"),
     "a folder": ("beir", lambda p: p.mkdir(), "is a folder: name a file, or a BEIR folder"),
     "a folder without vectors": (
