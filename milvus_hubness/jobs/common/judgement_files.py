@@ -83,7 +83,10 @@ class JudgedRows:
     """The grades of these keys."""
 
     queries: QueryBank | None = None
-    """The query of each row; None if rows have ids alone, and the vectors are elsewhere."""
+    """The queries; None if rows have ids alone, and the vectors are elsewhere."""
+
+    query_numbers: npt.NDArray[np.int64] | None = None
+    """The number of each row's query among these; None if row i is about query i."""
 
     query_ids: Sequence[str] | None = None
     """The id of the query of each row; None without ids."""
@@ -92,7 +95,7 @@ class JudgedRows:
     """The weight of each row; None without weights."""
 
     texts: Sequence[str] | None = None
-    """The text of the query of each row, if it was read."""
+    """The texts of `queries`, if they were read."""
 
     is_qrels: bool = False
     """Whether the format is one of judgements only, in which a repeated row says nothing."""
@@ -330,7 +333,15 @@ class Columns:
         if text_column is not None and queries is not None:
             texts = list(map(str, self.read(text_column)))
             self._require_as_many(text_column, texts, keys)
-        return JudgedRows(self.source, keys, grades, queries, query_ids, weights, texts)
+        return JudgedRows(
+            self.source,
+            keys,
+            grades,
+            queries=queries,
+            query_ids=query_ids,
+            weights=weights,
+            texts=texts,
+        )
 
     def _require_as_many(
         self, name: str, values: Sequence[Any], keys: Sequence[Sequence[Key]]
@@ -539,7 +550,10 @@ def _read_json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def _is_qrels(path: Path) -> bool:
-    return path.suffix.lower() in QRELS_SUFFIXES or path.name.lower().startswith(QRELS)
+    """Whether a file is a qrels file by its name, such as test.tsv or qrels.robust2004."""
+    suffix = path.suffix.lower()
+    has_columns = suffix in (ARCHIVE, *TABLES, *JSON_LINES)
+    return suffix in QRELS_SUFFIXES or (path.name.lower().startswith(QRELS) and not has_columns)
 
 
 def _read_qrels(path: Path) -> JudgedRows:

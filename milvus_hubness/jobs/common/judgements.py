@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -319,7 +320,6 @@ def _merged(rows: JudgedRows) -> Judgements:
 
     _require_one_vector_each(rows, judged)
     answered = [query for query in judged.values() if query.grades]
-    first_rows = np.array([query.rows[0] for query in answered], np.int64)
     if not answered:
         raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
 
@@ -332,14 +332,16 @@ def _merged(rows: JudgedRows) -> Judgements:
             f"{len(without):,} of {len(judged):,} queries of {rows.source} have no right row: "
             f"{_some_queries(names, ids is not None)}"
         )
+    first_rows = [query.rows[0] for query in answered]
+    numbers = first_rows if rows.query_numbers is None else rows.query_numbers[first_rows].tolist()
     return Judgements(
-        queries=rows.queries.take(first_rows),
+        queries=rows.queries.take(np.array(numbers, np.int64)),
         keys=[tuple(query.grades) for query in answered],
         grades=[tuple(query.grades.values()) for query in answered],
         clicks=[tuple(query.clicks.values()) for query in answered],
         weights=_weights(rows, answered),
         ids=None if rows.query_ids is None else [rows.query_ids[row] for row in first_rows],
-        texts=None if rows.texts is None else [rows.texts[row] for row in first_rows],
+        texts=None if rows.texts is None else [rows.texts[number] for number in numbers],
         left_out=(*rows.left_out, *_logged(reasons)),
     )
 
@@ -349,14 +351,18 @@ def _identities(rows: JudgedRows) -> Sequence[str | bytes]:
     if rows.query_ids is not None:
         return rows.query_ids
     assert rows.queries is not None
-    # Adding 0 turns −0 into 0, to which it is equal.
-    return [vector.tobytes() for vector in rows.queries.vectors + np.float32(0)]
+    # Adding 0 turns −0 into 0, to which it is equal. Digests, not to have all vectors twice.
+    return [
+        hashlib.blake2b(vector + np.float32(0), digest_size=16).digest()
+        for vector in rows.queries.vectors
+    ]
 
 
 def _require_one_vector_each(rows: JudgedRows, judged: Mapping[str | bytes, _Query]) -> None:
     """Raise InvalidInput if an id has rows with different vectors."""
     assert rows.queries is not None
-    if rows.query_ids is None:
+    # Vectors of another file have one id each.
+    if rows.query_ids is None or rows.query_numbers is not None:
         return
     vectors = rows.queries.vectors
     differing = [
@@ -431,15 +437,15 @@ def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:
             f"{len(unjudged):,} of {len(vectors.ids):,} queries of {vectors.source} have no "
             f"judgement in {rows.source}: {name_some(unjudged, NAMED)}"
         )
-    numbers = np.array([number_of[rows.query_ids[row]] for row in present], np.int64)
     return replace(
         rows,
         keys=[rows.keys[row] for row in present],
         grades=[rows.grades[row] for row in present],
-        queries=vectors.queries.take(numbers),
+        queries=vectors.queries,
+        query_numbers=np.array([number_of[rows.query_ids[row]] for row in present], np.int64),
         query_ids=[rows.query_ids[row] for row in present],
         weights=None if rows.weights is None else rows.weights[present],
-        texts=None if vectors.texts is None else [vectors.texts[number] for number in numbers],
+        texts=vectors.texts,
         left_out=tuple(_logged(reasons)),
     )
 

@@ -129,8 +129,8 @@ def beir_table(folder):
         "corpus-id": [str(key) for _, key, _ in FLAT],
         "score": [grade for _, _, grade in FLAT],
     }
-    pq.write_table(pa.table(table), folder / "test.parquet")
-    return Judgements.load(folder / "test.parquet", vectors_file(folder))
+    pq.write_table(pa.table(table), folder / "qrels.parquet")
+    return Judgements.load(folder / "qrels.parquet", vectors_file(folder))
 
 
 DICTIONARY = {
