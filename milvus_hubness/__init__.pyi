@@ -23,6 +23,7 @@ from milvus_hubness.errors import *  # noqa: F403
 from milvus_hubness.extras.quari.reranker import LinearMaps as LinearMaps
 from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
 from milvus_hubness.jobs.common.adopt import adopt as adopt
+from milvus_hubness.jobs.common.judgements import Judgements as Judgements
 from milvus_hubness.jobs.enable.enable import disable as disable
 from milvus_hubness.jobs.enable.enable import enable as enable
 from milvus_hubness.jobs.enable.plan import plan_enable as plan_enable

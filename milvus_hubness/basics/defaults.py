@@ -86,13 +86,24 @@ MAP_EPOCHS = 16
 """Maximum number of epochs of linear maps."""
 
 QUERY_COLUMN = "query"
-"""Column with the queries, in a file of labelled pairs."""
+"""Column with the vectors of the queries, in a file of judgements."""
 
 KEY_COLUMN = "key"
-"""Column with the keys of the right answers, in a file of labelled pairs."""
+"""Column with the keys of the right rows, in a file of judgements."""
+
+GRADE_COLUMN = "grade"
+"""Column with how right each of these rows is, in a file of judgements; it may be missing."""
+
+QUERY_ID_COLUMN = "query_id"
+"""Column with the ids of the queries, in a file of judgements or of vectors of queries."""
+
+QUERY_NUMBER_COLUMN = "query_number"
+"""Array of an .npz file of judgements with the number of the query of each key, if queries have
+different numbers of them.
+"""
 
 WEIGHT_COLUMN = "weight"
-"""Column with how often users send each query, in a file of labelled pairs; it may be missing."""
+"""Column with how often users send each query, in a file of judgements; it may be missing."""
 
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 """Where a message about a missing bank sends its reader."""

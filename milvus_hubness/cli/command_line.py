@@ -37,8 +37,8 @@ from typer.models import OptionInfo
 
 PANELS = {
     "Source": (
-        "uri", "db", "token_file", "field", "filter", "vector", "pairs", "queries", "query",
-        "query_number", "query_text", "collection", "encoder", "config", "upstream",
+        "uri", "db", "token_file", "field", "filter", "vector", "pairs", "pairs_queries", "queries",
+        "query", "query_number", "query_text", "collection", "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "renamed_from",
     ),
     "Bank": (

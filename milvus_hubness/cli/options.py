@@ -26,6 +26,7 @@ from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.correction.estimators import Estimator
+    from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.jobs.common.priors import PriorLike
     from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -57,10 +58,9 @@ GateTargets = Annotated[
     "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
     "--target-bank item.",
 ]
-Pairs = Annotated[
+PairsQueries = Annotated[
     str | None,
-    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row; with "
-    "'weight' too, how often users send a query, which tune and refresh follow.",
+    "Vectors of the queries that --pairs names by id: a file with 'query_id' and 'query'.",
 ]
 QueryText = Annotated[
     str | None, "Column with the texts of the queries, in the file or collection that holds these."
@@ -170,6 +170,32 @@ class JudgingOptions:
 
 
 @dataclass(frozen=True)
+class PairsOptions:
+    """The options that name queries with right rows."""
+
+    pairs: Annotated[
+        str | None,
+        "Queries with right rows: .npz, .parquet, .arrow or .jsonl file with 'query' and 'key', one "
+        "or several of each, and optionally 'grade'; a qrels file, or a BEIR folder. 'weight' says "
+        "how often users send a query, which tune and refresh follow.",
+    ] = None
+    pairs_queries: PairsQueries = None
+
+    def read(self, text_column: str | None = None) -> Judgements | None:
+        """Return the judgements; None if none are named.
+
+        text_column: the column with the texts of the queries. Raises as `Judgements.load`.
+        """
+        from milvus_hubness.jobs.common.judgements import Judgements
+
+        if self.pairs is None:
+            if self.pairs_queries is not None:
+                raise typer.BadParameter("--pairs-queries needs --pairs, which names its queries")
+            return None
+        return Judgements.load(self.pairs, self.pairs_queries, text_column=text_column)
+
+
+@dataclass(frozen=True)
 class PriorOptions:
     """The options that say how often each row is wanted."""
 
@@ -195,10 +221,10 @@ class PriorOptions:
             raise typer.BadParameter("give --prior or --prior-from: a prior has one source")
 
     def read_prior(self) -> PriorLike | None:
-        """Return the field or the clicks; None if neither is named. Raises as `read_pairs`."""
-        from milvus_hubness.jobs.common.inputs import clicks_of, read_pairs
+        """Return the field or the clicks; None if neither is named. Raises as `read_clicks`."""
+        from milvus_hubness.jobs.common.judgements import read_clicks
 
-        return clicks_of(read_pairs(self.prior_from)) if self.prior_from else self.prior
+        return read_clicks(self.prior_from) if self.prior_from else self.prior
 
 
 def _complete_method(incomplete: str) -> list[str]:

@@ -20,7 +20,7 @@ from milvus_hubness.cli.console import (
     show_table,
     write_page,
 )
-from milvus_hubness.cli.options import AsJson, Connection, Field, pairs_of
+from milvus_hubness.cli.options import AsJson, Connection, Field, PairsQueries, pairs_of
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PairsFile = Annotated[
     str,
     "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its "
-    "right answer, or, with --collection, 'key' of its row.",
+    "right answer, or, with --collection, what tune takes as --pairs.",
 ]
 Collection = Annotated[
     str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"
@@ -44,6 +44,7 @@ def train(
     out: Annotated[Path, "Network file to write; its learning curves are OUT as .html."],
     connection: Connection,
     collection: Collection = None,
+    pairs_queries: PairsQueries = None,
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
@@ -71,7 +72,6 @@ def train(
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.extras.quari.curves import learning_curves
-    from milvus_hubness.extras.quari.pairs import Pairs
     from milvus_hubness.extras.quari.reranker import read_labelled
     from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.extras.quari.train import train
@@ -102,8 +102,8 @@ def train(
     check_writable(curves)
 
     with progress_bars() as progress:
-        rows = read_labelled(pairs, collection, connection.open, field, progress)
-        labelled = Pairs(rows.queries, rows.gallery, rows.answers)
+        rows = read_labelled(pairs, collection, connection.open, field, progress, pairs_queries)
+        labelled = rows.pairs
         network = train(
             labelled,
             QuariConfig(labelled.dim, **sizes),
@@ -199,6 +199,7 @@ def evaluate(
     pairs: PairsFile,
     connection: Connection,
     collection: Collection = None,
+    pairs_queries: PairsQueries = None,
     field: Field = None,
     candidates: Annotated[int, "Items of the search that are re-ranked."] = 1000,
     correction: Annotated[
@@ -220,7 +221,7 @@ def evaluate(
         network, encoder=encoder, candidates=candidates, correction=correction
     )
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, connection.open, field, progress)
+        labelled = read_labelled(pairs, collection, connection.open, field, progress, pairs_queries)
         result = labelled.evaluate(reranker)
 
     show_result(as_json, {"quari": result}, lambda: _show_evaluation(result))

@@ -63,10 +63,10 @@ def refresh(
     estimating: options.EstimatorOptions,
     preferring: options.PriorOptions,
     refreshing: Refreshing,
+    judging: options.PairsOptions,
     connection: options.Connection,
     target_bank: options.TargetBank = None,
     queries: options.Queries = None,
-    pairs: options.Pairs = None,
     rows_per_second: options.RowsPerSecond = None,
     once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
     as_json: options.AsJson = False,
@@ -80,7 +80,7 @@ def refresh(
     """
     from milvus_hubness.correction.state import require_state
     from milvus_hubness.jobs.common.progress import Throttle
-    from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
+    from milvus_hubness.jobs.refresh.plan import RefreshOptions
     from milvus_hubness.jobs.refresh.run import refresh
 
     if (refreshing.revert or refreshing.refit) and refreshing.live != "never":
@@ -101,7 +101,7 @@ def refresh(
         estimator=estimator,
         prior=preferring.read_prior(),
         prior_weight=preferring.prior_weight,
-        labels=Labels.load(pairs) if pairs else None,
+        judgements=judging.read(),
         queries=options.read_vectors(store, queries),
         throttle=Throttle(rows_per_second),
     )

@@ -39,9 +39,9 @@ BANK_ALONE = (
 def tune(
     collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
     bank: options.BankOptions,
+    judging: options.PairsOptions,
     connection: options.Connection,
     target_bank: options.TargetBank = None,
-    pairs: options.Pairs = None,
     queries: options.Queries = None,
     prior: Annotated[
         str | None,
@@ -60,19 +60,15 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
-    from milvus_hubness.jobs.common.inputs import read_pairs
     from milvus_hubness.reports.collections import tune
 
-    if queries and pairs:
+    if queries and judging.pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
 
     preferring = options.PriorOptions(prior, prior_from)
     store = connection.open()
     query_vectors = options.read_vectors(store, queries)
-    answers = None
-    weights = None
-    if pairs:
-        query_vectors, answers, weights = read_pairs(pairs)
+    judgements = judging.read()
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -80,15 +76,14 @@ def tune(
             bank.read(store),
             field=field,
             queries=query_vectors,
-            answers=answers,
-            pair_weights=weights,
+            judgements=judgements,
             target_bank=options.read_vectors(store, target_bank),
             prior=preferring.read_prior(),
             progress=progress,
         ).to_dict()
 
     note = "" if tuning["real_queries"] else BANK_ALONE
-    if (prior or prior_from) and not pairs:
+    if (prior or prior_from) and judgements is None:
         note = "\n".join(filter(None, (note, NO_WEIGHT)))
     console.show_result(as_json, {"tune": tuning}, lambda: _show_tuning(collection, tuning, note))
 
@@ -184,11 +179,11 @@ def diagnose(
     collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
+    judging: options.PairsOptions,
     connection: options.Connection,
     queries: Annotated[
         str | None, "Queries that are not in the bank: a file, or collection:NAME."
     ] = None,
-    pairs: options.Pairs = None,
     query_text: options.QueryText = None,
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
@@ -223,7 +218,7 @@ def diagnose(
 
     Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
     """
-    from milvus_hubness.jobs.common.inputs import read_bank, read_pairs, read_texts
+    from milvus_hubness.jobs.common.inputs import read_texts
     from milvus_hubness.reports import collections
     from milvus_hubness.reports.images import Images
 
@@ -235,33 +230,30 @@ def diagnose(
         if not image_folder.is_dir():
             raise typer.BadParameter(f"--image-folder {str(image_folder)!r} is no folder: name one")
 
-    if min_gain is not None and not pairs:
+    if min_gain is not None and not judging.pairs:
         raise typer.BadParameter("--min-gain needs right answers: pass --pairs")
-    if bool(queries) == bool(pairs):
+    if bool(queries) == bool(judging.pairs):
         raise typer.BadParameter("give either --queries or --pairs")
 
     # Before the work, not after it.
     console.check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
-    answers = None
-    if pairs:
-        query_vectors, answers, _ = read_pairs(pairs)
-    else:
-        query_vectors = read_bank(store, str(queries))
+    judgements = judging.read(query_text)
+    query_vectors = options.read_vectors(store, queries)
     texts = None
-    if query_text:
-        texts = read_texts(store, str(pairs or queries), query_text, len(query_vectors))
+    if query_text and queries and query_vectors is not None:
+        texts = read_texts(store, queries, query_text, len(query_vectors))
 
     with console.progress_bars() as progress:
         diagnosis = collections.diagnose(
             store,
             collection,
             query_vectors,
+            judgements=judgements,
             bank=bank.read(store),
             estimator=estimator,
             field=field,
-            answers=answers,
             texts=texts,
             slice_by=slice_by,
             group_by=group_by,

@@ -132,8 +132,13 @@ class PriorTrials:
         """Return log p(r) (n_items,), centred, without the clicks of these queries."""
         values = self._preference.values
         if self._preference.counts_pairs:
-            answered = np.concatenate([self._pairs.positives[query] for query in left_out.tolist()])
-            own = np.bincount(answered, minlength=len(values))
+            positives = [self._pairs.positives[query] for query in left_out.tolist()]
+            # A log that repeats a query made one of it, whose weight is how often it was sent.
+            counts = np.array(list(map(len, positives)))
+            shares = np.maximum(self._pairs.weights[left_out] / counts, 1)
+            own = np.bincount(
+                np.concatenate(positives), np.repeat(shares, counts), minlength=len(values)
+            )
             values = np.maximum(values - own, 0)
         logs = np.log1p(values / self._preference.prior.added)
         return np.asarray(logs - logs.mean())

@@ -261,9 +261,9 @@ def apart(copies: NearCopies, queries: Vectors) -> QueryBank:
 
 
 def bank_before(bank: QueryBank, queries: Vectors) -> QueryBank:
-    """Return the bank before these queries (n, d) were sent, for a trial with them.
+    """Return the bank before these queries (n, d) were last sent, for a trial with them.
 
-    Raises InvalidInput if nothing else is in it.
+    Raises InvalidInput if that leaves nothing.
     """
     rest = bank.without(queries)
     if rest is None:
@@ -391,9 +391,9 @@ def tune(
     default equally. pair_weights: (n,), how often users send each query with positives; by default
     equally often. preference: the values of a prior, whose weight is chosen with the method
     if there are positives. Near copies in the bank share the weight of one query. `queries` that are
-    in the bank are left out of the fit that these judge, one for each time that they are sent. A
-    gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results.
-    Raises InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
+    in the bank are left out of the fit that these judge, once each. A gallery beyond 20,000 items
+    and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput,
+    BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     chosen_measure = measures.Measure.of(measure)

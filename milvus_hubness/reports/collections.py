@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from itertools import compress
+from itertools import chain, compress
 
 import numpy as np
-import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.basics.progress import Progress, silent
@@ -21,6 +20,7 @@ from milvus_hubness.correction.fitted import Correction, reduced_targets
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
@@ -168,13 +168,13 @@ def _computed_biases(
 def diagnose(
     store: Store,
     collection: str,
-    queries: BankLike,
+    queries: BankLike | None = None,
     *,
+    judgements: Judgements | None = None,
     bank: BankLike | None = None,
     target_bank: BankLike | None = None,
     estimator: Estimator | None = None,
     field: str | None = None,
-    answers: Sequence[Key] | None = None,
     texts: Sequence[str] | None = None,
     slice_by: str | None = None,
     group_by: str | None = None,
@@ -183,14 +183,17 @@ def diagnose(
     """Search queries in a collection's rows before and after correction, and report the hubs.
 
     If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
-    of tuning, else the default. answers: the keys of the right rows. texts: of the queries. slice_by: a
-    scalar field, whose values get a report of their own; group_by: one whose values get their
-    shares of the answers.
+    of tuning, else the default. queries: (n, d), or judgements with right rows, of which each query
+    counts once, whatever its weight. texts: of the queries; those of judgements are in these.
+    slice_by: a scalar field, whose values get a report of their own; group_by: one whose values get
+    their shares of the answers.
 
     Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
     """
     expect_store(store)
-    queries = QueryBank.of(queries)
+    if (queries is None) == (judgements is None):
+        raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
+    queries = optional_bank(queries)
     biased = read_biased(
         store,
         collection,
@@ -203,6 +206,13 @@ def diagnose(
     gallery = biased.gallery
     layout = gallery.layout
     verdict = biased.verdict
+    positives = None
+    if judgements is not None:
+        judged = judgements.within(gallery.keys, biased.info.name)
+        queries = judged.queries
+        positives = judged.positions(gallery.keys)
+        texts = judged.texts
+    assert queries is not None
     queries.expect_dim(layout.dim, "the field")
 
     activated = None
@@ -214,7 +224,7 @@ def diagnose(
         # A constant moves no answer, but the strengths of the report would all show it.
         biased.biases - np.float32(biased.biases.mean()),
         bank=biased.bank,
-        positives=gallery.positions(answers) if answers is not None else None,
+        positives=positives,
         keys=gallery.keys,
         fields=gallery.fields,
         query_texts=texts,
@@ -234,8 +244,7 @@ def tune(
     *,
     field: str | None = None,
     queries: BankLike | None = None,
-    answers: Sequence[Key] | None = None,
-    pair_weights: npt.ArrayLike | None = None,
+    judgements: Judgements | None = None,
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
     seed: int = 0,
@@ -244,12 +253,11 @@ def tune(
     """Try every method on a collection's rows, and write the result into one of its properties.
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
-    that clients have sampled; answers: the keys of their right rows; pair_weights: (n,), how often
-    users send each query with an answer, by default equally often. prior: a field of the rows, or
-    clicks by key, whose weight is chosen if there are answers; by default the prior of the
-    corrected collection. Raises InvalidInput,
-    CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
-    `quality.tuning.tune` does.
+    that clients have sampled; or judgements, queries with right rows, which R@1 is measured on.
+    prior: a field of the rows, or clicks by key, whose weight is chosen if there are judgements; by
+    default the prior of the corrected collection. Raises InvalidInput, CollectionNotFound,
+    EmptyCollection, CannotMigrate if the server computes the vectors, and as `quality.tuning.tune`
+    does.
     """
     expect_store(store)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
@@ -269,27 +277,31 @@ def tune(
         raise InvalidInput(
             f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})"
         )
-    if queries is None and answers is None and state is not None:
+    if queries is not None and judgements is not None:
+        raise InvalidInput("judgements have queries of their own: leave out the other ones")
+    if queries is None and judgements is None and state is not None:
         queries = live_queries(store, info, state)
-    if answers is not None and (queries is None or len(answers) != len(queries)):
-        raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
 
     field = field or only_field(info)
     info.require_correctable(field)
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
+    judged = None
+    if judgements is not None:
+        judged = judgements.within(gallery.keys, info.name)
+        queries = judged.queries
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
-    preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, answers)
+    preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
     tuned = tuning.tune(
         replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
         queries=layout.reduce_queries(queries.vectors) if queries else None,
-        positives=gallery.positions(answers) if answers is not None else None,
+        positives=judged.positions(gallery.keys) if judged is not None else None,
         preference=preference,
-        pair_weights=pair_weights,
+        pair_weights=judged.weights if judged is not None else None,
         seed=seed,
         progress=progress,
     )
@@ -304,7 +316,7 @@ def _preference(
     gallery: Gallery,
     request: PriorRequest,
     in_use: ChosenPrior,
-    answers: Sequence[Key] | None,
+    judged: Judgements | None,
 ) -> Preference | None:
     """Return the values of the prior for the gallery; None without one.
 
@@ -317,7 +329,7 @@ def _preference(
     measured = on_gallery(store, info, chosen, is_new=request.prior is not None)
     assert measured.prior is not None
     # Clicks that may be those of the labelled queries are not to decide on themselves.
-    labelled = Counter(answers or ())
+    labelled = Counter(chain.from_iterable(judged.keys if judged is not None else ()))
     is_counted = measured.prior.source == "pairs" and all(
         measured.clicks.get(key, 0) >= count for key, count in labelled.items()
     )

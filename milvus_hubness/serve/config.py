@@ -26,10 +26,11 @@ from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, clicks_of, read_bank, read_pairs
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
+from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
-from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
+from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -235,7 +236,9 @@ class CollectionTable(_Table):
     them or the method has changed, all biases are computed."""
     live: Live = "never"
     pairs: FilePath | None = None
-    """A file of labelled queries for the evaluation."""
+    """Queries with right rows for the evaluation: a file, or a BEIR folder."""
+    pairs_queries: FilePath | None = None
+    """The vectors of the queries that `pairs` names by id."""
     queries: FilePath | None = None
     """Real queries without labels, for the verdict on `bank` and the
     evaluation: a file, or collection:NAME."""
@@ -270,6 +273,13 @@ class CollectionTable(_Table):
     def _is_the_only_source(cls, path: str | None, info: ValidationInfo) -> str | None:
         if path is not None and info.data.get("prior") is not None:
             raise ValueError("is another source than prior: remove one of the two keys")
+        return path
+
+    @field_validator("pairs_queries")
+    @classmethod
+    def _has_pairs(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if path is not None and info.data.get("pairs", path) is None:
+            raise ValueError("has the vectors for pairs: add the key pairs, or remove this one")
         return path
 
     @field_validator("params")
@@ -313,7 +323,7 @@ class CollectionTable(_Table):
                 "prior": self._prior(),
                 "prior_weight": self.prior_weight,
                 "live": self.live,
-                "labels": Labels.load(self.pairs) if self.pairs else None,
+                "judgements": self._judgements(),
                 "queries": read_bank(store, self.queries) if self.queries else None,
             }
 
@@ -329,8 +339,12 @@ class CollectionTable(_Table):
         )
 
     def _prior(self) -> PriorLike | None:
-        """Return the field, or the clicks, of the prior. Raises as `read_pairs` does."""
-        return clicks_of(read_pairs(self.prior_from)) if self.prior_from else self.prior
+        """Return the field, or the clicks, of the prior. Raises as `read_clicks` does."""
+        return read_clicks(self.prior_from) if self.prior_from else self.prior
+
+    def _judgements(self) -> Judgements | None:
+        """Return the queries with right rows, if there are some. Raises as `Judgements.load`."""
+        return Judgements.load(self.pairs, self.pairs_queries) if self.pairs else None
 
     @property
     def label(self) -> str:

@@ -29,7 +29,8 @@ from milvus_hubness.errors import (
     StoreError,
     UnreadableFile,
 )
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank, read_pairs
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
+from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TuningRecord
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
@@ -310,12 +311,13 @@ def file_faults(file: ConfigFile) -> list[Fault]:
             for key, bank, column in _banks(table)
             if not bank.startswith(COLLECTION_PREFIX)
         }
-        for key, pairs in (("pairs", table.pairs), ("prior_from", table.prior_from)):
-            if pairs is not None:
-                readers[key] = partial(read_pairs, pairs)
+        if table.pairs is not None:
+            readers["pairs"] = partial(Judgements.load, table.pairs, table.pairs_queries)
+        if table.prior_from is not None:
+            readers["prior_from"] = partial(read_clicks, table.prior_from)
         for key, read in readers.items():
             # Many collections may share a file, which is read once.
-            kind = "pairs" if read.func is read_pairs else "bank"
+            kind = key if key in ("pairs", "prior_from") else "bank"
             source = (kind, *map(str, read.args))
             if source not in problems:
                 problems[source] = _problem(read)

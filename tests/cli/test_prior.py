@@ -1,6 +1,7 @@
 """A prior from the command line: its weight by tune, plans, jobs, status, and one line for what is wrong."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,6 +78,22 @@ def test_tune_chooses_the_weight_and_the_jobs_take_it(shop, run):
     assert "clicks, weight 0.2 of the spread of scores" in shown
     assert "(the prior changed" in run(*refresh, "--no-prior").stdout
     assert json.loads(run("status", "photos_hubness", "--json").stdout)["status"]["prior"] is None
+
+
+def test_clicks_of_qrels_are_those_of_whole_numbers(shop, run, drawn):
+    """Keys of a qrels file are texts, and those of the collection are not."""
+    *_, log = drawn
+    lines = [f"q{query} 0 {key} 1" for query, key in enumerate(log[500:])]
+    Path("clicks.qrels").write_text("\n".join([*lines, "q0 0 4711 1"]))
+    plan = ("migrate", "plan", "photos", "--bank", "neutral.npy", "--force", "--json")
+    priors = []
+    for source in ("clicks.npz", "clicks.qrels"):
+        done = run(*plan, "--prior-from", source, "--prior-weight", "0.2")
+        assert done.returncode == 0, done.stderr
+        priors.append(json.loads(done.stdout)["plan"]["prior"])
+    of_rows = len(set(log[500:].tolist()))
+    assert [prior.pop("keys") for prior in priors] == [of_rows, of_rows + 1]
+    assert priors[0] == priors[1]
 
 
 def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):

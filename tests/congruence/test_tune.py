@@ -1,6 +1,7 @@
 """Tuning and diagnosis of collections in Milvus, and the jobs that follow the finding."""
 
 from datetime import datetime, timezone
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from milvus_hubness import (
     DimensionMismatch,
     InvalidInput,
     InvertedSoftmax,
+    Judgements,
     QueryBank,
     enable,
     migrate,
@@ -86,8 +88,7 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
         retrieval.store,
         retrieval.name,
         QueryBank(retrieval.bank),
-        queries=QueryBank(retrieval.queries),
-        answers=retrieval.answers,
+        judgements=Judgements.of(retrieval.queries, retrieval.answers),
     )
     assert found.labelled
     assert found.verdict == "apply"
@@ -190,7 +191,8 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
     retrieval.tune(target, tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"})
     assert refresh(store, target).action == "none"
 
-    again = tune(store, target, queries=QueryBank(retrieval.queries), answers=retrieval.answers)
+    judged = Judgements.of(retrieval.queries, retrieval.answers)
+    again = tune(store, target, judgements=judged)
     assert again.bank_size == len(bank)
 
 
@@ -202,7 +204,7 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
             store, plan_migration(store, retrieval.name, QueryBank(retrieval.bank), verdict="warn")
         )
     found = diagnose(
-        store, target, QueryBank(retrieval.queries), answers=retrieval.answers
+        store, target, judgements=Judgements.of(retrieval.queries, retrieval.answers)
     ).to_dict()
     client = retrieval.backend.hubness_client()
     for name, strength in (("before", 0.0), ("after", None)):
@@ -229,10 +231,16 @@ def test_bad_input(retrieval):
     queries = QueryBank(retrieval.queries)
     with pytest.raises(InvalidInput, match="no bank"):
         tune(store, name)
-    with pytest.raises(InvalidInput, match="119 answers for 120 queries"):
-        tune(store, name, bank, queries=queries, answers=retrieval.answers[1:])
-    with pytest.raises(InvalidInput, match="12345"):
-        tune(store, name, bank, queries=queries, answers=[12345, *retrieval.answers[1:]])
+    judged = Judgements.of(queries, retrieval.answers)
+    with pytest.raises(InvalidInput, match="judgements have queries of their own"):
+        tune(store, name, bank, queries=queries, judgements=judged)
+    strange = Judgements.of(queries, [12345 + number for number in range(120)])
+    for job in (tune, partial(diagnose, queries=None)):
+        with pytest.raises(InvalidInput, match=r"none of the 120 judged keys .*: 12345, 12346, "):
+            job(store, name, bank=bank, judgements=strange)
+    for given in ({}, {"queries": queries, "judgements": judged}):
+        with pytest.raises(InvalidInput, match="needs queries or judgements: pass one of them"):
+            diagnose(store, name, bank=bank, **given)
     with pytest.raises(DimensionMismatch):
         tune(store, name, QueryBank(retrieval.bank[:, 1:]))
     with pytest.raises(DimensionMismatch):
@@ -252,15 +260,16 @@ def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
     bank = QueryBank(log.astype(np.float32))
     real = QueryBank(queries[300:400])
     keys = answers[300:400].tolist()
-    told = tune(store, name, bank, queries=real, answers=keys, pair_weights=1 + np.arange(100) % 3)
+    judged = Judgements.of(real, keys, weights=1 + np.arange(100) % 3)
+    told = tune(store, name, bank, judgements=judged)
     [finding] = [one for one in told.findings if one.name == "log"]
     assert finding.text.startswith("438 queries are ")
     assert finding.remedy
     assert tune(store, name, bank).reason.count("groups of near copies") == 1
     assert "groups of near copies" in plan_migration(store, name, bank).verdict.reason
-    before = diagnose(store, name, real, bank=bank, answers=keys)
+    before = diagnose(store, name, judgements=judged, bank=bank)
     target = migrate(store, plan_migration(store, name, bank, verdict="skip")).target
-    after = diagnose(store, target, real, answers=keys)
+    after = diagnose(store, target, judgements=judged)
     for diagnosis in (before, after):
         assert diagnosis.bank.logged == 438
         assert diagnosis.bank.groups <= 200
@@ -269,15 +278,14 @@ def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
         assert sum("emand and correction" in sentence for sentence in diagnosis.summary) == 1
     groups = store.load_bank(store.info(target).state_of(None).profile.bank).queries.groups
     assert after.bank.groups == groups.max() + 1
-    with pytest.raises(InvalidInput, match="weights of 100 pairs must be 100 numbers"):
-        tune(store, name, bank, queries=real, answers=keys, pair_weights=[1, 2])
 
 
 def test_a_tuned_gate_is_followed_by_every_job(lite):
     vectors, items, queries = half_known()
     bank, store, name, keys = QueryBank(vectors), lite.store(), lite.name("half"), list(range(200))
     plain_collection(lite.client(), name, items, "IP")
-    told = tune(store, name, bank, queries=QueryBank(queries), answers=keys)
+    judged = Judgements.of(queries, keys)
+    told = tune(store, name, bank, judgements=judged)
     assert told.gate == 1
 
     assert (
@@ -287,9 +295,7 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     assert plan_migration(store, name, bank, estimator=NNN(8)).gate is None
     assert plan_enable(store, name, bank).gate == 1
     assert plan_enable(store, name, bank, gate=0).gate is None
-    shown = diagnose(store, name, QueryBank(queries), bank=bank, answers=keys).retrieval_after[
-        "R@1"
-    ]
+    shown = diagnose(store, name, judgements=judged, bank=bank).retrieval_after["R@1"]
     target = migrate(store, plan_migration(store, name, bank)).target
 
     def found(strength=None):
@@ -301,9 +307,9 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     raw = found(strength=0)
     assert found() == pytest.approx(raw + told.interval.estimate, abs=0.04)
     assert found() == pytest.approx(shown, abs=0.03)
-    assert diagnose(store, target, QueryBank(queries), answers=keys).retrieval_after[
-        "R@1"
-    ] == pytest.approx(found())
+    assert diagnose(store, target, judgements=judged).retrieval_after["R@1"] == pytest.approx(
+        found()
+    )
     enable(store, plan_enable(store, name, bank))
     assert store.info(name).state.profile.gate == 1
 

@@ -12,8 +12,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.lease import Lease, forget_leases, holder_of
-from milvus_hubness.jobs.refresh.plan import Labels
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -79,8 +79,8 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     assert kept.state == state
     np.testing.assert_array_equal(kept.biases()[1], stored)
 
-    labels = Labels(kept.items * 3, [[i] for i in range(ITEMS)])
-    told = refresh(kept.store, kept.name, estimator=NNN(K, 20.0), labels=labels)
+    judged = Judgements.of(kept.items * 3, list(range(ITEMS)))
+    told = refresh(kept.store, kept.name, estimator=NNN(K, 20.0), judgements=judged)
     assert told.action == "refused"
     assert "R@1 falls from" in told.reason
     assert refresh(kept.store, kept.name, estimator=NNN(K, 20.0), force=True).action == "full"

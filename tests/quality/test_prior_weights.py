@@ -70,6 +70,18 @@ def test_queries_do_not_decide_by_their_own_clicks(shop):
     assert tuned.interval.estimate < fooled.interval.estimate - 0.05
 
 
+def test_clicks_of_a_repeated_query_are_left_out_as_often_as_it_was_sent(shop):
+    items, bank, queries, wanted, _ = shop
+    _, first = np.unique(wanted, return_index=True)
+    labelled = {"queries": queries[first], "positives": wanted[first]}
+    clicks = np.bincount(wanted[first], minlength=ITEMS)
+    once = tune(bank, items, **labelled, preference=preference(clicks, counts_pairs=True))
+    labelled["pair_weights"] = np.full(len(first), 3)
+    thrice = tune(bank, items, **labelled, preference=preference(3 * clicks, counts_pairs=True))
+    assert thrice.interval.estimate == pytest.approx(once.interval.estimate)
+    assert thrice.prior_weight == once.prior_weight
+
+
 def test_without_labels_no_weight_is_chosen(shop):
     items, bank, _, _, demand = shop
     assert tune(bank, items, preference=preference(demand)).prior_weight is None

@@ -314,3 +314,25 @@ def test_a_prior_has_one_source_and_its_log_is_read_before_the_service_starts(tm
         "collection 1, prior_from: "
     )
     assert "prior_weight" in faults(tmp_path, text.replace("0.2", "-0.2"))[0][1]
+
+
+def test_judgements_with_ids_are_read_before_the_service_starts(tmp_path):
+    vectors = np.eye(3, dtype=np.float32)
+    np.savez(tmp_path / "asked.npz", query_id=["a", "b", "c"], query=vectors)
+    (tmp_path / "judged.qrels").write_text("a 0 4 1\nb 0 7 2\nb 0 4 1\nc 0 4 0\n")
+    text = '[[collection]]\nname = "products"\npairs = "judged.qrels"\n'
+    named = text + 'pairs_queries = "asked.npz"\n'
+    file = config_file(tmp_path, named)
+    assert not file_faults(file)
+    [table] = file.config.collection
+    judgements = table.refresh_options(None, full=True).judgements
+    assert judgements.keys == [("4",), ("7", "4")]
+    assert table.refresh_options(None, full=False).judgements is None
+
+    [fault] = file_faults(config_file(tmp_path, text))
+    assert fault.path == ("collection", 0, "pairs")
+    assert "name a file that has both" in str(fault)
+    [fault] = file_faults(config_file(tmp_path, named.replace("asked", "gone")))
+    assert "gone.npz: no such file" in str(fault)
+    alone = named.replace('pairs = "judged.qrels"\n', "")
+    assert "pairs_queries: has the vectors for pairs" in faults(tmp_path, alone)[0][1]

@@ -164,14 +164,15 @@ class QueryBank:
         )
 
     def without(self, queries: Vectors) -> QueryBank | None:
-        """Return the bank before these queries (m, d) were sent; None if nothing else is in it.
+        """Return the bank before these queries (m, d) were last sent; None if that leaves nothing.
 
         Each takes away one that is equal to it, or 1 from its count: what users sent before stays.
+        However often one is among them, it was last sent once.
         """
         rows = np.concatenate([self.vectors, queries])
         numbers = numbers_of_rows(rows)
         of_bank = numbers[: len(self)]
-        sent = np.bincount(numbers[len(self) :], minlength=numbers.max() + 1)
+        is_sent = np.bincount(numbers[len(self) :], minlength=numbers.max() + 1) > 0
 
         # Of equal rows, the first gives what it has, then the next.
         order = np.argsort(of_bank, kind="stable")
@@ -179,7 +180,7 @@ class QueryBank:
         before = counts.cumsum() - counts
         _, first = np.unique(of_bank[order], return_index=True)
         before -= np.repeat(before[first], np.diff(np.append(first, len(self))))
-        taken = np.clip(sent[of_bank[order]] - before, 0, counts)
+        taken = np.clip(is_sent[of_bank[order]] - before, 0, counts)
         left = np.empty(len(self))
         left[order] = counts - taken
 
@@ -416,7 +417,7 @@ def _read_table(path: Path, column: str | None) -> Contents:
                 empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
                 raise InvalidInput(f"{path}: {COUNT!r} is null in row {name_some(empty)}")
             counts = cells.to_numpy()
-        return _stack(path, column, table.column(column)), counts
+        return stack_lists(path, column, table.column(column)), counts
 
 
 _READERS: dict[str, Callable[[Path, str | None], Contents]] = {
@@ -464,7 +465,11 @@ def _choose(path: Path, column: str | None, names: list[str], noun: str) -> str:
     raise InvalidInput(f"{path} has {problem}: {remedy}")
 
 
-def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
+def stack_lists(path: str | Path, column: str, cells: Any) -> npt.NDArray[Any]:
+    """Return the lists of numbers in a column of Arrow as one array (n, d).
+
+    Raises InvalidInput, EmptyBank, DimensionMismatch, which name the path and the column.
+    """
     import pyarrow.compute as pc
 
     if cells.null_count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,16 @@ from milvus_hubness.correction.codec.arrays import Floats
 
 Key = int | str
 """A primary key."""
+
+WHOLE_NUMBER = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
+"""A text that is a key where keys are whole numbers."""
+
+
+def forms_of(key: Key) -> tuple[Key, ...]:
+    """Return a key, and as which other value a collection may have it: "12" for 12, 12 for "12"."""
+    if isinstance(key, int):
+        return (key, str(key))
+    return (key, int(key)) if WHOLE_NUMBER.fullmatch(key) else (key,)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,10 +25,13 @@ from milvus_hubness.extras.quari.model import Adaptation, Quari, cosines, transf
 from milvus_hubness.extras.quari.pairs import Pairs, unit
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from milvus_hubness.extras.quari.train import train
-from milvus_hubness.jobs.common.inputs import read_gallery, read_pairs
+from milvus_hubness.jobs.common.inputs import read_gallery
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.measures import (
     PositiveRanks,
+    Positives,
+    checked_positives,
     hits,
     nearest,
     paired_difference,
@@ -187,8 +190,8 @@ class Labelled:
     """(n, d), as the network takes them."""
     gallery: Floats
     """(g, d), as the network takes them."""
-    answers: npt.NDArray[np.int64]
-    """(n,): numbers of items."""
+    answers: Positives
+    """For each query the number of its right item, or several."""
     query_vectors: Floats | None = None
     """(n, d'): queries whose inner product with `stored` is the similarity; by default the cosine.
     """
@@ -196,6 +199,15 @@ class Labelled:
     """(g, d'): their counterpart for the gallery."""
     biases: Floats | None = None
     """(g,): subtracted by the search that chooses the candidates."""
+
+    @property
+    def pairs(self) -> Pairs:
+        """A pair of each query with each of its answers, to learn from.
+
+        Raises as `Pairs` does.
+        """
+        answers, starts = checked_positives(self.answers, len(self.queries), len(self.gallery))
+        return Pairs(np.repeat(self.queries, np.diff(starts), axis=0), self.gallery, answers)
 
     def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
         """Return the ranks of the answers by name, and the ms of re-ranking per query.
@@ -218,23 +230,24 @@ class Labelled:
         candidates = nearest(query_vectors, stored, count, self.biases)
         # The last one is the search that chooses the candidates.
         *_, searched = rankings.values()
-        reranked, seconds = self._reranked(reranker, candidates, searched.best)
+        reranked, seconds = self._reranked(reranker, candidates, searched)
         rankings["reranked"] = searched._replace(ranks=reranked)
-        return rankings, 1000 * seconds / len(self.answers)
+        return rankings, 1000 * seconds / len(self.queries)
 
     def _reranked(
         self,
         reranker: QuariReranker,
         candidates: npt.NDArray[np.int64],
-        searched: npt.NDArray[np.int64],
+        searched: PositiveRanks,
     ) -> tuple[npt.NDArray[np.int64], float]:
-        """Return the ranks of the answers after re-ranking, (n,), and the seconds that it took.
+        """Return the ranks of the answers after re-ranking, and the seconds that it took.
 
-        candidates: (n, c). searched: (n,) ranks of the answers in the search that chose them.
+        candidates: (n, c). searched: the ranks in the search that chose them.
         """
-        reranked = searched.copy()
+        answers, starts = checked_positives(self.answers, len(self.queries), len(self.gallery))
+        reranked = searched.ranks.copy()
         seconds = 0.0
-        for start in range(0, len(self.answers), QUERIES_AT_ONCE):
+        for start in range(0, len(self.queries), QUERIES_AT_ONCE):
             batch = slice(start, start + QUERIES_AT_ONCE)
             chosen = candidates[batch]
             vectors = list(self.gallery[chosen])
@@ -245,14 +258,15 @@ class Labelled:
             if self.biases is not None and reranker.correction:
                 scores = scores - reranker.correction * self.biases[chosen]
 
-            # Items with the answer's own score rank before it: a network that scores all items
-            # alike must not seem perfect.
-            is_answer = chosen == self.answers[batch, None]
-            answer_scores = np.where(is_answer, scores, -np.inf).max(1)
-            better = ((scores >= answer_scores[:, None]) & ~is_answer).sum(1)
-            # An answer that was not among the candidates stays behind all of them.
-            behind = np.maximum(searched[batch], chosen.shape[1] + 1)
-            reranked[batch] = np.where(is_answer.any(1), 1 + better, behind)
+            bounds = starts[start : start + len(chosen) + 1]
+            of_batch = slice(bounds[0], bounds[-1])
+            before = _wrong_before(scores, chosen, answers[of_batch], bounds - bounds[0])
+
+            # Right items are before each other in this order: each is behind those that it lists
+            # before. One that was not among the candidates stays behind all of them.
+            nth = np.arange(len(before)) - np.repeat(bounds[:-1] - bounds[0], np.diff(bounds))
+            behind = np.maximum(searched.ranks[of_batch], chosen.shape[1] + 1)
+            reranked[of_batch] = np.where(before >= 0, 1 + before + nth, behind)
         return reranked, seconds
 
     def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
@@ -278,17 +292,46 @@ class Labelled:
         }
 
 
+def _wrong_before(
+    scores: Floats,
+    chosen: npt.NDArray[np.int64],
+    answers: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Return how many wrong candidates are before each right one; for each query in ascending order.
+
+    scores, chosen: (n, c), of the candidates and their numbers. answers: those of query i are
+    answers[starts[i]:starts[i + 1]]. Right items that are no candidates have −1, and come last.
+    """
+    query = np.repeat(np.arange(len(chosen)), np.diff(starts))
+    is_answer = chosen[query] == answers[:, None]
+    is_right = np.logical_or.reduceat(is_answer, starts[:-1])
+
+    # Items with the answer's own score rank before it: a network that scores all items alike must
+    # not seem perfect.
+    answer_scores = np.where(is_answer, scores[query], -np.inf).max(1)
+    before = ((scores[query] >= answer_scores[:, None]) & ~is_right[query]).sum(1)
+
+    is_candidate = is_answer.any(1)
+    order = np.lexsort((before, ~is_candidate, query))
+    in_order: npt.NDArray[np.int64] = np.where(is_candidate, before, -1)[order]
+    return in_order
+
+
 def read_labelled(
     path: str,
     collection: str | None,
     open_store: Callable[[], Store],
     field: str | None,
     progress: Progress,
+    pairs_queries: str | None = None,
 ) -> Labelled:
-    """Read the labelled pairs of a .npz, .parquet or .arrow file.
+    """Read labelled pairs.
 
-    It has `query` (n, d), and either `item` (n, d), the vectors of the answers, or, with a
-    collection, `key` (n,), the keys of the rows that answer.
+    Without a collection, an .npz, .parquet or .arrow file has `query` (n, d) and `item` (n, d), the
+    vectors of the answers; equal queries are one with several answers. With one, it is a file or
+    folder of judgements, whose grades and weights do not count. pairs_queries: the vectors of
+    queries that it names by id.
 
     Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the collection does.
     """
@@ -302,19 +345,22 @@ def read_labelled(
             )
 
         # Equal items become one: none of them is a wrong answer to the other's query.
-        gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
-        return Labelled(queries.vectors, gallery, answers.astype(np.int64))
+        gallery, numbers = np.unique(items.vectors, axis=0, return_inverse=True)
+        judged = Judgements.of(queries, numbers)
+        return Labelled(judged.queries.vectors, gallery, judged.positions(range(len(gallery))))
 
-    queries, keys, _ = read_pairs(path)
+    judgements = Judgements.load(path, pairs_queries)
     store = open_store()
-    rows = read_gallery(store, store.info(collection), field, progress=progress)
-    queries.expect_dim(rows.layout.dim, "the field")
+    info = store.info(collection)
+    rows = read_gallery(store, info, field, progress=progress)
+    judgements.queries.expect_dim(rows.layout.dim, "the field")
+    judged = judgements.within(rows.keys, info.name)
 
     return Labelled(
-        queries=queries.vectors,
+        queries=judged.queries.vectors,
         gallery=rows.vectors,
-        answers=rows.positions(keys),
-        query_vectors=rows.layout.reduce_queries(queries.vectors),
+        answers=judged.positions(rows.keys),
+        query_vectors=rows.layout.reduce_queries(judged.queries.vectors),
         stored=rows.layout.reduce_items(rows.vectors),
         biases=rows.biases,
     )

@@ -1,4 +1,4 @@
-"""The inputs of a job: query banks, labelled pairs and galleries, and the fit on them."""
+"""The inputs of a job: query banks and galleries, and the fit on them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from milvus_hubness.basics.defaults import KEY_COLUMN, QUERY_COLUMN, WEIGHT_COLUMN
 from milvus_hubness.basics.files.arrays import open_archive
 from milvus_hubness.basics.files.tables import TABLES, open_table
 from milvus_hubness.basics.progress import Progress, silent
@@ -37,7 +35,6 @@ from milvus_hubness.jobs.common.priors import NO_PRIOR, ChosenPrior
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Schemas, Store
 from milvus_hubness.jobs.store.records import CollectionInfo
-from milvus_hubness.quality.measures import checked_weights
 
 COLLECTION_PREFIX = "collection:"
 """With this begins the name of a bank that is read from a collection, not from a file."""
@@ -75,49 +72,6 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
 
     return QueryBank(np.concatenate(vectors), source=spec)
-
-
-class LabelledPairs(NamedTuple):
-    """Queries, each with the key of the row that answers it."""
-
-    queries: QueryBank
-    keys: list[Key]
-
-    weights: npt.NDArray[np.float64] | None
-    """How often users send each query, (n,); None for equally often."""
-
-
-def read_pairs(path: str) -> LabelledPairs:
-    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file,
-    and `weight` (n,) if it has that.
-
-    Raises UnreadableFile, and InvalidInput if one of the first two is missing, lengths differ, or
-    the weights are not numbers from 0 up, of which one is above 0.
-    """
-    queries = QueryBank.load(path, QUERY_COLUMN)
-    keys = _read_column(path, KEY_COLUMN)
-    if len(keys) != len(queries):
-        raise InvalidInput(f"{Path(path).name} has {len(keys)} keys for {len(queries)} queries")
-
-    if odd := [key for key in keys if isinstance(key, bool) or not isinstance(key, int | str)]:
-        raise InvalidInput(
-            f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not "
-            f"{name_some(odd, 1)}"
-        )
-
-    weights = None
-    if WEIGHT_COLUMN in _column_names(path):
-        weights = checked_weights(_read_column(path, WEIGHT_COLUMN), len(queries))
-    return LabelledPairs(queries, keys, weights)
-
-
-def clicks_of(pairs: LabelledPairs) -> dict[Key, float]:
-    """Return how often each key is the right one of a file of pairs, by the weights of its queries."""
-    weights = np.ones(len(pairs.keys)) if pairs.weights is None else pairs.weights
-    clicks: dict[Key, float] = {}
-    for key, weight in zip(pairs.keys, weights.tolist(), strict=True):
-        clicks[key] = clicks.get(key, 0.0) + weight
-    return clicks
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
@@ -176,15 +130,6 @@ def _read_column(path: str, column: str) -> list[Any]:
         return list(table.column(column).to_pylist())
 
 
-def _column_names(path: str) -> Sequence[str]:
-    """Return the names of the arrays or columns of a file of labelled pairs."""
-    if Path(path).suffix.lower() == ".npz":
-        with open_archive(path) as archive:
-            return list(archive.names)
-    with open_table(path) as table:
-        return list(table.schema.names)
-
-
 def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
     if column not in names:
         raise InvalidInput(
@@ -209,16 +154,6 @@ class Gallery:
     def items(self) -> Items:
         """The rows for a prior."""
         return Items(self.keys, self.fields)
-
-    def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows of these keys.
-
-        Raises InvalidInput, which names missing keys.
-        """
-        positions = {key: i for i, key in enumerate(self.keys)}
-        if unknown := [key for key in keys if key not in positions]:
-            raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
-        return np.array([positions[key] for key in keys], np.int64)
 
 
 def only_field(info: CollectionInfo) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.banks.stored import Key, forms_of
 from milvus_hubness.correction.estimators import Estimator, WithDemand
 from milvus_hubness.correction.prior import (
     LARGEST_WEIGHT,
@@ -221,6 +221,9 @@ def on_gallery(
     digest = 0
     for partition, keys in key_chunks(store, info, f"reading {prior.words}", progress):
         if prior.source == "pairs":
+            # Keys of one collection have one type, so the first ones show it.
+            if len(parts) == 1:
+                chosen = replace(chosen, clicks=_as_the_keys(chosen.clicks, keys))
             numbers = [chosen.clicks.get(key, 0.0) for key in keys]
         else:
             by_key = store.values(info.name, prior.field, keys, partition=partition)
@@ -249,6 +252,22 @@ def on_gallery(
         _expect_differences(info.name, prior, everything)
     # Without any click there is nothing that a refresh could make up for.
     return replace(chosen, prior=prior.of_gallery(everything, f"{digest:016x}" if digest else ""))
+
+
+def _as_the_keys(clicks: Clicks, keys: Sequence[Key]) -> Clicks:
+    """Return clicks by keys of the type of these keys of a collection.
+
+    Files may have keys as texts where a collection has whole numbers.
+    """
+    types = {type(key) for key in keys}
+    # In Qdrant, a collection may have keys of both types.
+    if len(types) != 1:
+        return clicks
+    counts: dict[Key, float] = {}
+    for key, count in clicks.items():
+        actual = next((form for form in forms_of(key) if type(form) in types), key)
+        counts[actual] = counts.get(actual, 0.0) + count
+    return counts
 
 
 def _expect_differences(collection: str, prior: Prior, values: Values) -> None:

@@ -30,15 +30,15 @@ from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
 from milvus_hubness.jobs.common.inputs import stacked
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
-from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions, RefreshPlan
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 from milvus_hubness.quality.measures import (
     Interval,
     assess,
-    checked_weights,
     excess_answers_of,
     k_occurrence,
     noise_of_change,
@@ -292,39 +292,37 @@ class Sample(NamedTuple):
         """The rows for a prior."""
         return Items(self.keys, self.rows)
 
-    def labelled(self, labels: Labels) -> Labelled | None:
-        """Return the labelled queries that have an answer
-        in the sample; None if they are fewer than two.
+    def labelled(self, judgements: Judgements, collection: str) -> Labelled | None:
+        """Return the queries with right rows in the sample; None if they are fewer than two.
+
+        Raises InvalidInput if there is none.
         """
-        position_of = {key: i for i, key in enumerate(self.keys)}
-        answers = [
-            np.array([position_of[key] for key in keys if key in position_of], np.int64)
-            for keys in labels.keys
-        ]
-        weights = checked_weights(labels.weights, len(answers))
-        rows = [i for i, positions in enumerate(answers) if len(positions) and weights[i]]
-        if len(rows) < 2:
+        judged = judgements.within(self.keys, collection)
+        # A query that nobody sends says nothing.
+        weights = np.ones(len(judged)) if judged.weights is None else judged.weights
+        sent = np.flatnonzero(weights).tolist()
+        if len(sent) < 2:
             return None
-        queries = np.asarray(labels.queries, np.float32)[rows]
-        return Labelled(queries, [answers[i] for i in rows], weights[rows])
+        judged = judged.take(sent)
+        return Labelled(judged.queries.vectors, judged.positions(self.keys), judged.weights)
 
 
 def sampled(
     store: Store,
     info: CollectionInfo,
     state: CollectionState,
-    labels: Labels | None,
+    judgements: Judgements | None,
     progress: Progress,
     prior: Prior | None = None,
 ) -> Sample:
-    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name.
+    """Return about 20,000 rows, or all if there are fewer, and the judged rows.
 
     prior: that of the new biases.
     """
     rng = np.random.default_rng(0)
     share = MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
-    named = {key for keys in labels.keys for key in keys} if labels else set()
+    named = judgements.possible_keys if judgements else set()
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
@@ -356,12 +354,13 @@ def evaluate(
     state: CollectionState,
     plan: RefreshPlan,
     sample: Sample,
-    labels: Labels | None,
+    labelled: Labelled | None,
     queries: Floats | None = None,
 ) -> RefreshEvaluation | None:
     """Evaluate the biases in use and those of the plan, as `judge` does.
 
-    queries: (m, d) real ones of the application, which may be in a bank too.
+    labelled: queries with right rows in the sample. queries: (m, d) real ones of the application,
+    which may be in a bank too.
     """
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
@@ -372,7 +371,6 @@ def evaluate(
         reason="",
         gates=Gates(profile.gate, profile.gate_targets),
     )
-    labelled = sample.labelled(labels) if labels else None
     return judge(state.layout, sample.vectors, in_use, plan, labelled, queries)
 
 

@@ -14,10 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from milvus_hubness.basics.defaults import (
@@ -31,8 +29,8 @@ from milvus_hubness.basics.defaults import (
 )
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.correction.banks.stored import Key, StoredBank
-from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.codec.index_hints import foremost, measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
@@ -62,7 +60,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.choice import NO_GATES, Gates, checked_gates
 from milvus_hubness.jobs.common.corrections import require_engine
-from milvus_hubness.jobs.common.inputs import read_pairs
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
@@ -85,22 +83,6 @@ from milvus_hubness.jobs.store.generations import holds, reference_to
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
-
-
-class Labels(NamedTuple):
-    """Labelled queries (n, d), and for each the keys of the rows that answer it."""
-
-    queries: Floats
-    keys: Sequence[Sequence[Key]]
-
-    weights: Sequence[float] | npt.NDArray[np.float64] | None = None
-    """How often users send each query, (n,); None for equally often."""
-
-    @classmethod
-    def load(cls, path: str) -> Labels:
-        """Read a file of labelled pairs. Raises as `read_pairs` does."""
-        pairs = read_pairs(path)
-        return cls(pairs.queries.vectors, [[key] for key in pairs.keys], pairs.weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +123,8 @@ class RefreshOptions:
     """Compute and write all biases again though nothing changed, which repairs damaged ones, and
     use new biases even if they are worse than the old ones.
     """
-    labels: Labels | None = None
-    """Labelled queries for the evaluation."""
+    judgements: Judgements | None = None
+    """Queries with right rows for the evaluation."""
     queries: BankLike | None = None
     """Real queries without labels, apart from the bank, for the verdict and the evaluation; by
     default those that clients have sampled, and without any a part of the bank.

@@ -451,7 +451,7 @@ class Refreshing:
         options = self.options
 
         sample = sampled(
-            self.store, self.info, self.state, options.labels, options.progress, plan.prior
+            self.store, self.info, self.state, options.judgements, options.progress, plan.prior
         )
         # A bank that is stored already keeps the groups that its biases were fitted with.
         if plan.reference is None:
@@ -468,12 +468,15 @@ class Refreshing:
         evaluation: RefreshEvaluation | None = None
         if not self.is_new:
             queries = self._judging.queries
+            labelled = None
+            if options.judgements is not None:
+                labelled = sample.labelled(options.judgements, self.info.name)
             evaluation = evaluate(
                 self.store,
                 self.state,
                 plan,
                 sample,
-                options.labels,
+                labelled,
                 queries=None if queries is None else queries.vectors,
             )
         # Who takes a refresh back has decided already.

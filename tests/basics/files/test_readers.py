@@ -23,8 +23,8 @@ from milvus_hubness.errors import HubnessError
 from milvus_hubness.extras.quari.checkpoint import Checkpoint
 from milvus_hubness.extras.quari.reranker import read_labelled
 from milvus_hubness.jobs.common.control import postpone_cutover
-from milvus_hubness.jobs.common.inputs import read_pairs, read_texts
-from milvus_hubness.jobs.refresh.plan import Labels
+from milvus_hubness.jobs.common.inputs import read_texts
+from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.milvus.client.matching import INPUTS, Candidates
 from milvus_hubness.milvus.proxy.options import read_pem
 from milvus_hubness.serve import ConfigFile
@@ -52,9 +52,13 @@ READERS = {
     "bank .parquet": (QueryBank.load, ".parquet"),
     "bank .arrow": (QueryBank.load, ".arrow"),
     "bank .feather": (QueryBank.load, ".feather"),
-    "pairs .npz": (lambda path: read_pairs(str(path)), ".npz"),
-    "pairs .parquet": (lambda path: read_pairs(str(path)), ".parquet"),
-    "labels .arrow": (lambda path: Labels.load(str(path)), ".arrow"),
+    "judgements .npz": (Judgements.load, ".npz"),
+    "judgements .parquet": (Judgements.load, ".parquet"),
+    "judgements .arrow": (Judgements.load, ".arrow"),
+    "judgements .jsonl": (Judgements.load, ".jsonl"),
+    "qrels": (Judgements.load, ".qrels"),
+    "qrels .json": (Judgements.load, ".json"),
+    "clicks": (read_clicks, ".jsonl"),
     "pairs of items": (lambda path: read_labelled(str(path), None, None, None, None), ".npz"),
     "texts .npz": (lambda path: read_texts(None, str(path), "text", 3), ".npz"),
     "texts .parquet": (lambda path: read_texts(None, str(path), "text", 3), ".parquet"),

@@ -7,7 +7,7 @@ import torch
 from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.extras.quari.model import Quari
-from milvus_hubness.extras.quari.reranker import Labelled, QuariReranker
+from milvus_hubness.extras.quari.reranker import Labelled, QuariReranker, _wrong_before
 from tests.extras.quari import explicit
 from tests.extras.quari.conftest import DIM, small
 
@@ -103,6 +103,35 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
     gain = result["gain"]["raw"]
     assert gain["estimate"] == pytest.approx((reranked == 1).mean() - (raw == 1).mean())
     assert gain["low"] <= gain["estimate"] <= gain["high"]
+
+
+@pytest.mark.parametrize("candidates", [6, 500])
+def test_a_query_with_several_answers_is_judged_by_all_of_them(disturbed, candidates):
+    network, rng = disturbed(), np.random.default_rng(3)
+    queries, gallery = normal(40, DIM), normal(30, DIM, seed=1)
+    answers = [rng.choice(30, 1 + number % 4, replace=False) for number in range(40)]
+    reranker = QuariReranker(network, candidates=candidates)
+    raw, reranked = Labelled(queries, gallery, answers).rankings(reranker)[0].values()
+
+    unit = gallery / np.linalg.norm(gallery, axis=1, keepdims=True)
+    order = np.argsort(-(queries @ unit.T), axis=1)
+    adapted = explicit.cosines(network(torch.from_numpy(queries)), gallery.astype(float))
+    for number, right in enumerate(answers):
+        first, rest = np.split(order[number], [candidates])
+        ordered = np.concatenate([first[np.argsort(-adapted[number, first])], rest])
+        of_query = slice(*reranked.starts[number : number + 2])
+        np.testing.assert_array_equal(
+            reranked.ranks[of_query], 1 + np.flatnonzero(np.isin(ordered, right))
+        )
+        np.testing.assert_array_equal(
+            raw.ranks[of_query], 1 + np.flatnonzero(np.isin(order[number], right))
+        )
+
+
+def test_answers_that_tie_do_not_push_each_other_back():
+    scores, chosen = np.zeros((1, 4), np.float32), np.array([[7, 2, 5, 9]])
+    before = _wrong_before(scores, chosen, np.array([2, 5, 8]), np.array([0, 3]))
+    assert before.tolist() == [2, 2, -1], "the wrong ones are before both"
 
 
 def test_untrained_maps_change_nothing():

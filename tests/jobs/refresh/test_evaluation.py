@@ -12,8 +12,9 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.jobs.common.choice import Gates
+from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
-from milvus_hubness.jobs.refresh.plan import Labels, RefreshPlan
+from milvus_hubness.jobs.refresh.plan import RefreshPlan
 from milvus_hubness.quality import measures
 from tests.support.galleries import METRICS, half_known, similarity
 
@@ -288,16 +289,20 @@ def test_too_little_is_not_judged_by(hubs):
     assert judge(layout, items, standing(queries[:40]), standing(queries)) is None
 
 
-def test_labels_are_found_in_the_sample():
+def test_right_rows_are_looked_up_in_the_sample():
     sample = Sample([10, 11, "a"], np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32))
-    known = sample.labelled(Labels(np.ones((3, 2), np.float32), [[11, 99], [98], ["a", 10]]))
+    queries = np.array([[1, 0], [0, 1], [1, 1]])
+    judged = Judgements.of(queries, [[11, 99], [98], ["a", 10]])
+    known = sample.labelled(judged, "products")
     assert [numbers.tolist() for numbers in known.positives] == [[1], [2, 0]]
-    assert len(known.queries) == 2
-    assert sample.labelled(Labels(np.ones((2, 2), np.float32), [[10], [99]])) is None
+    assert known.queries.tolist() == [[1, 0], [1, 1]]
+    assert sample.labelled(Judgements.of(queries[:2], [10, 99]), "products") is None
+    with pytest.raises(InvalidInput, match=r"none of the 2 judged keys .* of 'products': 98, 99"):
+        sample.labelled(Judgements.of(queries[:2], [98, 99]), "products")
 
-    queries, keys = np.eye(4, 2, dtype=np.float32), [[10], [99], [11], ["a"]]
-    weighted = sample.labelled(Labels(queries, keys, [2, 1, 0, 3]))
+    queries, keys = np.arange(8).reshape(4, 2), [10, 99, 11, "a"]
+    weighted = sample.labelled(Judgements.of(queries, keys, weights=[2, 1, 0, 3]), "products")
     assert weighted.weights.tolist() == [2, 3]
     assert [numbers.tolist() for numbers in weighted.positives] == [[0], [2]]
-    with pytest.raises(InvalidInput, match="weights of 4 pairs must be 4 numbers"):
-        sample.labelled(Labels(queries, keys, [1, 2, 3]))
+    unsent = Judgements.of(queries, keys, weights=[0, 1, 0, 0])
+    assert sample.labelled(unsent, "products") is None

@@ -1,0 +1,478 @@
+"""Judgements: queries with the keys of their right rows, with grades."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank
+from milvus_hubness.correction.banks.stored import Key, forms_of
+from milvus_hubness.errors import InvalidInput, name_some
+from milvus_hubness.jobs.common.judgement_files import (
+    VECTORS_OPTION,
+    JudgedRows,
+    QueryVectors,
+    read_query_vectors,
+    read_rows,
+    rows_of_dictionary,
+    rows_of_frame,
+    rows_of_lists,
+    vectors_of_folder,
+)
+
+NAMED = 3
+"""Most ids or keys that a sentence names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judgements:
+    """Queries, and for each the keys of its right rows, with grades.
+
+    Made by `load`, `of`, `from_frame` or `from_dict`, which treat their rows as follows.
+
+    **Queries.** All rows about one query become one query with several right rows. Where rows have
+    query ids, those of one id are about one query; else those of equal vectors are. As queries of
+    their own, two rows would each expect a first place that only one of them can have, so that at
+    best one of two answers would count as right.
+
+    **Weights.** A log of clicks repeats a query because users send it often, and a list of
+    judgements because several rows are right. With a weight in each row, that of a query is their
+    sum. Without, the keys decide which it is. A row with a further key says that this one is right
+    too, and adds nothing to the weight of 1, so that queries count equally however many right rows
+    they have, as in trec_eval. A row with only keys that the query has already adds 1: no judge
+    says a thing twice, but users send a query again. Qrels files, BEIR folders and dictionaries are
+    judgements by their form, and never give weights.
+
+    **Grades.** A row with a grade of 0 or less was judged as not relevant, and is no right row. Of
+    a key that is judged twice for a query, the higher grade counts.
+    """
+
+    queries: QueryBank
+    """n queries, each of them once."""
+
+    keys: Sequence[tuple[Key, ...]]
+    """For each query the keys of its right rows, at least one, none of them twice."""
+
+    grades: Sequence[tuple[float, ...]]
+    """For each of these keys how right its row is, above 0; 1 where the source has no grades."""
+
+    clicks: Sequence[tuple[float, ...]]
+    """For each of these keys how often users wanted it: the weights of the rows of the source that
+    name it. A row that names several keys shares its weight among them, by their grades.
+    """
+
+    weights: npt.NDArray[np.float64] | None = None
+    """How often users send each query, (n,); None for equally often."""
+
+    ids: Sequence[str] | None = None
+    """The ids of the queries; None if the source has none."""
+
+    texts: Sequence[str] | None = None
+    """The texts of the queries, if they were read."""
+
+    left_out: tuple[str, ...] = ()
+    """A sentence for each reason for which something of the source is left out."""
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        queries: str | os.PathLike[str] | None = None,
+        *,
+        text_column: str | None = None,
+    ) -> Judgements:
+        """Read a file or a folder of judgements.
+
+        An .npz, .parquet, .arrow, .feather, .ipc, .jsonl or .ndjson file has in each row the vector
+        of a query as `query`, the key of its right row, or a list of keys, as `key`, and optionally
+        as many grades as `grade`, the `weight` of the query and its `query_id`. In an .npz file,
+        `key` is (n,) or (n, k), or (p,) with `query_number` (p,), the row of each key in `query`.
+
+        A qrels file of TREC, a dictionary {query id: {key: grade}} in a .json file, the
+        `qrels/*.tsv` of a BEIR folder, the folder itself, of which `qrels/test.tsv` is read, and a
+        table without `query` have ids of queries. Their vectors are
+        in the file `queries` as `query_id` and `query`, or in a file `queries.npz`,
+        `queries.parquet` or `queries.npy` of the BEIR folder.
+
+        text_column: the column with the texts of the queries, where the vectors are or in the
+        `queries.jsonl` of a BEIR folder. Raises UnreadableFile, InvalidInput, and as QueryBank.
+        """
+        path = Path(path)
+        rows = read_rows(path, text_column)
+        if rows.queries is not None:
+            if queries is not None:
+                raise InvalidInput(f"{path} has vectors of its own: leave out {os.fspath(queries)}")
+            return _merged(rows)
+
+        vectors = None
+        if queries is not None:
+            vectors = read_query_vectors(Path(queries), text_column)
+        else:
+            vectors = vectors_of_folder(path, text_column)
+        if vectors is None:
+            raise InvalidInput(
+                f"{path} has ids of queries and no vectors: name a file that has both with "
+                f"{VECTORS_OPTION}"
+            )
+        if text_column is not None and vectors.texts is None:
+            raise InvalidInput(
+                f"{vectors.source} has no column {text_column!r}: add it, or name another one"
+            )
+        return _merged(_with_vectors(rows, vectors))
+
+    @classmethod
+    def of(
+        cls,
+        queries: BankLike,
+        keys: Sequence[Key | Sequence[Key]] | npt.NDArray[Any],
+        grades: Sequence[float | Sequence[float]] | npt.NDArray[Any] | None = None,
+        *,
+        weights: npt.ArrayLike | None = None,
+        ids: Sequence[str | int] | None = None,
+    ) -> Judgements:
+        """Return the judgements of n rows in memory.
+
+        queries: (n, d). keys: for each row a key, or several. grades: of these; by default 1.
+        weights: (n,), how often users send each query. ids: (n,), of the queries. Raises
+        InvalidInput, and as QueryBank does.
+        """
+        return _merged(rows_of_lists(QueryBank.of(queries), keys, grades, weights, ids))
+
+    @classmethod
+    def from_dict(
+        cls, judged: Mapping[Any, Mapping[Key, float]], vectors: Mapping[Any, npt.ArrayLike]
+    ) -> Judgements:
+        """Return the judgements of a dictionary {query id: {key: grade}}.
+
+        vectors: the vector of each query id. Raises InvalidInput, and as QueryBank does.
+        """
+        if not vectors:
+            raise InvalidInput("the judgements have no vectors: pass that of each query id")
+        rows = rows_of_dictionary(judged, "the judgements")
+        bank = QueryBank(list(vectors.values()), "the vectors")  # type: ignore[arg-type]
+        of_ids = QueryVectors("the vectors", list(map(str, vectors)), bank)
+        return _merged(_with_vectors(rows, of_ids))
+
+    @classmethod
+    def from_frame(cls, frame: Any) -> Judgements:
+        """Return the judgements of a frame of pandas, Polars or Arrow.
+
+        It has the columns of a file with vectors: `query`, `key`, and optionally `grade`, `weight`
+        and `query_id`. Raises InvalidInput, and as QueryBank does.
+        """
+        rows = rows_of_frame(frame)
+        if rows.queries is None:
+            raise InvalidInput("the frame has no column 'query' with the vectors: add it")
+        return _merged(rows)
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The ids of the queries, or their numbers where the source has no ids."""
+        return self.ids if self.ids is not None else list(map(str, range(len(self))))
+
+    def take(self, numbers: Sequence[int]) -> Judgements:
+        """Return the judgements of the queries of these numbers, n ≥ 1."""
+        which = np.asarray(numbers, np.int64)
+        return replace(
+            self,
+            queries=self.queries.take(which),
+            keys=[self.keys[query] for query in numbers],
+            grades=[self.grades[query] for query in numbers],
+            clicks=[self.clicks[query] for query in numbers],
+            weights=None if self.weights is None else self.weights[which],
+            ids=None if self.ids is None else [self.ids[query] for query in numbers],
+            texts=None if self.texts is None else [self.texts[query] for query in numbers],
+        )
+
+    @property
+    def possible_keys(self) -> set[Key]:
+        """All keys in all forms that a collection may have them in, for a search of its keys."""
+        return {form for keys in self.keys for key in keys for form in forms_of(key)}
+
+    def within(self, rows: Sequence[Key], collection: str) -> Judgements:
+        """Return the judgements about these rows of a collection, with its forms of their keys.
+
+        Files have keys as texts where a collection may have whole numbers: "12" is 12 then. Keys of
+        no row, and queries without a right row, are left out, counted and named in the log. Raises
+        InvalidInput if nothing is left.
+        """
+        present = frozenset(rows)
+        judged: list[_Query] = []
+        unknown: list[Key] = []
+        for keys, grades, clicks in zip(self.keys, self.grades, self.clicks, strict=True):
+            query = _Query()
+            for key, grade, count in zip(keys, grades, clicks, strict=True):
+                actual = next((form for form in forms_of(key) if form in present), None)
+                if actual is None:
+                    unknown.append(key)
+                else:
+                    query.add(actual, grade, count)
+            judged.append(query)
+
+        total = sum(map(len, self.keys))
+        answered = [number for number, query in enumerate(judged) if query.grades]
+        some = name_some(list(dict.fromkeys(unknown)), NAMED)
+        if not answered:
+            raise InvalidInput(
+                f"none of the {total:,} judged keys is that of a usable row of {collection!r}: "
+                f"{some}{_hint(unknown, rows)}"
+            )
+
+        reasons = []
+        if unknown:
+            reasons.append(
+                f"{len(unknown):,} of {total:,} judged keys are those of no usable row of "
+                f"{collection!r}: {some}{_hint(unknown, rows)}"
+            )
+        if len(answered) < len(self):
+            without = [
+                name for name, query in zip(self.names, judged, strict=True) if not query.grades
+            ]
+            reasons.append(
+                f"{len(without):,} of {len(self):,} queries have no right row in {collection!r}: "
+                f"{_some_queries(without, self.ids is not None)}"
+            )
+        return replace(
+            self.take(answered),
+            keys=[tuple(judged[query].grades) for query in answered],
+            grades=[tuple(judged[query].grades.values()) for query in answered],
+            clicks=[tuple(judged[query].clicks.values()) for query in answered],
+            left_out=(*self.left_out, *_logged(reasons)),
+        )
+
+    def positions(self, rows: Sequence[Key]) -> list[npt.NDArray[np.int64]]:
+        """Return the positions of each query's right rows among these, after `within`."""
+        position_of = {key: position for position, key in enumerate(rows)}
+        return [np.array([position_of[key] for key in keys], np.int64) for keys in self.keys]
+
+    def clicks_by_key(self) -> dict[Key, float]:
+        """Return how often users wanted each key, for a prior."""
+        return _summed(self.keys, self.clicks)
+
+
+def read_clicks(path: str | os.PathLike[str]) -> dict[Key, float]:
+    """Return how often each key is a right one in a file of judgements, by the weights of its rows.
+
+    Each row is a click, or as many as its weight says. Of a row that names several keys, they share
+    it by their grades. The vectors of queries are not needed. Raises UnreadableFile, InvalidInput.
+    """
+    rows = read_rows(Path(path))
+    shares = [_shares(rows, row) for row in range(len(rows.keys))]
+    clicks = _summed(
+        [list(of_row) for of_row in shares], [list(of_row.values()) for of_row in shares]
+    )
+    if not clicks:
+        raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
+    return clicks
+
+
+# -- merging --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Query:
+    """What the rows about one query say together."""
+
+    grades: dict[Key, float] = field(default_factory=dict)
+    clicks: dict[Key, float] = field(default_factory=dict)
+    """How often each key was wanted."""
+
+    rows: list[int] = field(default_factory=list)
+    """The numbers of the rows, in their order."""
+
+    weight: float = 0.0
+    """The sum of the weights of the rows with a right key."""
+
+    repeats: int = 0
+    """The number of rows with right keys all of which rows before them name."""
+
+    def add(self, key: Key, grade: float, clicks: float) -> None:
+        self.grades[key] = max(grade, self.grades.get(key, grade))
+        self.clicks[key] = self.clicks.get(key, 0.0) + clicks
+
+
+def _merged(rows: JudgedRows) -> Judgements:
+    """Return the judgements of rows with vectors, one for each query. Raises InvalidInput."""
+    assert rows.queries is not None
+    judged: dict[str | bytes, _Query] = {}
+    for row, identity in enumerate(_identities(rows)):
+        query = judged.setdefault(identity, _Query())
+        shares = _shares(rows, row)
+        # A row without a right key says nothing of what users want.
+        if shares:
+            query.weight += _weight(rows, row)
+            query.repeats += shares.keys() <= query.grades.keys()
+        grades = _right_keys(rows, row)
+        for key, share in shares.items():
+            query.add(key, grades[key], share)
+        query.rows.append(row)
+
+    _require_one_vector_each(rows, judged)
+    answered = [query for query in judged.values() if query.grades]
+    if not answered:
+        raise InvalidInput(f"no right row in {rows.source}: all its grades are 0 or less")
+
+    reasons = []
+    if len(answered) < len(judged):
+        without = [query.rows[0] for query in judged.values() if not query.grades]
+        ids = rows.query_ids
+        names = [ids[row] if ids is not None else str(row) for row in without]
+        reasons.append(
+            f"{len(without):,} of {len(judged):,} queries of {rows.source} have no right row: "
+            f"{_some_queries(names, ids is not None)}"
+        )
+    first_rows = [query.rows[0] for query in answered]
+    numbers = first_rows if rows.query_numbers is None else rows.query_numbers[first_rows].tolist()
+    return Judgements(
+        queries=rows.queries.take(np.array(numbers, np.int64)),
+        keys=[tuple(query.grades) for query in answered],
+        grades=[tuple(query.grades.values()) for query in answered],
+        clicks=[tuple(query.clicks.values()) for query in answered],
+        weights=_weights(rows, answered),
+        ids=None if rows.query_ids is None else [rows.query_ids[row] for row in first_rows],
+        texts=None if rows.texts is None else [rows.texts[number] for number in numbers],
+        left_out=(*rows.left_out, *_logged(reasons)),
+    )
+
+
+def _identities(rows: JudgedRows) -> Sequence[str | bytes]:
+    """Return what the rows about one query have in common: its id, or else its vector."""
+    if rows.query_ids is not None:
+        return rows.query_ids
+    assert rows.queries is not None
+    # Adding 0 turns −0 into 0, to which it is equal. Digests, not to have all vectors twice.
+    return [
+        hashlib.blake2b(vector + np.float32(0), digest_size=16).digest()
+        for vector in rows.queries.vectors
+    ]
+
+
+def _require_one_vector_each(rows: JudgedRows, judged: Mapping[str | bytes, _Query]) -> None:
+    """Raise InvalidInput if an id has rows with different vectors."""
+    assert rows.queries is not None
+    # Vectors of another file have one id each.
+    if rows.query_ids is None or rows.query_numbers is not None:
+        return
+    vectors = rows.queries.vectors
+    differing = [
+        str(query_id)
+        for query_id, query in judged.items()
+        if len(query.rows) > 1 and np.ptp(vectors[query.rows], axis=0).any()
+    ]
+    if differing:
+        raise InvalidInput(
+            f"{rows.source} has several vectors of the query ids {name_some(differing, NAMED)}: "
+            "keep one of each, or leave out the ids"
+        )
+
+
+def _right_keys(rows: JudgedRows, row: int) -> dict[Key, float]:
+    """Return the grades of the right keys of a row."""
+    grades: dict[Key, float] = {}
+    for key, grade in zip(rows.keys[row], rows.grades[row], strict=True):
+        if grade > 0:
+            grades[key] = max(grade, grades.get(key, grade))
+    return grades
+
+
+def _shares(rows: JudgedRows, row: int) -> dict[Key, float]:
+    """Return the share of each right key of a row in its weight."""
+    grades = _right_keys(rows, row)
+    weight = _weight(rows, row)
+    total = sum(grades.values())
+    return {key: weight * (grade / total) for key, grade in grades.items()}
+
+
+def _weight(rows: JudgedRows, row: int) -> float:
+    return 1.0 if rows.weights is None else float(rows.weights[row])
+
+
+def _weights(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.float64] | None:
+    """Return the weights of queries, see Judgements; None if all are 1 without a weight named."""
+    if rows.weights is not None:
+        sums = np.array([query.weight for query in judged])
+        if not sums.any():
+            raise InvalidInput(
+                f"the weights of all queries of {rows.source} with a right row are 0: correct them"
+            )
+        return sums
+    if rows.is_qrels or not any(query.repeats for query in judged):
+        return None
+    return np.array([1.0 + query.repeats for query in judged])
+
+
+def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:
+    """Return the rows whose query ids have a vector, with it. Raises InvalidInput for none."""
+    assert rows.query_ids is not None
+    number_of = {query_id: number for number, query_id in enumerate(vectors.ids)}
+    present = [row for row, query_id in enumerate(rows.query_ids) if query_id in number_of]
+    judged = dict.fromkeys(rows.query_ids)
+    missing = [query_id for query_id in judged if query_id not in number_of]
+    if not present:
+        raise InvalidInput(
+            f"none of the {len(judged):,} query ids of {rows.source} has a vector in "
+            f"{vectors.source}: {name_some(missing, NAMED)}"
+        )
+
+    reasons = []
+    if missing:
+        reasons.append(
+            f"{len(missing):,} of {len(judged):,} query ids of {rows.source} have no vector in "
+            f"{vectors.source}: {name_some(missing, NAMED)}"
+        )
+    unjudged = [query_id for query_id in vectors.ids if query_id not in judged]
+    if unjudged:
+        reasons.append(
+            f"{len(unjudged):,} of {len(vectors.ids):,} queries of {vectors.source} have no "
+            f"judgement in {rows.source}: {name_some(unjudged, NAMED)}"
+        )
+    return replace(
+        rows,
+        keys=[rows.keys[row] for row in present],
+        grades=[rows.grades[row] for row in present],
+        queries=vectors.queries,
+        query_numbers=np.array([number_of[rows.query_ids[row]] for row in present], np.int64),
+        query_ids=[rows.query_ids[row] for row in present],
+        weights=None if rows.weights is None else rows.weights[present],
+        texts=vectors.texts,
+        left_out=tuple(_logged(reasons)),
+    )
+
+
+def _hint(unknown: Sequence[Key], rows: Sequence[Key]) -> str:
+    """Return why keys that are no whole numbers cannot be those of rows; empty if they may be."""
+    are_numbers = all(isinstance(key, int) for key in rows)
+    texts = [key for key in unknown if len(forms_of(key)) == 1]
+    if not (are_numbers and texts):
+        return ""
+    return f" ({texts[0]!r} is no whole number, as the keys of the collection are)"
+
+
+def _some_queries(names: Sequence[str], are_ids: bool) -> str:
+    return name_some(names if are_ids else [f"number {name}" for name in names], NAMED)
+
+
+def _summed(keys: Sequence[Sequence[Key]], counts: Sequence[Sequence[float]]) -> dict[Key, float]:
+    sums: dict[Key, float] = {}
+    for of_query, of_keys in zip(keys, counts, strict=True):
+        for key, count in zip(of_query, of_keys, strict=True):
+            sums[key] = sums.get(key, 0.0) + count
+    return sums
+
+
+def _logged(reasons: Sequence[str]) -> Sequence[str]:
+    """Write reasons to the log, and return them."""
+    for reason in reasons:
+        log.warning("%s", reason)
+    return reasons

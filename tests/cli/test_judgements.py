@@ -1,0 +1,142 @@
+"""Commands judge by right rows of every form, and count a query with several of them once."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from milvus_hubness import MilvusStore, connect, migrate, plan_migration
+from tests.cli.conftest import DIM, assert_fails
+from tests.support.galleries import vectors
+
+NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", "4")
+DIAGNOSE = ("diagnose", "products", *NNN, "--json", "--pairs")
+COUNT, ANSWERED, FIRST = 60, 53, 22
+"""Queries; those that find one of their two right rows; those that find the one that is named first."""
+
+
+@pytest.fixture
+def judged(files):
+    """The 60 vectors of the rows, as queries that find their own row, and two right rows of each."""
+    rows = connect("shop.db").query("products", filter="id >= 0", output_fields=["id", "vector"])
+    queries = np.array([row["vector"] for row in sorted(rows, key=lambda row: row["id"])])
+    keys = []
+    for number in range(COUNT):
+        following = (number + 1) % COUNT
+        own = number if number < ANSWERED else (number + 2) % COUNT
+        keys.append([own, following] if number < FIRST else [following, own])
+    return queries, keys
+
+
+def ids_of(folder, queries):
+    names = [f"q{number}" for number in range(len(queries))]
+    np.savez(folder / "queries.npz", query_id=names, query=queries)
+    return names
+
+
+def in_rows(folder, queries, keys):
+    table = {
+        "query": queries.repeat(2, axis=0).tolist(),
+        "key": [key for two in keys for key in two],
+    }
+    pq.write_table(pa.table(table), "judged.parquet")
+    return ("judged.parquet",)
+
+
+def in_lists(folder, queries, keys):
+    lines = [{"query": row.tolist(), "key": two} for row, two in zip(queries, keys, strict=True)]
+    (folder / "judged.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return ("judged.jsonl",)
+
+
+def in_qrels(folder, queries, keys):
+    names = ids_of(folder, queries)
+    lines = [f"{q} 0 {key} 1" for q, two in zip(names, keys, strict=True) for key in two]
+    (folder / "qrels.txt").write_text("\n".join(lines))
+    return ("qrels.txt", "--pairs-queries", "queries.npz")
+
+
+def in_beir(folder, queries, keys):
+    (folder / "beir" / "qrels").mkdir(parents=True)
+    names = ids_of(folder / "beir", queries)
+    lines = [
+        f"{q}\t{key}\t{1 + key % 2}" for q, two in zip(names, keys, strict=True) for key in two
+    ]
+    text = "query-id\tcorpus-id\tscore\n" + "\n".join(lines)
+    (folder / "beir" / "qrels" / "test.tsv").write_text(text)
+    return ("beir",)
+
+
+@pytest.mark.parametrize("form", [in_rows, in_lists, in_qrels, in_beir])
+def test_of_two_right_rows_either_is_right(files, run, judged, form):
+    """Rows of their own would give 53 of 120, 44.2%; the first of two, 22 of 60, 36.7%."""
+    done = run(*DIAGNOSE, *form(files, *judged))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    diagnosis = json.loads(done.stdout)["diagnosis"]
+    assert diagnosis["n_queries"] == COUNT
+    assert round(diagnosis["retrieval_before"]["R@1"], 3) == 0.883
+
+
+def test_tune_counts_a_query_with_two_right_rows_once(files, run, judged):
+    done = run(
+        "tune", "products", "--bank", "bank.npy", "--json", "--pairs", *in_rows(files, *judged)
+    )
+    assert done.returncode == 0, done.stderr
+    tuning = json.loads(done.stdout)["tune"]
+    assert round(tuning["rows"][0]["r1"], 3) == 0.883
+    assert tuning["queries"] == COUNT
+
+
+def test_a_refresh_is_judged_by_qrels(files, run, judged):
+    client = connect("shop.db")
+    store = MilvusStore(client)
+    rng = np.random.default_rng(8)
+    rows = [
+        {"id": 1000 + number, "vector": row, "group": 0}
+        for number, row in enumerate(vectors(rng, 200, DIM))
+    ]
+    client.insert("products", rows)
+    bank = vectors(rng, 900, DIM)
+    target = migrate(store, plan_migration(store, "products", bank, verdict="skip")).target
+    np.save("new.npy", vectors(rng, 900, DIM))
+    pairs = in_qrels(files, *judged)
+    done = run("refresh", target, "--bank", "new.npy", "--force", "--pairs", *pairs)
+    assert done.returncode == 0, done.stderr
+    assert "raw 88.3%" in done.stdout
+
+
+def test_what_is_left_out_is_a_warning_with_its_count(files, run, judged):
+    queries, keys = judged
+    names = ids_of(files, queries)
+    lines = [f"{q} 0 {key} 1" for q, (key, _) in zip(names, keys, strict=True)]
+    lines[0] = "q0 0 d17 1"
+    lines[1] = "q1 0 4711 1"
+    (files / "qrels.txt").write_text("\n".join([*lines[:-1], "q99 0 1 1"]))
+    done = run(*DIAGNOSE, "qrels.txt", "--pairs-queries", "queries.npz")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["diagnosis"]["n_queries"] == 57
+    assert done.stderr.splitlines() == [
+        f"milvus-hubness: {line}"
+        for line in (
+            "1 of 60 query ids of qrels.txt have no vector in queries.npz: q99",
+            "1 of 60 queries of queries.npz have no judgement in qrels.txt: q59",
+            "2 of 59 judged keys are those of no usable row of 'products': d17, 4711 "
+            "('d17' is no whole number, as the keys of the collection are)",
+            "2 of 59 queries have no right row in 'products': q0, q1",
+        )
+    ]
+
+
+def test_bad_judgements_are_one_line(files, run, judged):
+    pairs = in_qrels(files, *judged)
+    assert_fails(run(*DIAGNOSE, "qrels.txt"), 1, "name a file that has both with --pairs-queries")
+    alone = ("--queries", "bank.npy", "--pairs-queries", "queries.npz")
+    done = run("diagnose", "products", *NNN, *alone)
+    assert done.returncode == 2
+    assert "--pairs-queries needs --pairs, which names its queries" in done.stderr
+    names = [f"q{number}" for number in range(COUNT)]
+    (files / "qrels.txt").write_text("".join(f"{name} 0 d17 1\n" for name in names))
+    assert_fails(run(*DIAGNOSE, *pairs), 1, "none of the 60 judged keys", "'products'", "d17")
