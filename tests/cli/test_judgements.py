@@ -86,7 +86,7 @@ def test_tune_counts_a_query_with_two_right_rows_once(files, run, judged):
     )
     assert done.returncode == 0, done.stderr
     tuning = json.loads(done.stdout)["tune"]
-    assert round(tuning["rows"][0]["r1"], 3) == 0.883
+    assert round(tuning["rows"][0]["value"], 3) == 0.883
     assert tuning["queries"] == COUNT
 
 
