@@ -141,7 +141,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
                     "excess": result.excess_answers,
                     "noise": result.noise,
                     "skewness": result.skewness,
-                    "r1": result.r1,
+                    "r1": result.measured,
                     "gain": gain.estimate,
                     "gain_at_most": gain.high,
                 }

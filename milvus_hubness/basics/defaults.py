@@ -105,5 +105,8 @@ different numbers of them.
 WEIGHT_COLUMN = "weight"
 """Column with how often users send each query, in a file of judgements; it may be missing."""
 
+DEFAULT_MEASURE = "R@1"
+"""What right answers are measured by unless another measure is named."""
+
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 """Where a message about a missing bank sends its reader."""

@@ -13,6 +13,7 @@ import typer
 
 from milvus_hubness.basics.defaults import (
     CLIENT_TTL_VARIABLE,
+    DEFAULT_MEASURE,
     URI_VARIABLES,
     WHERE_FROM,
     Engine,
@@ -180,6 +181,15 @@ class PairsOptions:
         "how often users send a query, which tune and refresh follow.",
     ] = None
     pairs_queries: PairsQueries = None
+    measure: Annotated[
+        str,
+        "What decides with --pairs: R@k (a right row among the first k), MRR, MAP or nDCG@k, whose "
+        "gain is the grade.",
+    ] = DEFAULT_MEASURE
+
+    def __post_init__(self) -> None:
+        if self.measure != DEFAULT_MEASURE and self.pairs is None:
+            raise typer.BadParameter("--measure needs right answers: pass --pairs")
 
     def read(self, text_column: str | None = None) -> Judgements | None:
         """Return the judgements; None if none are named.

@@ -102,6 +102,7 @@ def refresh(
         prior=preferring.read_prior(),
         prior_weight=preferring.prior_weight,
         judgements=judging.read(),
+        measure=judging.measure,
         queries=options.read_vectors(store, queries),
         throttle=Throttle(rows_per_second),
     )
@@ -145,7 +146,8 @@ def show_refresh(result: RefreshResult) -> None:
         facts["skewness of N_10"] = skews
         facts["measured on"] = f"{evaluation.queries:,} {kind} queries"
         facts["old top tens kept"] = f"{evaluation.overlap:.1%}"
-        facts["R@1"] = ", ".join(f"{name} {r1:.1%}" for name, r1 in evaluation.r1.items())
+        values = evaluation.measured.items()
+        facts[evaluation.measure] = ", ".join(f"{name} {value:.1%}" for name, value in values)
 
     facts["former copy"] = result.former_copy
     facts["drift of the queries"] = result.drift.reason if result.drift else None

@@ -55,8 +55,8 @@ def tune(
 ) -> None:
     """Try every method on a collection and recommend one, or none; migrate and refresh follow it.
 
-    Compares R@1 with --pairs, and otherwise how evenly answers fall on the items. Without --bank,
-    uses the bank of a corrected collection.
+    Compares R@1, or another --measure, with --pairs, and otherwise how evenly answers fall on the
+    items. Without --bank, uses the bank of a corrected collection.
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
@@ -77,6 +77,7 @@ def tune(
             field=field,
             queries=query_vectors,
             judgements=judgements,
+            measure=judging.measure,
             target_bank=options.read_vectors(store, target_bank),
             prior=preferring.read_prior(),
             progress=progress,
@@ -207,7 +208,7 @@ def diagnose(
     ] = None,
     min_gain: Annotated[
         float | None,
-        "Exit with 3 if correction gains fewer points of R@1 than this; needs --pairs.",
+        "Exit with 3 if correction gains fewer points of --measure than this; needs --pairs.",
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -251,6 +252,7 @@ def diagnose(
             collection,
             query_vectors,
             judgements=judgements,
+            measure=judging.measure,
             bank=bank.read(store),
             estimator=estimator,
             field=field,
@@ -293,7 +295,8 @@ def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float |
 
     if min_gain is not None and gain is not None and 100 * gain.estimate < min_gain:
         messages.append(
-            f"the gain of R@1, {100 * gain.estimate:+.2f} points, is below --min-gain {min_gain:g}"
+            f"the gain of {diagnosis.measure}, {100 * gain.estimate:+.2f} points, is below "
+            f"--min-gain {min_gain:g}"
         )
 
     return messages
@@ -303,9 +306,9 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
     before = diagnosis.before
     after = diagnosis.after
     recall = None
-    if diagnosis.gain is not None and diagnosis.retrieval_before and diagnosis.retrieval_after:
-        r1s = f"{diagnosis.retrieval_before['R@1']:.1%} -> {diagnosis.retrieval_after['R@1']:.1%}"
-        recall = f"{r1s}: {points(diagnosis.gain)}"
+    if diagnosis.gain is not None:
+        values = f"{diagnosis.value_before:.1%} -> {diagnosis.value_after:.1%}"
+        recall = f"{values}: {points(diagnosis.gain)}"
 
     facts = {
         "queries": f"{diagnosis.n_queries:,} over {diagnosis.n_items:,} items",
@@ -321,7 +324,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
             f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}"
         ),
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
-        "R@1": recall,
+        diagnosis.measure: recall,
         "the bank": next((str(one) for one in diagnosis.findings if one.name == "log"), None),
         "demand": diagnosis.demand.sentence if diagnosis.demand else None,
         "page": page,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.defaults import DEFAULT_MEASURE
 from milvus_hubness.correction.banks.bank import Vectors, as_vectors
 from milvus_hubness.correction.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.correction.kernels import topk
@@ -409,7 +410,7 @@ class Measure:
         return ndcgs(ranks, self.k)
 
 
-R_AT_1 = Measure("R", 1)
+R_AT_1 = Measure.of(DEFAULT_MEASURE)
 """The measure that decides unless another is chosen."""
 
 

@@ -33,6 +33,7 @@ from milvus_hubness.jobs.refresh.online_bank import live_queries
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
+from milvus_hubness.quality.measures import R_AT_1, Measure
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS, expected_gain
@@ -171,6 +172,7 @@ def diagnose(
     queries: BankLike | None = None,
     *,
     judgements: Judgements | None = None,
+    measure: str | Measure = R_AT_1,
     bank: BankLike | None = None,
     target_bank: BankLike | None = None,
     estimator: Estimator | None = None,
@@ -184,13 +186,14 @@ def diagnose(
 
     If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
     of tuning, else the default. queries: (n, d), or judgements with right rows, of which each query
-    counts once, whatever its weight. texts: of the queries; those of judgements are in these.
-    slice_by: a scalar field, whose values get a report of their own; group_by: one whose values get
-    their shares of the answers.
+    counts once, whatever its weight. measure: of these, R@k, MRR, MAP or nDCG@k. texts: of the
+    queries; those of judgements are in these. slice_by: a scalar field, whose values get a report
+    of their own; group_by: one whose values get their shares of the answers.
 
     Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
     """
     expect_store(store)
+    chosen_measure = Measure.of(measure)
     if (queries is None) == (judgements is None):
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
     queries = optional_bank(queries)
@@ -207,10 +210,12 @@ def diagnose(
     layout = gallery.layout
     verdict = biased.verdict
     positives = None
+    grades = None
     if judgements is not None:
         judged = judgements.within(gallery.keys, biased.info.name)
         queries = judged.queries
         positives = judged.positions(gallery.keys)
+        grades = judged.grades
         texts = judged.texts
     assert queries is not None
     queries.expect_dim(layout.dim, "the field")
@@ -225,6 +230,8 @@ def diagnose(
         biased.biases - np.float32(biased.biases.mean()),
         bank=biased.bank,
         positives=positives,
+        grades=grades,
+        measure=chosen_measure,
         keys=gallery.keys,
         fields=gallery.fields,
         query_texts=texts,
@@ -245,6 +252,7 @@ def tune(
     field: str | None = None,
     queries: BankLike | None = None,
     judgements: Judgements | None = None,
+    measure: str | Measure = R_AT_1,
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
     seed: int = 0,
@@ -253,13 +261,15 @@ def tune(
     """Try every method on a collection's rows, and write the result into one of its properties.
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
-    that clients have sampled; or judgements, queries with right rows, which R@1 is measured on.
+    that clients have sampled; or judgements, queries with right rows, on which the measure (R@k,
+    MRR, MAP or nDCG@k) decides.
     prior: a field of the rows, or clicks by key, whose weight is chosen if there are judgements; by
     default the prior of the corrected collection. Raises InvalidInput, CollectionNotFound,
     EmptyCollection, CannotMigrate if the server computes the vectors, and as `quality.tuning.tune`
     does.
     """
     expect_store(store)
+    chosen_measure = Measure.of(measure)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)
     if info.is_bank:
@@ -300,6 +310,8 @@ def tune(
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
         queries=layout.reduce_queries(queries.vectors) if queries else None,
         positives=judged.positions(gallery.keys) if judged is not None else None,
+        grades=judged.grades if judged is not None else None,
+        measure=chosen_measure,
         preference=preference,
         pair_weights=judged.weights if judged is not None else None,
         seed=seed,

@@ -89,8 +89,8 @@ class Point(NamedTuple):
 
     strength: float
     hubness: measures.HubnessSummary
-    recall: measures.Interval | None
-    """R@1; None without positives."""
+    value: measures.Interval | None
+    """Of the measure of the diagnosis; None without positives."""
 
 
 class Region(NamedTuple):
@@ -137,7 +137,7 @@ class Slice(NamedTuple):
     queries: int | None
     """Number of queries with a positive among these items; None without positives."""
     gain: measures.Interval | None
-    """Paired difference of R@1 of these queries; None for fewer than two."""
+    """Paired difference of the measure of these queries; None for fewer than two."""
     hubs: list[Item]
     """Those with the largest N_k after correction."""
 
@@ -167,8 +167,17 @@ class Diagnosis:
     strengths: list[Point]
     """The searches, by strength."""
 
+    measure: str
+    """By what right answers are measured, such as "R@1"."""
+
     gain: measures.Interval | None
-    """Paired difference of R@1 after and before; None without positives."""
+    """Paired difference of the measure after and before; None without positives."""
+
+    value_before: float | None
+    """The measure without correction; None without positives."""
+
+    value_after: float | None
+    """The measure with correction; None without positives."""
 
     retrieval_before: dict[str, float] | None
     """As in `retrieval_summary`; None without positives."""
@@ -239,7 +248,7 @@ class Diagnosis:
         return sentences
 
     def _retrieval_sentence(self) -> str:
-        if not (self.gain and self.retrieval_before and self.retrieval_after):
+        if self.gain is None or self.value_before is None or self.value_after is None:
             return (
                 "No right answers are known here, so this does not say whether the search is "
                 "better."
@@ -251,9 +260,14 @@ class Diagnosis:
             change = "a loss that is larger than chance explains."
         else:
             change = "a change within chance."
+        if self.measure == str(measures.R_AT_1):
+            return (
+                f"A right answer comes first for {self.value_before:.1%} of the queries without "
+                f"correction and for {self.value_after:.1%} with it: {change}"
+            )
         return (
-            f"A right answer comes first for {self.retrieval_before['R@1']:.1%} of the queries "
-            f"without correction and for {self.retrieval_after['R@1']:.1%} with it: {change}"
+            f"{self.measure} is {self.value_before:.1%} without correction and "
+            f"{self.value_after:.1%} with it: {change}"
         )
 
     def _group_sentence(self) -> str:
@@ -287,6 +301,8 @@ def diagnose(
     *,
     bank: QueryBank | npt.ArrayLike | None = None,
     positives: measures.Positives | None = None,
+    grades: measures.Grades | None = None,
+    measure: str | measures.Measure = measures.R_AT_1,
     keys: Sequence[Hashable] | None = None,
     fields: Sequence[Mapping[str, Any]] | None = None,
     query_texts: Sequence[str] | None = None,
@@ -303,15 +319,17 @@ def diagnose(
 
     queries: (n_queries, d). gallery: (n_items, d). bias: (n_items,) b(r). strength: the w of all
     values named "after"; it and 0 join `strengths`. activated: (n_items,) whether a gate corrects
-    queries with this raw best item. bank: (m, d), for its coverage. positives: as for `ranks`. keys
-    and fields, one per item, and query_texts, one per query, are read only where shown. slice_by: a
-    field, whose values get a report of their own; group_by: one whose values get their shares of
-    the answers. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    queries with this raw best item. bank: (m, d), for its coverage. positives, grades: as for
+    `ranks`. measure: R@k, MRR, MAP or nDCG@k. keys and fields, one per item, and query_texts, one
+    per query, are read only where shown. slice_by: a field, whose values get a report of their own;
+    group_by: one whose values get their shares of the answers. Raises InvalidInput,
+    DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     _expect_length("keys", keys, len(stored))
     _expect_length("fields", fields, len(stored))
     _expect_length("query_texts", query_texts, len(query_vectors))
+    chosen = measures.Measure.of(measure)
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
@@ -322,7 +340,10 @@ def diagnose(
     for value in sorted({0.0, strength, *map(float, strengths)}):
         # The last column of a query is the weight of the bias: one table serves all strengths.
         query_vectors[:, -1] = -value
-        search = _Search.of(query_vectors, stored, positives, k)
+        search = _Search.of(query_vectors, stored, k)
+        if positives is not None:
+            of_positives = measures.ranks(query_vectors, stored, positives, grades=grades)
+            search = search._replace(ranks=of_positives, values=chosen.values(of_positives))
         if activated is not None and value:
             search = search.gated(searches[0.0], np.asarray(activated))
         searches[value] = search
@@ -331,10 +352,8 @@ def diagnose(
     after = searches[strength]
     pair = _Comparison(before, after, keys, fields, query_texts)
     gain = None
-    if before.ranks and after.ranks:
-        gain = measures.paired_difference(
-            measures.hits(before.ranks, 1), measures.hits(after.ranks, 1)
-        )
+    if before.values is not None and after.values is not None:
+        gain = measures.paired_difference(before.values, after.values)
 
     # Without its bias column.
     items = stored[:, :-1]
@@ -355,7 +374,10 @@ def diagnose(
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
         strengths=[search.point(value, k) for value, search in searches.items()],
+        measure=str(chosen),
         gain=gain,
+        value_before=before.mean,
+        value_after=after.mean,
         retrieval_before=before.ranks and measures.retrieval_summary(before.ranks),
         retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
         coverage=None if log is None else pair.reach(log, items),
@@ -395,35 +417,50 @@ class _Search(NamedTuple):
     counts: measures.Counts
     """(n_items,) N_k."""
 
-    ranks: measures.PositiveRanks | None
+    ranks: measures.PositiveRanks | None = None
     """The ranks of all positives; None without positives."""
 
+    values: measures.PerQuery | None = None
+    """(n_queries,) of the measure; None without positives."""
+
     @classmethod
-    def of(
-        cls, queries: Vectors, gallery: Vectors, positives: measures.Positives | None, k: int
-    ) -> _Search:
+    def of(cls, queries: Vectors, gallery: Vectors, k: int) -> _Search:
+        """Return the search without the ranks of positives."""
         retrieved = measures.nearest(queries, gallery, k)
-        ranks = None if positives is None else measures.ranks(queries, gallery, positives)
-        return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k), ranks)
+        return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k))
+
+    @property
+    def mean(self) -> float | None:
+        """The measure of all queries."""
+        return None if self.values is None else float(self.values.mean())
 
     def gated(self, raw: _Search, activated: npt.NDArray[np.bool_]) -> _Search:
         """Return this search for queries whose raw best item is activated, else the raw one."""
         is_corrected = activated[raw.retrieved[:, 0]]
         retrieved = np.where(is_corrected[:, None], self.retrieved, raw.retrieved)
         counts = measures.k_occurrence(retrieved, len(self.counts), retrieved.shape[1])
+        gated = _Search(retrieved, counts)
         if self.ranks is None or raw.ranks is None:
-            return _Search(retrieved, counts, None)
+            return gated
 
         # Ranks are listed by positive, and a query may have several.
         by_positive = np.repeat(is_corrected, np.diff(self.ranks.starts))
         ranks = np.where(by_positive, self.ranks.ranks, raw.ranks.ranks)
-        return _Search(retrieved, counts, self.ranks._replace(ranks=ranks))
+        grades = None
+        if self.ranks.grades is not None and raw.ranks.grades is not None:
+            grades = np.where(by_positive, self.ranks.grades, raw.ranks.grades)
+        assert self.values is not None, "values come with ranks"
+        assert raw.values is not None, "values come with ranks"
+        return gated._replace(
+            ranks=measures.PositiveRanks(ranks, self.ranks.starts, grades),
+            values=np.where(is_corrected, self.values, raw.values),
+        )
 
     def point(self, strength: float, k: int) -> Point:
-        recall = None
-        if self.ranks is not None:
-            recall = measures.confidence_interval(measures.hits(self.ranks, 1))
-        return Point(strength, measures.hubness_summary(self.counts, k), recall)
+        value = None
+        if self.values is not None:
+            value = measures.confidence_interval(self.values)
+        return Point(strength, measures.hubness_summary(self.counts, k), value)
 
     def rank(self, query: int) -> int | None:
         """Return the rank of a query's best positive; None without positives."""
@@ -504,7 +541,9 @@ class _Comparison(NamedTuple):
         k = self.before.retrieved.shape[1]
 
         queries = gain = None
-        if positives is not None and self.before.ranks and self.after.ranks:
+        before_values = self.before.values
+        after_values = self.after.values
+        if positives is not None and before_values is not None and after_values is not None:
             items, starts = measures.checked_positives(
                 positives, len(self.before.retrieved), len(before)
             )
@@ -513,8 +552,7 @@ class _Comparison(NamedTuple):
             queries = int(is_relevant.sum())
             if queries > 1:
                 gain = measures.paired_difference(
-                    measures.hits(self.before.ranks, 1)[is_relevant],
-                    measures.hits(self.after.ranks, 1)[is_relevant],
+                    before_values[is_relevant], after_values[is_relevant]
                 )
 
         members = np.flatnonzero(inside)

@@ -21,17 +21,18 @@ from pydantic import (
     field_validator,
 )
 
-from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, Live
+from milvus_hubness.basics.defaults import DEFAULT_MEASURE, DEFAULT_TOLERANCE, Live
 from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.quality.measures import Measure
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 """The units of intervals, and the arguments of `timedelta` for them."""
@@ -160,6 +161,13 @@ def _zone(name: str) -> str:
     return name
 
 
+def _measure(name: str) -> str:
+    try:
+        return str(Measure.of(name))
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+
+
 def _timing(value: object) -> Timing:
     if not isinstance(value, str):
         raise ValueError(f'must be a text, such as "60s" or "30 4 * * *", not {value!r}')
@@ -239,6 +247,8 @@ class CollectionTable(_Table):
     """Queries with right rows for the evaluation: a file, or a BEIR folder."""
     pairs_queries: FilePath | None = None
     """The vectors of the queries that `pairs` names by id."""
+    measure: Annotated[str, AfterValidator(_measure)] = DEFAULT_MEASURE
+    """What the evaluation measures on `pairs`: R@k, MRR, MAP or nDCG@k."""
     queries: FilePath | None = None
     """Real queries without labels, for the verdict on `bank` and the
     evaluation: a file, or collection:NAME."""
@@ -324,6 +334,7 @@ class CollectionTable(_Table):
                 "prior_weight": self.prior_weight,
                 "live": self.live,
                 "judgements": self._judgements(),
+                "measure": self.measure,
                 "queries": read_bank(store, self.queries) if self.queries else None,
             }
 

@@ -14,7 +14,8 @@ def refused(**facts):
         "noise": {"raw": 0.01, "old": 0.01},
         "skewness": {"raw": 2.5, "old": 1.994, "new": 1.208},
         "overlap": 0.8,
-        "r1": {},
+        "measure": "R@1",
+        "measured": {},
         "gains": {},
         "objection": "excess answers taken by hubs rise",
     }

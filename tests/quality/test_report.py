@@ -107,12 +107,12 @@ def test_strengths_hold_zero_and_the_one_in_use(diagnosis):
         _, scores, counts = brute(one.strength)
         recall = np.mean([rank(scores, query) == 1 for query in range(N_QUERIES)])
         assert one.hubness.skewness == pytest.approx(skewness(counts))
-        assert one.recall.estimate == pytest.approx(recall)
-        assert one.recall.low <= recall <= one.recall.high
+        assert one.value.estimate == pytest.approx(recall)
+        assert one.value.low <= recall <= one.value.high
     by_strength = {one.strength: one for one in diagnosis.strengths}
-    gain = by_strength[0.6].recall.estimate - by_strength[0].recall.estimate
+    gain = by_strength[0.6].value.estimate - by_strength[0].value.estimate
     assert diagnosis.gain.estimate == pytest.approx(gain)
-    assert diagnosis.retrieval_after["R@1"] == by_strength[0.6].recall.estimate
+    assert diagnosis.retrieval_after["R@1"] == by_strength[0.6].value.estimate
 
 
 def test_bank_reach(diagnosis):
@@ -152,7 +152,7 @@ def test_equal_items_make_one_region():
 def test_without_anything_optional():
     bare = diagnose(QUERIES, GALLERY, BIAS)
     assert bare.gain is bare.coverage is bare.verdict is bare.retrieval_before is None
-    assert all(one.recall is None for one in bare.strengths)
+    assert all(one.value is None for one in bare.strengths)
     assert bare.hubs[0].item.fields == {}
     assert bare.hubs[0].swallows[0].right_before is None
     assert bare.hubs[0].item.key == int(brute(0, k=10)[2].argmax())
@@ -163,7 +163,7 @@ def test_several_positives_a_query():
     found = diagnose(QUERIES, GALLERY, BIAS, positives=several, strengths=[], k=K)
     scores = brute(0)[1]
     best = [max(scores[query][list(items)]) for query, items in enumerate(several)]
-    assert found.strengths[0].recall.estimate == pytest.approx(np.mean(best == scores.max(1)))
+    assert found.strengths[0].value.estimate == pytest.approx(np.mean(best == scores.max(1)))
     assert [one.strength for one in found.strengths] == [0, 1]
     for hub in found.hubs:
         assert not any(hub.item.key in several[one.query] for one in hub.swallows if one.rank == 1)

@@ -96,7 +96,7 @@ def test_the_page_holds_the_figures():
         assert item.key in page.text
     for point in found.strengths:
         assert f"strength {point.strength:g}: {point.hubness.skewness:.2f}" in page.text
-        assert f"strength {point.strength:g}: {100 * point.recall.estimate:.1f}%" in page.text
+        assert f"strength {point.strength:g}: {100 * point.value.estimate:.1f}%" in page.text
 
 
 def test_the_page_explains_what_the_bank_shows():

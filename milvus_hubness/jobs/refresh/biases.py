@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from milvus_hubness.basics.bounds import Count, FrozenModel
+from milvus_hubness.basics.defaults import DEFAULT_MEASURE
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.banks.stored import Key
@@ -37,7 +38,9 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 from milvus_hubness.quality.measures import (
+    R_AT_1,
     Interval,
+    Measure,
     assess,
     excess_answers_of,
     k_occurrence,
@@ -45,7 +48,7 @@ from milvus_hubness.quality.measures import (
     paired_difference,
     skewness,
 )
-from milvus_hubness.quality.trials import activated_by
+from milvus_hubness.quality.trials import Grades, activated_by
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 HELD_OUT = 0.2
@@ -79,6 +82,11 @@ class Labelled(NamedTuple):
     weights: npt.NDArray[np.float64] | None = None
     """How often users send each query, (n,), above 0; None for equally often."""
 
+    grades: Grades | None = None
+    """How right the items of each query are; None for equally right."""
+
+    measure: Measure = R_AT_1
+
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
@@ -102,10 +110,12 @@ class RefreshEvaluation:
     """
     overlap: float
     """Mean share of the old ten best that are among the new ten best."""
-    r1: dict[str, float]
-    """R@1 of the labelled queries; empty without labels."""
+    measure: str
+    """What is measured on labelled queries, such as "R@1"."""
+    measured: dict[str, float]
+    """The measure of the labelled queries; empty without labels."""
     gains: dict[str, Interval]
-    """The 95% intervals of what `new` gains in R@1 over the others; empty without labels."""
+    """The 95% intervals of what `new` gains in the measure over the others; empty without labels."""
     objection: str
     """The reason not to use the new biases; empty if there is none."""
 
@@ -153,11 +163,20 @@ def judge(
     noise_of = _by_name(noise, digits=5)
     _, old_answers, new_answers = outcome.retrieved
 
-    r1: dict[str, float] = {}
+    measured: dict[str, float] = {}
     gains: dict[str, Interval] = {}
+    measure = R_AT_1
     if labelled is not None:
-        outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
-        r1, gains = _gains_of(outcome.gated(gates).values, labelled.weights)
+        measure = labelled.measure
+        outcome = assess(
+            layout.reduce_queries(labelled.queries),
+            items,
+            biases,
+            labelled.positives,
+            grades=labelled.grades,
+            measure=measure,
+        )
+        measured, gains = _gains_of(outcome.gated(gates).values, labelled.weights)
 
     return RefreshEvaluation(
         items=len(sample),
@@ -167,9 +186,10 @@ def judge(
         noise=noise_of,
         skewness=_by_name(skews, digits=3),
         overlap=round(_mean_overlap(old_answers, new_answers), 4),
-        r1=r1,
+        measure=str(measure),
+        measured=measured,
         gains=gains,
-        objection=_objection(excess, noise_of, r1),
+        objection=_objection(excess, noise_of, measured, measure),
     )
 
 
@@ -210,21 +230,19 @@ def _mean_overlap(old_answers: npt.NDArray[np.int32], new_answers: npt.NDArray[n
 
 
 def _gains_of(
-    hits: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None
+    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None
 ) -> tuple[dict[str, float], dict[str, Interval]]:
-    """Return R@1, and the gains of `new` over the others, from the hits (3, m) of COMPARED.
+    """Return the means, and the gains of `new` over the others, of the values (3, m) of COMPARED.
 
     weights: (m,), how often users send each query.
     """
-    raw_hits, old_hits, new_hits = hits
-    r1 = dict(
-        zip(COMPARED, np.average(hits, axis=1, weights=weights).round(4).tolist(), strict=True)
-    )
+    raw, old, new = values
+    means = np.average(values, axis=1, weights=weights).round(4).tolist()
     gains = {
-        "raw": paired_difference(raw_hits, new_hits, weights),
-        "old": paired_difference(old_hits, new_hits, weights),
+        "raw": paired_difference(raw, new, weights),
+        "old": paired_difference(old, new, weights),
     }
-    return r1, gains
+    return dict(zip(COMPARED, means, strict=True)), gains
 
 
 def _fit_without(
@@ -256,15 +274,21 @@ def _fit_without(
     return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
 
 
-def _objection(excess: dict[str, float], noise: dict[str, float], r1: dict[str, float]) -> str:
+def _objection(
+    excess: dict[str, float],
+    noise: dict[str, float],
+    measured: dict[str, float],
+    measure: Measure,
+) -> str:
     """Return why the new biases are worse; empty if they are not.
 
     Labels leave no margin for noise: in doubt, the biases in use stay.
     """
     for name, other in (("old", "the biases in use"), ("raw", "no correction")):
-        if r1 and r1["new"] < r1[name]:
-            return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}"
-        if not r1 and excess["new"] > excess[name] + NOISE * noise[name]:
+        if measured and measured["new"] < measured[name]:
+            before = f"{measured[name]:.3f} with {other}"
+            return f"{measure} falls from {before} to {measured['new']:.3f}"
+        if not measured and excess["new"] > excess[name] + NOISE * noise[name]:
             return (
                 f"excess answers taken by hubs rise from {excess[name]:.1%} with {other} to "
                 f"{excess['new']:.1%}"
@@ -292,7 +316,9 @@ class Sample(NamedTuple):
         """The rows for a prior."""
         return Items(self.keys, self.rows)
 
-    def labelled(self, judgements: Judgements, collection: str) -> Labelled | None:
+    def labelled(
+        self, judgements: Judgements, collection: str, measure: str = DEFAULT_MEASURE
+    ) -> Labelled | None:
         """Return the queries with right rows in the sample; None if they are fewer than two.
 
         Raises InvalidInput if there is none.
@@ -304,7 +330,14 @@ class Sample(NamedTuple):
         if len(sent) < 2:
             return None
         judged = judged.take(sent)
-        return Labelled(judged.queries.vectors, judged.positions(self.keys), judged.weights)
+        grades = [np.array(of_query, np.float64) for of_query in judged.grades]
+        return Labelled(
+            judged.queries.vectors,
+            judged.positions(self.keys),
+            judged.weights,
+            grades,
+            Measure.of(measure),
+        )
 
 
 def sampled(

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from milvus_hubness.basics.defaults import (
+    DEFAULT_MEASURE,
     DEFAULT_TOLERANCE,
     REBUILD_ROWS,
     REBUILD_SHARE,
@@ -83,6 +84,7 @@ from milvus_hubness.jobs.store.generations import holds, reference_to
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
+from milvus_hubness.quality.measures import Measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +127,8 @@ class RefreshOptions:
     """
     judgements: Judgements | None = None
     """Queries with right rows for the evaluation."""
+    measure: str = DEFAULT_MEASURE
+    """What the evaluation measures on these: R@k, MRR, MAP or nDCG@k."""
     queries: BankLike | None = None
     """Real queries without labels, apart from the bank, for the verdict and the evaluation; by
     default those that clients have sampled, and without any a part of the bank.
@@ -165,6 +169,7 @@ class RefreshOptions:
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
         require_engine(self.engine)
+        Measure.of(self.measure)
         for name in ("bank", "target_bank"):
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
         judging = Judging.of(self.verdict, self.queries)

@@ -470,7 +470,7 @@ class Refreshing:
             queries = self._judging.queries
             labelled = None
             if options.judgements is not None:
-                labelled = sample.labelled(options.judgements, self.info.name)
+                labelled = sample.labelled(options.judgements, self.info.name, options.measure)
             evaluation = evaluate(
                 self.store,
                 self.state,

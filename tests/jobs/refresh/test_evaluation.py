@@ -187,7 +187,7 @@ def test_labels_that_are_a_little_worse_are_objected_to(hubs):
         standing(queries, NNN(8, 1.2)),
         labelled,
     )
-    lost = told.r1["old"] - told.r1["new"]
+    lost = told.measured["old"] - told.measured["new"]
     assert 0 < lost < 0.05
     assert told.objection.startswith("R@1 falls from")
 
@@ -222,11 +222,11 @@ def test_labels_decide_where_there_are_some(hubs):
     labelled = Labelled(items * 3, [np.array([i]) for i in range(len(items))])
     harmful = standing(queries, NNN(8, 20.0))
     told = judge(Layout(DIM, "IP"), items, standing(queries), harmful, labelled)
-    assert told.r1["new"] < told.r1["old"]
+    assert told.measured["new"] < told.measured["old"]
     assert told.gains["old"].high < 0
     assert told.objection.startswith("R@1 falls from")
     well = judge(Layout(DIM, "IP"), items, harmful, standing(queries), labelled)
-    assert well.r1["new"] == told.r1["old"]
+    assert well.measured["new"] == told.measured["old"]
     assert not well.objection
 
 
@@ -238,7 +238,7 @@ def test_labels_count_as_often_as_they_are_asked(hubs):
     asked = unit(items + 0.6 * np.random.default_rng(0).normal(size=items.shape) / DIM**0.5)
     old, new = standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 0.75))
     alone = [
-        judge(layout, items, old, new, Labelled(asked[[i, i]], [positives[i]] * 2)).r1
+        judge(layout, items, old, new, Labelled(asked[[i, i]], [positives[i]] * 2)).measured
         for i in range(40)
     ]
     lost = [i for i, r1 in enumerate(alone) if r1["new"] < r1["old"]]
@@ -253,8 +253,10 @@ def test_labels_count_as_often_as_they_are_asked(hubs):
     share = weights / weights.sum()
     for name in ("old", "new"):
         expected = share @ [r1[name] for r1 in alone]
-        assert told.r1[name] == pytest.approx(expected, abs=1e-4)
-    assert told.gains["old"].estimate == pytest.approx(told.r1["new"] - told.r1["old"], abs=1e-3)
+        assert told.measured[name] == pytest.approx(expected, abs=1e-4)
+    assert told.gains["old"].estimate == pytest.approx(
+        told.measured["new"] - told.measured["old"], abs=1e-3
+    )
     weights[lost] = 1e-6
     assert not judge(
         layout, items, old, new, Labelled(asked[:40], positives[:40], weights)
@@ -270,14 +272,14 @@ def test_a_gate_counts_as_searches_use_it():
     corrected = standing(bank, NNN(8, 0.625))
     gated = replace(corrected, gates=Gates(1))
     told = judge(layout, items, corrected, gated, labelled)
-    assert told.r1["new"] > told.r1["old"] + 0.02
-    assert told.r1["old"] > told.r1["raw"]
+    assert told.measured["new"] > told.measured["old"] + 0.02
+    assert told.measured["old"] > told.measured["raw"]
     with_targets = replace(
         gated, gates=Gates(1, 1), bank=replace(corrected.bank, targets=QueryBank(items))
     )
     opened = judge(layout, items, corrected, with_targets, labelled)
-    assert opened.r1["new"] == pytest.approx(
-        told.r1["old"], abs=0.01
+    assert opened.measured["new"] == pytest.approx(
+        told.measured["old"], abs=0.01
     )  # Most items are their own nearest.
 
 
