@@ -9,7 +9,7 @@ import io
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -176,7 +176,7 @@ def read_query_vectors(
     if path.suffix.lower() == ".npy":
         if ids is None:
             raise InvalidInput(f"{path} has no {QUERY_ID_COLUMN!r}: save both in an .npz file")
-        return _with_ids(QueryVectors(str(path), ids, QueryBank.load(path)))
+        return one_of_each(QueryVectors(str(path), ids, QueryBank.load(path)))
 
     with _open_columns(path) as columns:
         has_ids = columns.has(QUERY_ID_COLUMN)
@@ -186,10 +186,10 @@ def read_query_vectors(
         texts = None
         if text_column is not None and columns.has(text_column):
             texts = list(map(str, columns.read(text_column)))
-    return _with_ids(QueryVectors(columns.source, ids, queries, texts))
+    return one_of_each(QueryVectors(columns.source, ids, queries, texts))
 
 
-def _with_ids(vectors: QueryVectors) -> QueryVectors:
+def one_of_each(vectors: QueryVectors) -> QueryVectors:
     """Return the vectors if each has an id of its own. Raises InvalidInput."""
     if len(vectors.ids) != len(vectors.queries):
         raise InvalidInput(
@@ -440,7 +440,7 @@ class _ListColumns(Columns):
         self,
         queries: QueryBank | None,
         values: Mapping[str, Sequence[Any] | npt.NDArray[Any]],
-        source: str = "the judgements",
+        source: str = "the list of judgements",
     ) -> None:
         names = list(values)
         super().__init__(source, names if queries is None else [QUERY_COLUMN, *names])
@@ -459,7 +459,7 @@ def _plain(value: Any) -> Any:
     """Return a value of NumPy as one of Python, and other sequences as lists."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes):
         return [_plain(item) for item in value]
     return value
 
@@ -507,6 +507,9 @@ def _open_columns(path: Path) -> Iterator[Columns]:
     elif suffix in JSON_LINES:
         yield _LineColumns(path.name, _read_json_lines(path))
     else:
+        # A missing file, or a pipe, is the fault to name.
+        with open_file(path):
+            pass
         kinds = ", ".join((ARCHIVE, *TABLES, *JSON_LINES, JSON, *QRELS_SUFFIXES))
         raise UnreadableFile(
             f"{path}: of an unknown kind: judgements are a BEIR folder or a {kinds} file"

@@ -20,6 +20,7 @@ from milvus_hubness.jobs.common.judgement_files import (
     VECTORS_OPTION,
     JudgedRows,
     QueryVectors,
+    one_of_each,
     read_query_vectors,
     read_rows,
     rows_of_dictionary,
@@ -154,11 +155,12 @@ class Judgements:
 
         vectors: the vector of each query id. Raises InvalidInput, and as QueryBank does.
         """
-        if not vectors:
-            raise InvalidInput("the judgements have no vectors: pass that of each query id")
-        rows = rows_of_dictionary(judged, "the judgements")
-        bank = QueryBank(list(vectors.values()), "the vectors")  # type: ignore[arg-type]
-        of_ids = QueryVectors("the vectors", list(map(str, vectors)), bank)
+        if not isinstance(vectors, Mapping) or not vectors:
+            raise InvalidInput("vectors must be a dictionary with that of each query id")
+        rows = rows_of_dictionary(judged, "the dictionary of judgements")
+        source = "the dictionary of vectors"
+        bank = QueryBank(list(vectors.values()), source)  # type: ignore[arg-type]
+        of_ids = one_of_each(QueryVectors(source, list(map(str, vectors)), bank))
         return _merged(_with_vectors(rows, of_ids))
 
     @classmethod
