@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.bounds import shown
 from milvus_hubness.basics.defaults import (
     GRADE_COLUMN,
     KEY_COLUMN,
@@ -189,6 +190,15 @@ def read_query_vectors(
     return one_of_each(QueryVectors(columns.source, ids, queries, texts))
 
 
+NAMED = 3
+"""Most ids or keys that a message names."""
+
+
+def some_of(names: Sequence[object]) -> str:
+    """Return the first few ids or keys for a message, whatever a file has in them."""
+    return name_some(list(map(shown, names)), NAMED)
+
+
 def one_of_each(vectors: QueryVectors) -> QueryVectors:
     """Return the vectors if each has an id of its own. Raises InvalidInput."""
     if len(vectors.ids) != len(vectors.queries):
@@ -198,7 +208,7 @@ def one_of_each(vectors: QueryVectors) -> QueryVectors:
     repeated = [name for name, count in Counter(vectors.ids).items() if count > 1]
     if repeated:
         raise InvalidInput(
-            f"{vectors.source} has several vectors of the query ids {name_some(repeated, 3)}: "
+            f"{vectors.source} has several vectors of the query ids {some_of(repeated)}: "
             "keep one of each"
         )
     return vectors
@@ -614,7 +624,7 @@ def rows_of_dictionary(judged: Any, source: str) -> JudgedRows:
     for query_id, of_query in judged.items():
         if not isinstance(of_query, Mapping):
             raise InvalidInput(
-                f"{source} must have a dictionary {{key: grade}} of query {query_id}, not "
+                f"{source} must have a dictionary {{key: grade}} of query {shown(query_id)}, not "
                 f"{reprlib.repr(of_query)}"
             )
     values = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key, forms_of
-from milvus_hubness.errors import InvalidInput, name_some
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.judgement_files import (
     VECTORS_OPTION,
     JudgedRows,
@@ -26,11 +27,9 @@ from milvus_hubness.jobs.common.judgement_files import (
     rows_of_dictionary,
     rows_of_frame,
     rows_of_lists,
+    some_of,
     vectors_of_folder,
 )
-
-NAMED = 3
-"""Most ids or keys that a sentence names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +223,7 @@ class Judgements:
 
         total = sum(map(len, self.keys))
         answered = [number for number, query in enumerate(judged) if query.grades]
-        some = name_some(list(dict.fromkeys(unknown)), NAMED)
+        some = some_of(list(dict.fromkeys(unknown)))
         if not answered:
             raise InvalidInput(
                 f"none of the {total:,} judged keys is that of a usable row of {collection!r}: "
@@ -374,7 +373,7 @@ def _require_one_vector_each(rows: JudgedRows, judged: Mapping[str | bytes, _Que
     ]
     if differing:
         raise InvalidInput(
-            f"{rows.source} has several vectors of the query ids {name_some(differing, NAMED)}: "
+            f"{rows.source} has several vectors of the query ids {some_of(differing)}: "
             "keep one of each, or leave out the ids"
         )
 
@@ -424,20 +423,20 @@ def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:
     if not present:
         raise InvalidInput(
             f"none of the {len(judged):,} query ids of {rows.source} has a vector in "
-            f"{vectors.source}: {name_some(missing, NAMED)}"
+            f"{vectors.source}: {some_of(missing)}"
         )
 
     reasons = []
     if missing:
         reasons.append(
             f"{len(missing):,} of {len(judged):,} query ids of {rows.source} have no vector in "
-            f"{vectors.source}: {name_some(missing, NAMED)}"
+            f"{vectors.source}: {some_of(missing)}"
         )
     unjudged = [query_id for query_id in vectors.ids if query_id not in judged]
     if unjudged:
         reasons.append(
             f"{len(unjudged):,} of {len(vectors.ids):,} queries of {vectors.source} have no "
-            f"judgement in {rows.source}: {name_some(unjudged, NAMED)}"
+            f"judgement in {rows.source}: {some_of(unjudged)}"
         )
     return replace(
         rows,
@@ -458,11 +457,11 @@ def _hint(unknown: Sequence[Key], rows: Sequence[Key]) -> str:
     texts = [key for key in unknown if len(forms_of(key)) == 1]
     if not (are_numbers and texts):
         return ""
-    return f" ({texts[0]!r} is no whole number, as the keys of the collection are)"
+    return f" ({reprlib.repr(texts[0])} is no whole number, as the keys of the collection are)"
 
 
 def _some_queries(names: Sequence[str], are_ids: bool) -> str:
-    return name_some(names if are_ids else [f"number {name}" for name in names], NAMED)
+    return some_of(names if are_ids else [f"number {name}" for name in names])
 
 
 def _summed(keys: Sequence[Sequence[Key]], counts: Sequence[Sequence[float]]) -> dict[Key, float]:

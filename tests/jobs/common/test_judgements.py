@@ -294,6 +294,20 @@ def test_keys_of_no_row_are_counted_and_named(caplog):
     assert named.keys == [("1",)]
 
 
+def test_hostile_keys_and_ids_are_shown_short_and_without_control_characters():
+    key = "\x1b[2J\n" + "k" * 100_000
+    judged = Judgements.of(VECTORS, [1, key, 3], ids=["a", key.replace("k", "q"), "c"])
+    there = judged.within([1, 3], "products")
+    assert len(there.left_out) == 2
+    assert all(len(line) < 400 and line.isprintable() for line in there.left_out)
+    with pytest.raises(InvalidInput) as refused:
+        judged.within([7], "products")
+    assert str(refused.value).isprintable()
+    with pytest.raises(InvalidInput) as refused:
+        Judgements.of(VECTORS[:2], [1, 2], ids=[key, key])
+    assert str(refused.value).isprintable()
+
+
 def test_ids_without_vectors_and_vectors_without_judgements_are_counted(tmp_path, caplog):
     text = qrels_lines() + "q8 0 1 1\nq9 0 1 1\n"
     (tmp_path / "qrels.txt").write_text("\n".join(text.splitlines()[2:]))
