@@ -98,8 +98,10 @@ class JudgedRows:
     texts: Sequence[str] | None = None
     """The texts of `queries`, if they were read."""
 
-    is_qrels: bool = False
-    """Whether the format is one of judgements only, in which a repeated row says nothing."""
+    has_grades: bool = False
+    """Whether the source has grades. It is of judges then, and no log in which a repeated row says
+    that users sent a query again.
+    """
 
     left_out: Sequence[str] = ()
     """A sentence for each reason for which something of the source is left out."""
@@ -351,6 +353,7 @@ class Columns:
             query_ids=query_ids,
             weights=weights,
             texts=texts,
+            has_grades=self.has(GRADE_COLUMN),
         )
 
     def _require_as_many(
@@ -603,7 +606,7 @@ def _read_qrels(path: Path) -> JudgedRows:
 
     if not keys:
         raise InvalidInput(f"{path}: has no judgements: each line has {', '.join(names)}")
-    return JudgedRows(path.name, keys, grades, query_ids=query_ids, is_qrels=True)
+    return JudgedRows(path.name, keys, grades, query_ids=query_ids, has_grades=True)
 
 
 def _read_dictionary(path: Path) -> JudgedRows:
@@ -632,7 +635,7 @@ def rows_of_dictionary(judged: Any, source: str) -> JudgedRows:
         GRADE_COLUMN: [list(of_query.values()) for of_query in judged.values()],
         QUERY_ID_COLUMN: list(judged),
     }
-    return replace(_ListColumns(None, values, source).rows(None), is_qrels=True)
+    return _ListColumns(None, values, source).rows(None)
 
 
 def _grade_of(text: str, place: str) -> float:

@@ -48,8 +48,8 @@ class Judgements:
     sum. Without, the keys decide which it is. A row with a further key says that this one is right
     too, and adds nothing to the weight of 1, so that queries count equally however many right rows
     they have, as in trec_eval. A row with only keys that the query has already adds 1: no judge
-    says a thing twice, but users send a query again. Qrels files, BEIR folders and dictionaries are
-    judgements by their form, and never give weights.
+    says a thing twice, but users send a query again. A source with grades is of judges, of whom two
+    may say the same, so it gives no weights but those that it names.
 
     **Grades.** A row with a grade of 0 or less was judged as not relevant, and is no right row. Of
     a key that is judged twice for a query, the higher grade counts.
@@ -408,7 +408,7 @@ def _weights(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.float
                 f"the weights of all queries of {rows.source} with a right row are 0: correct them"
             )
         return sums
-    if rows.is_qrels or not any(query.repeats for query in judged):
+    if rows.has_grades or not any(query.repeats for query in judged):
         return None
     return np.array([1.0 + query.repeats for query in judged])
 

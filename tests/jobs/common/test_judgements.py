@@ -253,6 +253,8 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     assert log.keys == [(11, 12), (21,)]
     assert log.weights.tolist() == [2, 1]
     assert log.clicks_by_key() == {11: 2, 12: 1, 21: 1}
+    # Grades are of judges, of whom two may say the same.
+    assert Judgements.of([one, one, two], [11, 11, 21], [1, 2, 1]).weights is None
     # With weights, the log says how often.
     weighted = Judgements.of([one, one, two], [11, 12, 21], weights=[3, 2, 4])
     assert weighted.weights.tolist() == [5, 4]
