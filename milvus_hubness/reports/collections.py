@@ -211,19 +211,21 @@ def diagnose(
     verdict = biased.verdict
     positives = None
     grades = None
+    left_out: tuple[str, ...] = ()
     if judgements is not None:
         judged = judgements.within(gallery.keys, biased.info.name)
         queries = judged.queries
         positives = judged.positions(gallery.keys)
         grades = judged.grades
         texts = judged.texts
+        left_out = judged.left_out
     assert queries is not None
     queries.expect_dim(layout.dim, "the field")
 
     activated = None
     if biased.activated is not None:
         activated = [key in biased.activated for key in gallery.keys]
-    return report.diagnose(
+    diagnosis = report.diagnose(
         layout.reduce_queries(queries.vectors),
         layout.reduce_items(gallery.vectors),
         # A constant moves no answer, but the strengths of the report would all show it.
@@ -242,6 +244,7 @@ def diagnose(
         slice_by=slice_by,
         group_by=group_by,
     )
+    return replace(diagnosis, left_out=left_out)
 
 
 def tune(

@@ -210,6 +210,9 @@ class Diagnosis:
     groups: list[Group]
     """Largest first."""
 
+    left_out: tuple[str, ...] = ()
+    """What of the judgements is left out, a sentence for each reason."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
         return {**measures.as_plain(self), "summary": self.summary}

@@ -1,6 +1,7 @@
 """Commands judge by right rows of every form, and count a query with several of them once."""
 
 import json
+from html import unescape
 
 import numpy as np
 import pyarrow as pa
@@ -117,16 +118,17 @@ def test_what_is_left_out_is_a_warning_with_its_count(files, run, judged):
     (files / "qrels.txt").write_text("\n".join([*lines[:-1], "q99 0 1 1"]))
     done = run(*DIAGNOSE, "qrels.txt", "--pairs-queries", "queries.npz")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["diagnosis"]["n_queries"] == 57
-    assert done.stderr.splitlines() == [
-        f"milvus-hubness: {line}"
-        for line in (
-            "1 of 60 query ids of qrels.txt have no vector in queries.npz: q99",
-            "1 of 60 queries of queries.npz have no judgement in qrels.txt: q59",
-            "2 of 59 judged keys are those of no usable row of 'products': d17, 4711 "
-            "('d17' is no whole number, as the keys of the collection are)",
-            "2 of 59 queries have no right row in 'products': q0, q1",
-        )
+    diagnosis = json.loads(done.stdout)["diagnosis"]
+    assert diagnosis["n_queries"] == 57
+    assert done.stderr.splitlines() == [f"milvus-hubness: {line}" for line in diagnosis["left_out"]]
+    page = unescape((files / "hubness.html").read_text())
+    assert all(f"<p>{line}</p>" in page for line in diagnosis["left_out"])
+    assert diagnosis["left_out"] == [
+        "1 of 60 query ids of qrels.txt have no vector in queries.npz: q99",
+        "1 of 60 queries of queries.npz have no judgement in qrels.txt: q59",
+        "2 of 59 judged keys are those of no usable row of 'products': d17, 4711 "
+        "('d17' is no whole number, as the keys of the collection are)",
+        "2 of 59 queries have no right row in 'products': q0, q1",
     ]
 
 

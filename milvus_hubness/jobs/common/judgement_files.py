@@ -9,7 +9,7 @@ import io
 import json
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.bounds import shown
 from milvus_hubness.basics.defaults import (
     GRADE_COLUMN,
     KEY_COLUMN,
@@ -97,8 +98,10 @@ class JudgedRows:
     texts: Sequence[str] | None = None
     """The texts of `queries`, if they were read."""
 
-    is_qrels: bool = False
-    """Whether the format is one of judgements only, in which a repeated row says nothing."""
+    has_grades: bool = False
+    """Whether the source has grades. It is of judges then, and no log in which a repeated row says
+    that users sent a query again.
+    """
 
     left_out: Sequence[str] = ()
     """A sentence for each reason for which something of the source is left out."""
@@ -176,7 +179,7 @@ def read_query_vectors(
     if path.suffix.lower() == ".npy":
         if ids is None:
             raise InvalidInput(f"{path} has no {QUERY_ID_COLUMN!r}: save both in an .npz file")
-        return _with_ids(QueryVectors(str(path), ids, QueryBank.load(path)))
+        return one_of_each(QueryVectors(str(path), ids, QueryBank.load(path)))
 
     with _open_columns(path) as columns:
         has_ids = columns.has(QUERY_ID_COLUMN)
@@ -186,10 +189,19 @@ def read_query_vectors(
         texts = None
         if text_column is not None and columns.has(text_column):
             texts = list(map(str, columns.read(text_column)))
-    return _with_ids(QueryVectors(columns.source, ids, queries, texts))
+    return one_of_each(QueryVectors(columns.source, ids, queries, texts))
 
 
-def _with_ids(vectors: QueryVectors) -> QueryVectors:
+NAMED = 3
+"""Most ids or keys that a message names."""
+
+
+def some_of(names: Sequence[object]) -> str:
+    """Return the first few ids or keys for a message, whatever a file has in them."""
+    return name_some(list(map(shown, names)), NAMED)
+
+
+def one_of_each(vectors: QueryVectors) -> QueryVectors:
     """Return the vectors if each has an id of its own. Raises InvalidInput."""
     if len(vectors.ids) != len(vectors.queries):
         raise InvalidInput(
@@ -198,7 +210,7 @@ def _with_ids(vectors: QueryVectors) -> QueryVectors:
     repeated = [name for name, count in Counter(vectors.ids).items() if count > 1]
     if repeated:
         raise InvalidInput(
-            f"{vectors.source} has several vectors of the query ids {name_some(repeated, 3)}: "
+            f"{vectors.source} has several vectors of the query ids {some_of(repeated)}: "
             "keep one of each"
         )
     return vectors
@@ -341,6 +353,7 @@ class Columns:
             query_ids=query_ids,
             weights=weights,
             texts=texts,
+            has_grades=self.has(GRADE_COLUMN),
         )
 
     def _require_as_many(
@@ -440,7 +453,7 @@ class _ListColumns(Columns):
         self,
         queries: QueryBank | None,
         values: Mapping[str, Sequence[Any] | npt.NDArray[Any]],
-        source: str = "the judgements",
+        source: str = "the list of judgements",
     ) -> None:
         names = list(values)
         super().__init__(source, names if queries is None else [QUERY_COLUMN, *names])
@@ -459,7 +472,7 @@ def _plain(value: Any) -> Any:
     """Return a value of NumPy as one of Python, and other sequences as lists."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence | Set) and not isinstance(value, str | bytes):
         return [_plain(item) for item in value]
     return value
 
@@ -507,6 +520,9 @@ def _open_columns(path: Path) -> Iterator[Columns]:
     elif suffix in JSON_LINES:
         yield _LineColumns(path.name, _read_json_lines(path))
     else:
+        # A missing file, or a pipe, is the fault to name.
+        with open_file(path):
+            pass
         kinds = ", ".join((ARCHIVE, *TABLES, *JSON_LINES, JSON, *QRELS_SUFFIXES))
         raise UnreadableFile(
             f"{path}: of an unknown kind: judgements are a BEIR folder or a {kinds} file"
@@ -590,7 +606,7 @@ def _read_qrels(path: Path) -> JudgedRows:
 
     if not keys:
         raise InvalidInput(f"{path}: has no judgements: each line has {', '.join(names)}")
-    return JudgedRows(path.name, keys, grades, query_ids=query_ids, is_qrels=True)
+    return JudgedRows(path.name, keys, grades, query_ids=query_ids, has_grades=True)
 
 
 def _read_dictionary(path: Path) -> JudgedRows:
@@ -611,7 +627,7 @@ def rows_of_dictionary(judged: Any, source: str) -> JudgedRows:
     for query_id, of_query in judged.items():
         if not isinstance(of_query, Mapping):
             raise InvalidInput(
-                f"{source} must have a dictionary {{key: grade}} of query {query_id}, not "
+                f"{source} must have a dictionary {{key: grade}} of query {shown(query_id)}, not "
                 f"{reprlib.repr(of_query)}"
             )
     values = {
@@ -619,7 +635,7 @@ def rows_of_dictionary(judged: Any, source: str) -> JudgedRows:
         GRADE_COLUMN: [list(of_query.values()) for of_query in judged.values()],
         QUERY_ID_COLUMN: list(judged),
     }
-    return replace(_ListColumns(None, values, source).rows(None), is_qrels=True)
+    return _ListColumns(None, values, source).rows(None)
 
 
 def _grade_of(text: str, place: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,21 +16,20 @@ import numpy.typing as npt
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key, forms_of
-from milvus_hubness.errors import InvalidInput, name_some
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.judgement_files import (
     VECTORS_OPTION,
     JudgedRows,
     QueryVectors,
+    one_of_each,
     read_query_vectors,
     read_rows,
     rows_of_dictionary,
     rows_of_frame,
     rows_of_lists,
+    some_of,
     vectors_of_folder,
 )
-
-NAMED = 3
-"""Most ids or keys that a sentence names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ class Judgements:
     sum. Without, the keys decide which it is. A row with a further key says that this one is right
     too, and adds nothing to the weight of 1, so that queries count equally however many right rows
     they have, as in trec_eval. A row with only keys that the query has already adds 1: no judge
-    says a thing twice, but users send a query again. Qrels files, BEIR folders and dictionaries are
-    judgements by their form, and never give weights.
+    says a thing twice, but users send a query again. A source with grades is of judges, of whom two
+    may say the same, so it gives no weights but those that it names.
 
     **Grades.** A row with a grade of 0 or less was judged as not relevant, and is no right row. Of
     a key that is judged twice for a query, the higher grade counts.
@@ -154,11 +154,12 @@ class Judgements:
 
         vectors: the vector of each query id. Raises InvalidInput, and as QueryBank does.
         """
-        if not vectors:
-            raise InvalidInput("the judgements have no vectors: pass that of each query id")
-        rows = rows_of_dictionary(judged, "the judgements")
-        bank = QueryBank(list(vectors.values()), "the vectors")  # type: ignore[arg-type]
-        of_ids = QueryVectors("the vectors", list(map(str, vectors)), bank)
+        if not isinstance(vectors, Mapping) or not vectors:
+            raise InvalidInput("vectors must be a dictionary with that of each query id")
+        rows = rows_of_dictionary(judged, "the dictionary of judgements")
+        source = "the dictionary of vectors"
+        bank = QueryBank(list(vectors.values()), source)  # type: ignore[arg-type]
+        of_ids = one_of_each(QueryVectors(source, list(map(str, vectors)), bank))
         return _merged(_with_vectors(rows, of_ids))
 
     @classmethod
@@ -222,7 +223,7 @@ class Judgements:
 
         total = sum(map(len, self.keys))
         answered = [number for number, query in enumerate(judged) if query.grades]
-        some = name_some(list(dict.fromkeys(unknown)), NAMED)
+        some = some_of(list(dict.fromkeys(unknown)))
         if not answered:
             raise InvalidInput(
                 f"none of the {total:,} judged keys is that of a usable row of {collection!r}: "
@@ -372,7 +373,7 @@ def _require_one_vector_each(rows: JudgedRows, judged: Mapping[str | bytes, _Que
     ]
     if differing:
         raise InvalidInput(
-            f"{rows.source} has several vectors of the query ids {name_some(differing, NAMED)}: "
+            f"{rows.source} has several vectors of the query ids {some_of(differing)}: "
             "keep one of each, or leave out the ids"
         )
 
@@ -407,7 +408,7 @@ def _weights(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.float
                 f"the weights of all queries of {rows.source} with a right row are 0: correct them"
             )
         return sums
-    if rows.is_qrels or not any(query.repeats for query in judged):
+    if rows.has_grades or not any(query.repeats for query in judged):
         return None
     return np.array([1.0 + query.repeats for query in judged])
 
@@ -422,20 +423,20 @@ def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:
     if not present:
         raise InvalidInput(
             f"none of the {len(judged):,} query ids of {rows.source} has a vector in "
-            f"{vectors.source}: {name_some(missing, NAMED)}"
+            f"{vectors.source}: {some_of(missing)}"
         )
 
     reasons = []
     if missing:
         reasons.append(
             f"{len(missing):,} of {len(judged):,} query ids of {rows.source} have no vector in "
-            f"{vectors.source}: {name_some(missing, NAMED)}"
+            f"{vectors.source}: {some_of(missing)}"
         )
     unjudged = [query_id for query_id in vectors.ids if query_id not in judged]
     if unjudged:
         reasons.append(
             f"{len(unjudged):,} of {len(vectors.ids):,} queries of {vectors.source} have no "
-            f"judgement in {rows.source}: {name_some(unjudged, NAMED)}"
+            f"judgement in {rows.source}: {some_of(unjudged)}"
         )
     return replace(
         rows,
@@ -456,11 +457,11 @@ def _hint(unknown: Sequence[Key], rows: Sequence[Key]) -> str:
     texts = [key for key in unknown if len(forms_of(key)) == 1]
     if not (are_numbers and texts):
         return ""
-    return f" ({texts[0]!r} is no whole number, as the keys of the collection are)"
+    return f" ({reprlib.repr(texts[0])} is no whole number, as the keys of the collection are)"
 
 
 def _some_queries(names: Sequence[str], are_ids: bool) -> str:
-    return name_some(names if are_ids else [f"number {name}" for name in names], NAMED)
+    return some_of(names if are_ids else [f"number {name}" for name in names])
 
 
 def _summed(keys: Sequence[Sequence[Key]], counts: Sequence[Sequence[float]]) -> dict[Key, float]:

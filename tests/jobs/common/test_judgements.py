@@ -226,6 +226,7 @@ def test_without_grades_every_key_is_right(tmp_path):
     assert [sorted(keys) for keys in judged.keys] == KEYS
     assert [set(grades) for grades in judged.grades] == [{1.0}] * 3
     assert Judgements.of(VECTORS, [1, 2, 3]).keys == [(1,), (2,), (3,)]
+    assert set(Judgements.of(VECTORS, [{1, 4}, {2}, {3}]).keys[0]) == {1, 4}
 
 
 def test_a_row_that_was_judged_as_not_relevant_is_no_right_row(caplog):
@@ -233,9 +234,11 @@ def test_a_row_that_was_judged_as_not_relevant_is_no_right_row(caplog):
     judged = Judgements.of(VECTORS, KEYS, grades)
     assert as_numbers(judged) == [{11: 1}, {31: 2, 32: 1}]
     np.testing.assert_array_equal(judged.queries.vectors, VECTORS[[0, 2]])
-    assert judged.left_out == ("1 of 3 queries of the judgements have no right row: number 1",)
+    assert judged.left_out == (
+        "1 of 3 queries of the list of judgements have no right row: number 1",
+    )
     assert caplog.messages == list(judged.left_out)
-    with pytest.raises(InvalidInput, match=r"^no right row in the judgements: all its"):
+    with pytest.raises(InvalidInput, match=r"^no right row in the list of judgements: all its"):
         Judgements.of(VECTORS, [1, 2, 3], [0, 0, -1])
 
 
@@ -250,6 +253,8 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     assert log.keys == [(11, 12), (21,)]
     assert log.weights.tolist() == [2, 1]
     assert log.clicks_by_key() == {11: 2, 12: 1, 21: 1}
+    # Grades are of judges, of whom two may say the same.
+    assert Judgements.of([one, one, two], [11, 11, 21], [1, 2, 1]).weights is None
     # With weights, the log says how often.
     weighted = Judgements.of([one, one, two], [11, 12, 21], weights=[3, 2, 4])
     assert weighted.weights.tolist() == [5, 4]
@@ -289,6 +294,20 @@ def test_keys_of_no_row_are_counted_and_named(caplog):
     named = Judgements.of(VECTORS, [1, 2, 3], ids=["a", "b", "c"]).within(["1"], "shop")
     assert named.left_out[1] == "2 of 3 queries have no right row in 'shop': b, c"
     assert named.keys == [("1",)]
+
+
+def test_hostile_keys_and_ids_are_shown_short_and_without_control_characters():
+    key = "\x1b[2J\n" + "k" * 100_000
+    judged = Judgements.of(VECTORS, [1, key, 3], ids=["a", key.replace("k", "q"), "c"])
+    there = judged.within([1, 3], "products")
+    assert len(there.left_out) == 2
+    assert all(len(line) < 400 and line.isprintable() for line in there.left_out)
+    with pytest.raises(InvalidInput) as refused:
+        judged.within([7], "products")
+    assert str(refused.value).isprintable()
+    with pytest.raises(InvalidInput) as refused:
+        Judgements.of(VECTORS[:2], [1, 2], ids=[key, key])
+    assert str(refused.value).isprintable()
 
 
 def test_ids_without_vectors_and_vectors_without_judgements_are_counted(tmp_path, caplog):
@@ -468,6 +487,7 @@ BAD = {
         lambda p: write_lines(p, [{"query": [1], "key": 1, "grade": 10**400}]),
         r"must hold numbers, not 1000",
     ),
+    "no file": ("a", lambda p: None, "a: no such file; check the path"),
     "JSON without queries": ("a.json", lambda p: p.write_text("[1]"), "has no judgements: they"),
     "JSON of no queries": ("a.json", lambda p: p.write_text("{}"), "has no judgements: they are"),
     "JSON of lists": ("a.json", lambda p: p.write_text('{"q1": [7]}'), r"of query q1, not \[7\]"),
@@ -552,8 +572,13 @@ def test_bad_values_in_memory_are_one_line():
         Judgements.from_dict({"a": {1: "high"}}, {"a": [1.0]})
     with pytest.raises(InvalidInput, match=r"none of the 1 query ids .* has a vector"):
         Judgements.from_dict({"a": {1: 1}}, {"b": [1.0]})
-    with pytest.raises(InvalidInput, match="no vectors: pass that of each"):
-        Judgements.from_dict({"a": {1: 1}}, {})
+    for vectors in ({}, VECTORS):
+        with pytest.raises(InvalidInput, match="must be a dictionary with that of each query id"):
+            Judgements.from_dict({"a": {1: 1}}, vectors)
+    with pytest.raises(InvalidInput, match="several vectors of the query ids 1: keep one of each"):
+        Judgements.from_dict({1: {1: 1}}, {1: [1.0], "1": [2.0]})
+    with pytest.raises(InvalidInput, match=r"{key: grade} of query a, not \[1\]"):
+        Judgements.from_dict({"a": [1]}, {"a": [1.0]})
     with pytest.raises(InvalidInput, match="must be a frame of pandas, Polars or Arrow"):
         Judgements.from_frame(7)
     with pytest.raises(InvalidInput, match="the frame has no column 'query'"):
