@@ -3,6 +3,7 @@
 import json
 from html import unescape
 
+import ir_measures
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -107,6 +108,84 @@ def test_a_refresh_is_judged_by_qrels(files, run, judged):
     done = run("refresh", target, "--bank", "new.npy", "--force", "--pairs", *pairs)
     assert done.returncode == 0, done.stderr
     assert "raw 88.3%" in done.stdout
+
+
+def of_ir_measures(name, scores, keys, grades):
+    """Return a measure of a raw search by ir-measures, from the scores (m, n) of rows 0 … n − 1."""
+    run = {
+        str(query): {str(row): score for row, score in enumerate(of_query)}
+        for query, of_query in enumerate(scores.tolist())
+    }
+    qrels = {
+        str(query): {str(key): grade for key, grade in zip(two, of_query, strict=True)}
+        for query, (two, of_query) in enumerate(zip(keys, grades, strict=True))
+    }
+    measure = ir_measures.parse_measure(name)
+    return ir_measures.calc_aggregate([measure], qrels, run)[measure]
+
+
+def graded(folder, queries, keys):
+    """Write judgements with the grades 1 and 3, and return these."""
+    grades = [[1, 3] if query % 3 else [3, 1] for query in range(len(keys))]
+    lines = [
+        {"query": row.tolist(), "key": two, "grade": of_query}
+        for row, two, of_query in zip(queries, keys, grades, strict=True)
+    ]
+    (folder / "judged.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return grades
+
+
+@pytest.mark.parametrize(
+    ("measure", "theirs"),
+    [("R@5", "Success@5"), ("MRR", "RR"), ("AP", "AP"), ("nDCG@10", "nDCG@10")],
+)
+def test_a_measure_is_that_of_ir_measures(files, run, judged, measure, theirs):
+    queries, keys = judged
+    grades = graded(files, queries, keys)
+    unit = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    expected = of_ir_measures(theirs, unit @ unit.T, keys, grades)
+
+    done = run(*DIAGNOSE, "judged.jsonl", "--measure", measure)
+    assert done.returncode == 0, done.stderr
+    diagnosis = json.loads(done.stdout)["diagnosis"]
+    assert diagnosis["measure"] == {"AP": "MAP"}.get(measure, measure)
+    assert diagnosis["value_before"] == pytest.approx(expected, abs=1e-6)
+    gain = diagnosis["value_after"] - diagnosis["value_before"]
+    assert diagnosis["gain"]["estimate"] == pytest.approx(gain)
+    page = unescape((files / "hubness.html").read_text())
+    assert f"{diagnosis['measure']} {100 * expected:.1f}%" in page
+
+    pairs = ("--pairs", "judged.jsonl", "--measure", measure)
+    done = run("tune", "products", "--bank", "bank.npy", "--json", *pairs)
+    assert done.returncode == 0, done.stderr
+    tuning = json.loads(done.stdout)["tune"]
+    assert tuning["measure"] == diagnosis["measure"]
+    assert tuning["rows"][0]["value"] == pytest.approx(expected, abs=1e-6)
+    shown = run("tune", "products", "--bank", "bank.npy", *pairs).stdout
+    assert f"{tuning['measure']} changes by" in " ".join(shown.split())
+
+
+def test_the_least_gain_is_one_of_the_measure(files, run, judged):
+    graded(files, *judged)
+    options = ("--measure", "nDCG@10", "--min-gain", "50")
+    done = run(*DIAGNOSE, "judged.jsonl", *options)
+    assert done.returncode == 3
+    assert "the gain of nDCG@10, " in done.stderr
+    assert "points, is below --min-gain 50" in done.stderr
+
+
+def test_wrong_measures_are_one_line(files, run, judged):
+    graded(files, *judged)
+    for command in (
+        (*DIAGNOSE, "judged.jsonl"),
+        ("tune", "products", "--bank", "bank.npy", "--pairs", "judged.jsonl"),
+        ("refresh", "products", "--bank", "bank.npy", "--pairs", "judged.jsonl"),
+    ):
+        done = run(*command, "--measure", "precision")
+        assert_fails(done, 1, "the measure must be R@k, MRR, MAP or nDCG@k, not 'precision'")
+    done = run("tune", "products", "--bank", "bank.npy", "--measure", "MRR")
+    assert done.returncode == 2
+    assert "--measure needs right answers: pass --pairs" in " ".join(done.stderr.split())
 
 
 def test_what_is_left_out_is_a_warning_with_its_count(files, run, judged):
