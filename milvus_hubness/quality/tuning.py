@@ -364,6 +364,9 @@ class Tuning:
     by the strength, by which searches multiply it. None without a prior, and without labels, which
     alone can choose it."""
 
+    left_out: tuple[str, ...] = ()
+    """What of the judgements is left out, a sentence for each reason."""
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return dict(measures.as_plain(self))

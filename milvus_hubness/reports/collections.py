@@ -322,7 +322,7 @@ def tune(
     )
     chosen = preference.prior if preference is not None else None
     store_verdict(store, info.name, _record_of(field, bank, tuned, chosen))
-    return tuned
+    return tuned if judged is None else replace(tuned, left_out=judged.left_out)
 
 
 def _preference(

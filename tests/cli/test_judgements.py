@@ -209,6 +209,9 @@ def test_what_is_left_out_is_a_warning_with_its_count(files, run, judged):
         "('d17' is no whole number, as the keys of the collection are)",
         "2 of 59 queries have no right row in 'products': q0, q1",
     ]
+    pairs = ("--pairs", "qrels.txt", "--pairs-queries", "queries.npz")
+    tuned = run("tune", "products", "--bank", "bank.npy", "--json", *pairs)
+    assert json.loads(tuned.stdout)["tune"]["left_out"] == diagnosis["left_out"]
 
 
 def test_bad_judgements_are_one_line(files, run, judged):

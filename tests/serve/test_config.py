@@ -329,6 +329,14 @@ def test_judgements_with_ids_are_read_before_the_service_starts(tmp_path):
     assert judgements.keys == [("4",), ("7", "4")]
     assert table.refresh_options(None, full=False).judgements is None
 
+    measured = config_file(tmp_path, named + 'measure = "ndcg@10"\n').config.collection[0]
+    assert table.refresh_options(None, full=True).measure == "R@1"
+    assert measured.refresh_options(None, full=True).measure == "nDCG@10"
+    [fault] = faults(tmp_path, named + 'measure = "precision"\n')
+    assert fault[1] == (
+        "collection 1, measure: the measure must be R@k, MRR, MAP or nDCG@k, not 'precision'"
+    )
+
     [fault] = file_faults(config_file(tmp_path, text))
     assert fault.path == ("collection", 0, "pairs")
     assert "name a file that has both" in str(fault)

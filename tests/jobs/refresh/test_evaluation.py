@@ -230,6 +230,24 @@ def test_labels_decide_where_there_are_some(hubs):
     assert not well.objection
 
 
+@pytest.mark.parametrize("name", ["MRR", "MAP", "nDCG@10"])
+def test_another_measure_decides_in_place_of_r1(hubs, name):
+    """With a second right item of a higher grade that only the other measures see."""
+    items, queries, _ = hubs
+    measure = measures.Measure.of(name)
+    asked = items * 3
+    second = (np.arange(len(items)) + 1) % len(items)
+    positives = [np.array([i, other]) for i, other in enumerate(second)]
+    grades = [np.array([1.0, 3.0])] * len(items)
+    labelled = Labelled(asked, positives, None, grades, measure)
+    old, new = standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 20.0))
+    told = judge(Layout(DIM, "IP"), items, old, new, labelled)
+    raw = measure.values(measures.ranks(asked, items, positives, grades=grades))
+    assert told.measure == name
+    assert told.measured["raw"] == told.measured["old"] == pytest.approx(raw.mean(), abs=1e-4)
+    assert told.objection.startswith(f"{name} falls from")
+
+
 def test_labels_count_as_often_as_they_are_asked(hubs):
     """Queries whose answers the new biases lose decide if they are asked most, and else do not."""
     items, queries, _ = hubs
