@@ -293,7 +293,8 @@ def test_every_benchmark_is_listed_with_the_date_of_its_results():
     }
     run = set(
         re.findall(
-            r"python -m benchmarks\.(\w+)", page("benchmarks/quality") + page("benchmarks/speed")
+            r"python -m benchmarks\.(\w+)",
+            page("benchmarks/quality") + page("benchmarks/banks") + page("benchmarks/speed"),
         )
     )
     assert {
