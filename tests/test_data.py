@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import data, docstring_code
 from benchmarks.reference import measures, reference_row, sinkhorn
+from benchmarks.text_to_text import Record, fold
 from milvus_hubness.demo.run import Pair
 from tests.support.real_data import load_task, needs_real_data, reference
 
@@ -268,3 +269,25 @@ def test_the_data_here_have_the_hashes_that_are_listed():
     assert {name: set(data.check(name, here).values()) for name in present} == {
         name: {"equal"} for name in present
     }
+
+
+def test_texts_of_a_search_are_none_of_its_bank():
+    """A message may read like another one, in one language or in the other."""
+    test = [
+        Record(("close", "shut"), ("schließen", "zu")),
+        Record(("to",), ("zu",)),
+        Record(("close",), ("nahe",)),
+    ]
+    other = [
+        Record(("towards",), ("zu", "auf")),
+        Record(("close",), ("eng",)),
+        Record(("open", "public"), ("offen",)),
+    ]
+    texts = fold(test, other)
+    assert texts.items == ["schließen", "zu", "nahe"]
+    assert dict(zip(texts.queries, texts.positives, strict=True)) == {
+        "close": {0, 1, 2},
+        "shut": {0, 1},
+        "to": {1},
+    }
+    assert texts.bank == ["open", "public"]

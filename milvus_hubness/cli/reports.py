@@ -310,10 +310,16 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         values = f"{diagnosis.value_before:.1%} -> {diagnosis.value_after:.1%}"
         recall = f"{values}: {points(diagnosis.gain)}"
 
+    reciprocity = diagnosis.reciprocity
+    at_most = f"; at most {reciprocity.at_most:.1%}" if reciprocity.at_most < 1 else ""
     facts = {
         "queries": f"{diagnosis.n_queries:,} over {diagnosis.n_items:,} items",
         "strength": f"{diagnosis.strength:g}",
         f"skewness of N_{diagnosis.k}": f"{before.skewness:.2f} -> {after.skewness:.2f}",
+        "reciprocity": (
+            f"{reciprocity.before:.1%} -> {reciprocity.after:.1%} of {reciprocity.distinct:,} "
+            f"distinct queries{at_most}"
+        ),
         "largest hub": (
             f"{before.largest:,} -> {after.largest:,} of {diagnosis.n_queries:,} queries"
         ),

@@ -9,14 +9,16 @@ from datetime import datetime, timezone
 from itertools import chain, compress
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.arrays import Floats, lengths_of
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
 from milvus_hubness.correction.fitted import Correction, reduced_targets
+from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
@@ -239,12 +241,39 @@ def diagnose(
         query_texts=texts,
         strength=biased.strength,
         activated=activated,
+        query_groups=_groups(biased, queries),
+        query_lengths=_lengths(biased, queries),
         verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
         title=biased.info.name,
         slice_by=slice_by,
         group_by=group_by,
     )
     return replace(diagnosis, left_out=left_out)
+
+
+def _groups(biased: BiasedGallery, queries: QueryBank) -> npt.NDArray[np.int64]:
+    """Return the group of near copies of each query, (n,)."""
+    layout = biased.gallery.layout
+    # Under L2, a reduced query has more columns, which would hide how near two queries are.
+    reduced = with_groups(
+        replace(queries, vectors=layout.reduce_queries(queries.vectors)),
+        layout.reduce_items(biased.gallery.vectors),
+        vectors=queries.vectors,
+    )
+    assert reduced.groups is not None
+    return reduced.groups
+
+
+def _lengths(biased: BiasedGallery, queries: QueryBank) -> npt.NDArray[np.float64] | None:
+    """Return by how much the scores of each query are larger than they would be at length 1.
+
+    The length of a query moves none of its answers under IP, and long queries would be the first
+    ones of all items. Under the other metrics, scores can be compared as they are: None.
+    """
+    if biased.gallery.layout.metric != "IP":
+        return None
+    lengths = lengths_of(queries.vectors)
+    return np.where(lengths > 0, lengths, 1)
 
 
 def tune(

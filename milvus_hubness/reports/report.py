@@ -18,6 +18,7 @@ from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.demand import DemandComparison, compare
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
+from milvus_hubness.quality.reciprocity import Reciprocity, reciprocities
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
 from milvus_hubness.quality.verdict import Figures, Finding, findings
 
@@ -161,6 +162,7 @@ class Diagnosis:
 
     before: measures.HubnessSummary
     after: measures.HubnessSummary
+    reciprocity: Reciprocity
     histogram: list[Bin]
     hubs: list[Hub]
     antihubs: Antihubs
@@ -312,6 +314,8 @@ def diagnose(
     strength: float = 1.0,
     strengths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5),
     activated: Sequence[bool] | None = None,
+    query_groups: npt.NDArray[np.int64] | None = None,
+    query_lengths: npt.ArrayLike | None = None,
     k: int = 10,
     verdict: Mapping[str, Any] | None = None,
     title: str = "Gallery",
@@ -322,11 +326,13 @@ def diagnose(
 
     queries: (n_queries, d). gallery: (n_items, d). bias: (n_items,) b(r). strength: the w of all
     values named "after"; it and 0 join `strengths`. activated: (n_items,) whether a gate corrects
-    queries with this raw best item. bank: (m, d), for its coverage. positives, grades: as for
-    `ranks`. measure: R@k, MRR, MAP or nDCG@k. keys and fields, one per item, and query_texts, one
-    per query, are read only where shown. slice_by: a field, whose values get a report of their own;
-    group_by: one whose values get their shares of the answers. Raises InvalidInput,
-    DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    queries with this raw best item. query_groups: (n_queries,), the group of near copies of each
+    query, by default as `near_copies` finds them. query_lengths: as `lengths` of `reciprocities`.
+    bank: (m, d), for its coverage. positives, grades: as for `ranks`. measure: R@k, MRR, MAP or
+    nDCG@k. keys and fields, one per item, and query_texts, one per query, are read only where shown.
+    slice_by: a field, whose values get a report of their own; group_by: one whose values get their
+    shares of the answers. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and
+    InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     _expect_length("keys", keys, len(stored))
@@ -373,6 +379,15 @@ def diagnose(
         strength=strength,
         before=measures.hubness_summary(before.counts, k),
         after=measures.hubness_summary(after.counts, k),
+        reciprocity=_reciprocity(
+            # Without the weight of the bias.
+            query_vectors[:, :-1],
+            items,
+            stored[:, -1],
+            strength if activated is None else strength * before.is_activated(activated),
+            query_groups,
+            query_lengths,
+        ),
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
@@ -406,6 +421,25 @@ def _figures(log: QueryBank | None, gallery: Vectors) -> Figures | None:
     return figures_of(log, gallery)
 
 
+def _reciprocity(
+    queries: Vectors,
+    items: Vectors,
+    biases: Vectors,
+    strength: npt.ArrayLike,
+    groups: npt.NDArray[np.int64] | None,
+    lengths: npt.ArrayLike | None,
+) -> Reciprocity:
+    """Return the reciprocity without correction, and with that of `strength`."""
+    if groups is None:
+        groups = with_groups(QueryBank(queries), items).groups
+    assert groups is not None
+    before, after = reciprocities(
+        queries, items, biases, [0.0, strength], groups=groups, lengths=lengths
+    )
+    distinct = int(groups.max()) + 1
+    return Reciprocity(before, after, distinct, min(1.0, len(items) / distinct))
+
+
 def _expect_length(name: str, values: Sequence[Any] | None, length: int) -> None:
     if values is not None and len(values) != length:
         raise DimensionMismatch(f"{name} has {len(values)} entries where {length} are needed")
@@ -437,9 +471,14 @@ class _Search(NamedTuple):
         """The measure of all queries."""
         return None if self.values is None else float(self.values.mean())
 
+    def is_activated(self, activated: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return which queries, (n_queries,), have a first item that is activated."""
+        is_activated: npt.NDArray[np.bool_] = np.asarray(activated)[self.retrieved[:, 0]]
+        return is_activated
+
     def gated(self, raw: _Search, activated: npt.NDArray[np.bool_]) -> _Search:
         """Return this search for queries whose raw best item is activated, else the raw one."""
-        is_corrected = activated[raw.retrieved[:, 0]]
+        is_corrected = raw.is_activated(activated)
         retrieved = np.where(is_corrected[:, None], self.retrieved, raw.retrieved)
         counts = measures.k_occurrence(retrieved, len(self.counts), retrieved.shape[1])
         gated = _Search(retrieved, counts)

@@ -161,6 +161,9 @@ def test_thresholds_decide_about_the_exit_code(pairs, files, run):
     assert f"{before:.1%} -> {after:.1%}" in next(
         line for line in done.stdout.splitlines() if "N_10 ≥ 20" in line
     )
+    reciprocity = measured["reciprocity"]
+    shown = f"{reciprocity['before']:.1%} -> {reciprocity['after']:.1%} of 30 distinct queries"
+    assert shown in " ".join(done.stdout.split())
     assert (files / "hubness.html").exists(), "the page shows why"
     done = run(*PAIRS, "--max-skewness", "-9", "--json")
     assert (done.returncode, len(json.loads(done.stdout)["crossed"])) == (3, 1)

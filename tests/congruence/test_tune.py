@@ -24,7 +24,13 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
 from milvus_hubness.reports.collections import diagnose, tune
-from tests.support.galleries import half_known, hubby_gallery, plain_collection
+from tests.support.galleries import (
+    METRICS,
+    half_known,
+    hubby_gallery,
+    plain_collection,
+    similarity,
+)
 
 pytestmark = pytest.mark.beyond_contract
 
@@ -211,6 +217,39 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
         results = client.search(target, data=list(retrieval.queries), limit=10, strength=strength)
         counts = np.unique([hit["id"] for hits in results for hit in hits], return_counts=True)[1]
         assert found[name]["largest"] == counts.max()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_reciprocity_is_by_the_metric_of_the_field(lite, metric):
+    """Long queries are not the first ones of all items, unless they are nearer."""
+    items, queries, answers = hubby_gallery(rows=150, queries=300, dim=16)
+    # Queries for the same item are near copies.
+    _, first = np.unique(answers, return_index=True)
+    queries = np.vstack([queries[first], np.delete(queries, first, axis=0)])
+    lengths = np.random.default_rng(5).choice([0.5, 1, 3], 80)[:, None]
+    searched = (queries[:80] * lengths).astype(np.float32)
+    store, name = lite.store(), lite.name("reciprocity")
+    plain_collection(lite.client(), name, items, metric)
+    bank = QueryBank(queries[100:], groups=np.arange(200))
+    target = migrate(
+        store, plan_migration(store, name, bank, estimator=NNN(8, alpha=1.0), verdict="skip")
+    ).target
+    # Some repeat, and nobody has grouped them.
+    shown = diagnose(store, target, QueryBank(np.vstack([searched, searched[:9]]))).reciprocity
+
+    strength = store.info(target).state.profile.strength
+    # Under L2, a longer query is another query.
+    lengths = 1 if metric == "L2" else np.linalg.norm(searched, axis=1, keepdims=True)
+    scores = similarity(searched / lengths, items, metric)
+    # A strength counts against scores of queries as they are sent.
+    of_bank = similarity(bank.vectors, items, metric)
+    biases = np.sort(of_bank, axis=0)[-8:].mean(0)
+    corrected = similarity(searched, items, metric) - strength * biases
+    first_queries = scores.argmax(0)
+    for share, by_query in ((shown.before, scores), (shown.after, corrected)):
+        mutual = first_queries[by_query.argmax(1)] == np.arange(80)
+        assert share == pytest.approx(mutual.mean()), (shown, by_query is scores)
+    assert shown.distinct == 80
 
 
 def test_the_page_of_a_plain_collection_shows_what_would_be(retrieval):

@@ -195,6 +195,7 @@ def test_to_dict_is_json_whatever_the_fields_hold():
     assert hub["swallows"][0]["text"] == texts[hub["swallows"][0]["query"]]
     assert again["verdict"] == {"verdict": "apply", "reason": [0, 1, 2]}
     assert again["before"]["skewness"] == found.before.skewness
+    assert again["reciprocity"] == found.reciprocity._asdict()
 
 
 def test_lazy_fields_are_read_only_where_shown():

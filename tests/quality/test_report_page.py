@@ -71,6 +71,10 @@ def test_the_page_holds_the_figures():
         f"{100 * found.before.excess_answers:.1f}% → {100 * found.after.excess_answers:.1f}%",
         f"{100 * found.retrieval_before['R@1']:.1f}% → {100 * found.retrieval_after['R@1']:.1f}%",
         f"Share of answers from hubs, N ≥ 20{found.before.hub_occurrence:.3f}{found.after.hub_occurrence:.3f}",
+        f"{100 * found.reciprocity.before:.1f}% → {100 * found.reciprocity.after:.1f}%"
+        f"query and item first for each other; at most {found.reciprocity.at_most:.1%}",
+        f"Reciprocity of {found.reciprocity.distinct} distinct queries; at most {found.reciprocity.at_most:.1%}"
+        f"{found.reciprocity.before:.3f}{found.reciprocity.after:.3f}",
         f"Gini index; 0 is even{found.before.gini:.3f}{found.after.gini:.3f}",
         f"{found.antihubs.rescued} that were lost are found after correction, "
         f"{found.antihubs.after - found.antihubs.before + found.antihubs.rescued} that were found are not",
