@@ -91,6 +91,7 @@ PROFILE = {
     "bank": {"collection": "b", "generation": "01", "fingerprint": "f", "count": 3},
     "epoch": 1,
     "refreshed_at": "2026-01-02T00:00:00Z",
+    "fitted_at": "2026-01-02T00:00:00Z",
 }
 STATE = {
     "version": 1,

@@ -53,6 +53,9 @@ DEFAULT_TOLERANCE = 1e-5
 score, up to which a refresh does not write the row.
 """
 
+REFIT_SHARE = 0.2
+"""Share of rows, new or changed since the bank was fitted, from which on the service refits."""
+
 REBUILD_SHARE = 0.5
 """Share of rows that need a write from which on a refresh makes a copy, of REBUILD_ROWS or more:
 fewer rows are upserted in less time than a copy takes to load.

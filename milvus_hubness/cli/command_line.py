@@ -47,7 +47,7 @@ PANELS = {
     ),
     "Method": (
         "method", "param", "k", "alpha", "gate", "gate_targets", "strength", "profile", "where",
-        "max_miss_rate", "refit", "tolerance", "form", "memory", "epochs", "candidates", "limit",
+        "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "prior", "prior_from", "prior_weight", "no_prior",
     ),
     "Copy": (

@@ -38,6 +38,11 @@ class Refreshing:
     ] = False
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
+    refit_share: Annotated[
+        float | None,
+        "Share of rows that are new or changed since the bank was fitted, from which on sampled "
+        "queries are taken into it and all biases are computed. [default: never]",
+    ] = None
     no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = (
         DEFAULT_TOLERANCE
@@ -149,6 +154,8 @@ def show_refresh(result: RefreshResult) -> None:
         values = evaluation.measured.items()
         facts[evaluation.measure] = ", ".join(f"{name} {value:.1%}" for name, value in values)
 
+    if result.unfitted_share is not None:
+        facts["rows new or changed"] = f"{result.unfitted_share:.1%} since the bank was fitted"
     facts["former copy"] = result.former_copy
     facts["drift of the queries"] = result.drift.reason if result.drift else None
     facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in result.online_banks.items())

@@ -448,9 +448,20 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
             "bank": "{collection}, {count:,} queries, {fingerprint:.19}".format(**status.bank),
             "rows without bias": f"{status.pending:,}",
             "last refresh": f"{ago} ago ({status.refreshed_at}), epoch {status.epoch}",
+            "bank fitted": _fit_words(status),
+            "new bank": status.new_bank_due,
         }
 
     return facts
+
+
+def _fit_words(status: Status) -> str:
+    """Return when the bank was fitted, and how many rows are new or changed since."""
+    share = status.unfitted_share
+    since = "rows that are new or changed since are not counted yet"
+    if share is not None:
+        since = f"{share:.1%} of the rows are new or changed since"
+    return f"{status.fitted_at}; {since}"
 
 
 OTHER_COLUMNS = "needs biases in more columns: a refresh by the alias makes a copy that has them"

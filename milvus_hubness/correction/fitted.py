@@ -358,6 +358,7 @@ def initial_state(
     others: further fields of the state. Raises InvalidParameter for values that no reader of the
     state accepts.
     """
+    created_at = datetime.now(timezone.utc)
     try:
         profile = Profile(
             estimator=to_dict(estimator),
@@ -370,7 +371,8 @@ def initial_state(
             bank=bank,
             prior=prior,
             epoch=1,
-            refreshed_at=datetime.now(timezone.utc),
+            refreshed_at=created_at,
+            fitted_at=created_at,
         )
         return CollectionState(layout=layout, profiles={"default": profile}, **others)
     except ValidationError as error:

@@ -214,6 +214,10 @@ class Profile(FrozenModel):
     """Counts the refreshes, from 1."""
     refreshed_at: Moment
     """When the biases were last up to date."""
+    fitted_at: Moment
+    """When the bank was fitted to the rows: a refresh with the same bank leaves it as it is, unless it
+    is a refit. It names the note of the fitted rows in the ledger.
+    """
     former: Former | None = None
     """The source of the biases before the last full refresh."""
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
+from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -21,7 +22,13 @@ from pydantic import (
     field_validator,
 )
 
-from milvus_hubness.basics.defaults import DEFAULT_MEASURE, DEFAULT_TOLERANCE, Live
+from milvus_hubness.basics.defaults import (
+    DEFAULT_MEASURE,
+    DEFAULT_TOLERANCE,
+    REFIT_SHARE,
+    Live,
+)
+from milvus_hubness.basics.texts import span
 from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
@@ -36,6 +43,10 @@ from milvus_hubness.quality.measures import Measure
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 """The units of intervals, and the arguments of `timedelta` for them."""
+
+
+TIMES_COMPARED = 20
+"""Times of a cron schedule of which the closest two say how often it fires."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,14 @@ class Timing:
             raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
 
         return cls(text, None)
+
+    def shortest(self) -> timedelta:
+        """Return the shortest time between two of the next times of a schedule."""
+        times = [datetime(2024, 1, 1, tzinfo=timezone.utc)]
+        while len(times) <= TIMES_COMPARED:
+            times.append(self.after(times[-1], timezone.utc))
+        # The first one is no time of cron.
+        return min(later - earlier for earlier, later in pairwise(times[1:]))
 
     def after(self, moment: datetime, zone: tzinfo) -> datetime:
         """Return the next time after this one.
@@ -174,9 +193,17 @@ def _timing(value: object) -> Timing:
     return Timing.parse(value)
 
 
+def _interval(value: object) -> timedelta:
+    timing = _timing(value)
+    if timing.every is None:
+        raise ValueError(f'must be an interval, such as "7d", not cron, such as {timing.text!r}')
+    return timing.every
+
+
 Name = Annotated[str, Field(min_length=1)]
 FilePath = Annotated[Name, AfterValidator(_from_folder)]
 When = Annotated[Timing, BeforeValidator(_timing)]
+Interval = Annotated[timedelta, BeforeValidator(_interval)]
 Method = Annotated[Name, AfterValidator(lambda method: class_name(method) and method)]
 """`class_name` raises for a method that does not exist."""
 
@@ -243,6 +270,12 @@ class CollectionTable(_Table):
     """When, as at the start, the bank is checked and the values of a prior are read; if one of
     them or the method has changed, all biases are computed."""
     live: Live = "never"
+    refit_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = REFIT_SHARE
+    """Share of the rows that are new or changed since the bank was fitted: from there on, at
+    `full_schedule`, sampled queries are taken into the bank and all biases are computed; where these
+    are too few, a new bank is due."""
+    refit_every: Interval | None = None
+    """Interval after which that is done whatever the share."""
     pairs: FilePath | None = None
     """Queries with right rows for the evaluation: a file, or a BEIR folder."""
     pairs_queries: FilePath | None = None
@@ -277,6 +310,18 @@ class CollectionTable(_Table):
             )
 
         return live
+
+    @field_validator("refit_every")
+    @classmethod
+    def _is_not_too_short(cls, every: timedelta | None, info: ValidationInfo) -> timedelta | None:
+        schedule = info.data.get("full_schedule")
+        if every is not None and schedule is not None and every < schedule.shortest():
+            raise ValueError(
+                f"{span(every.total_seconds())} is less than the "
+                f"{span(schedule.shortest().total_seconds())} between two runs of full_schedule, "
+                "which make refits: raise it, or have full_schedule run more often"
+            )
+        return every
 
     @field_validator("prior_from")
     @classmethod
@@ -335,6 +380,8 @@ class CollectionTable(_Table):
                 "live": self.live,
                 "judgements": self._judgements(),
                 "measure": self.measure,
+                "refit_share": self.refit_share,
+                "refit_every": self.refit_every,
                 "queries": read_bank(store, self.queries) if self.queries else None,
             }
 

@@ -19,7 +19,7 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.refresh.run import RefreshResult
-from milvus_hubness.jobs.refresh.status import status
+from milvus_hubness.jobs.refresh.status import pending_rows
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import Record
@@ -70,6 +70,8 @@ class Reconciliation(BaseModel):
     """The statistic of the drift of the queries."""
     online_banks: dict[str, int] = {}
     write_intents: int = 0
+    unfitted_share: float | None = None
+    new_bank_due: str = ""
 
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:
@@ -80,6 +82,16 @@ class Reconciliation(BaseModel):
         drift = refreshed.drift.statistic if refreshed.drift else None
         further = {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift}
         return cls(**(shared | further))
+
+    @property
+    def is_refit_checked(self) -> bool:
+        """Whether it has checked if a refit is due: only full reconciliations do."""
+        return self.unfitted_share is not None or bool(self.new_bank_due)
+
+    @property
+    def is_new_bank_due(self) -> bool | None:
+        """Whether a new bank is due; None if that was not checked."""
+        return bool(self.new_bank_due) if self.is_refit_checked else None
 
     @property
     def is_eventful(self) -> bool:
@@ -213,12 +225,8 @@ class Reconciler:
     def _share_waits(self) -> bool:
         """Return whether at least `pending_share` of the rows lack a bias."""
         share = self.table.pending_share
-        current = status(self.store, self.table.name, field=self.table.field)
-        return (
-            share is not None
-            and bool(current.pending)
-            and (current.pending or 0) >= share * current.rows
-        )
+        pending, rows = pending_rows(self.store, self.table.name, self.table.field)
+        return share is not None and pending > 0 and pending >= share * rows
 
 
 QUIET = timedelta(minutes=10)
@@ -315,6 +323,9 @@ class History:
         """
         for stored in reversed(self.stored):
             if stored.is_eventful or outcome.at - stored.at >= QUIET:
+                return False
+            # What a check has found is shown until the next one, so it is stored.
+            if outcome.is_refit_checked and stored.unfitted_share != outcome.unfitted_share:
                 return False
             if (stored.result, stored.message) == (outcome.result, outcome.message):
                 return not outcome.is_eventful

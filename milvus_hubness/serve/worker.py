@@ -64,6 +64,13 @@ class ServiceMetrics:
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
         self._failures = gauge("failures_in_a_row", "Failed runs since the last success.")
         self._drift = gauge("drift_ratio", "Share of variance between the bank and recent queries.")
+        self._unfitted = gauge(
+            "unfitted_rows_ratio",
+            "Share of rows that are new or changed since the bank was fitted.",
+        )
+        self._new_bank_due = gauge(
+            "new_bank_due", "Whether a refit is due, but too few queries were sampled for it."
+        )
         self._refreshing = gauge("refreshing", "Whether a run is in progress.")
         self._scanned = counter("rows_scanned_total", "Rows read.")
         self._changed = counter("rows_changed_total", "Rows whose biases were written.")
@@ -161,6 +168,8 @@ class ServiceMetrics:
             (self._intents, outcome.write_intents),
             (self._drift, outcome.drift),
             (self._overlap, outcome.overlap),
+            (self._unfitted, outcome.unfitted_share),
+            (self._new_bank_due, outcome.is_new_bank_due),
         ):
             if value is not None:
                 gauge.labels(*labels).set(value)
@@ -449,6 +458,8 @@ class CollectionView:
             return "busy", "stopped"
         if last.action == "refused":
             return "weak", "the new biases were refused"
+        if self.last_checked is not None and self.last_checked.new_bank_due:
+            return "weak", "a new bank is due"
         return "good", "up to date"
 
     @property
@@ -456,7 +467,15 @@ class CollectionView:
         """The outcome that failed, or that explains why new biases are not used."""
         last = self.standing.last
         is_unused = last is not None and (last.result == "busy" or last.action == "refused")
-        return self.standing.failing or (last if is_unused else None)
+        checked = self.last_checked
+        is_due = checked is not None and bool(checked.new_bank_due)
+        return self.standing.failing or (last if is_unused else checked if is_due else None)
+
+    @property
+    def last_checked(self) -> Reconciliation | None:
+        """The last success that checked whether a refit is due."""
+        outcomes = (self.standing.last, *reversed(self.outcomes))
+        return next((each for each in outcomes if each and each.is_refit_checked), None)
 
     @property
     def last_done(self) -> Reconciliation | None:

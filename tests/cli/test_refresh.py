@@ -1,8 +1,16 @@
 """A refresh as the terminal shows it."""
 
+import json
+
+import numpy as np
+import pytest
+
+from milvus_hubness import HubnessClient
 from milvus_hubness.cli.refresh import show_refresh
 from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
 from milvus_hubness.jobs.refresh.run import RefreshResult
+from tests.cli.conftest import DIM
+from tests.support.galleries import vectors
 
 
 def refused(**facts):
@@ -39,3 +47,53 @@ def test_json_has_all_figures():
     assert judged["excess_answers"]["new"] == 0.3
     assert judged["noise"] == {"raw": 0.01, "old": 0.01}
     assert judged["real_queries"] is False
+
+
+def test_a_refit_that_lacks_queries_is_reported_and_no_failure(run, files):
+    bank = ("--bank", "bank.npy", "--no-writers", "--force")
+    assert run("migrate", "run", "products", *bank).returncode == 0
+    client = HubnessClient("shop.db")
+    rng = np.random.default_rng(8)
+    rows = [
+        {"id": 100 + n, "vector": row, "group": 1} for n, row in enumerate(vectors(rng, 240, DIM))
+    ]
+    client.insert("products_hubness", rows)
+    client.close()
+
+    now = ("--client-ttl", "0")
+    done = run("refresh", "products_hubness", "--refit-share", "0.5", *now, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["refresh"]
+    assert told["action"] == "none"
+    assert told["unfitted_share"] == pytest.approx(0.8)
+    assert told["new_bank_due"].startswith(
+        "a new bank is due: 80.0% of the rows are new or changed"
+    )
+
+    shown = " ".join(
+        run("refresh", "products_hubness", "--refit-share", "0.5", *now).stdout.split()
+    )
+    assert "a new bank is due: 80.0% of the rows are new or changed since" in shown
+    assert "rows new or changed 80.0% since the bank was fitted" in shown
+
+    shown = " ".join(run("status", "products_hubness").stdout.split())
+    assert "80.0% of the rows are new or changed since" in shown
+    assert "new bank a new bank is due: 80.0%" in shown
+    told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
+    assert told["unfitted_share"] == pytest.approx(0.8)
+    assert told["new_bank_due"].startswith("a new bank is due")
+
+
+@pytest.mark.parametrize("share", ["0", "-0.2", "1.2", "nan"])
+def test_a_share_that_is_none_is_one_line(run, files, share):
+    done = run("refresh", "products", "--refit-share", share)
+    assert done.returncode == 2
+    [line] = done.stderr.strip().splitlines()
+    assert f"refit_share is a number above 0, up to 1, got {float(share)}" in line
+
+
+@pytest.mark.parametrize("decided", ["--refit", "--revert"])
+def test_a_share_and_a_decision_exclude_each_other(run, files, decided):
+    done = run("refresh", "products", "--refit-share", "0.2", decided)
+    assert done.returncode == 2
+    assert "leave out refit and revert" in " ".join(done.stderr.split())

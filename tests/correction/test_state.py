@@ -26,6 +26,7 @@ def state():
         bank=BankReference(collection="b", generation="01", fingerprint="sha256:00", count=3),
         epoch=4,
         refreshed_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
+        fitted_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
     )
     return CollectionState(
         field="vector",

@@ -185,6 +185,7 @@ def metrics():
         "bias_age_seconds": 1.0,
         "overlap": 1.0,
         "drift": 1.0,
+        "unfitted_share": 0.3,
     }
     at = datetime.now(timezone.utc)
     service.reconciled(

@@ -67,6 +67,8 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert run("migrate", "items")["migration"]["phase"] == "switched", "nothing is left to do"
     told = run("status", "live")["status"]
     assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
+    checked = run("refresh", "live", "--refit-share", "0.2", "--client-ttl", "0")["refresh"]
+    assert (checked["action"], checked["unfitted_share"]) == ("none", 0)
     done = run("refresh", "live", "--bank", other, "--force", "--client-ttl", "0")["refresh"]
     assert (done["action"], done["epoch"]) == ("full", 2)
     assert (

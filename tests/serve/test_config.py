@@ -1,6 +1,7 @@
 """hubness.toml: what is wrong with it is told at once, with the line and what to do."""
 
 import re
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -344,3 +345,62 @@ def test_judgements_with_ids_are_read_before_the_service_starts(tmp_path):
     assert "gone.npz: no such file" in str(fault)
     alone = named.replace('pairs = "judged.qrels"\n', "")
     assert "pairs_queries: has the vectors for pairs" in faults(tmp_path, alone)[0][1]
+
+
+def collection_faults(folder, *keys):
+    """The messages about keys of a collection."""
+    text = '[[collection]]\nname = "products"\n' + "".join(f"{key}\n" for key in keys)
+    return [message for _, message in faults(folder, text)]
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("refit_share = 0", "must be greater than 0, not 0"),
+        ("refit_share = -0.5", "must be greater than 0, not -0.5"),
+        ("refit_share = 1.5", "must be less than or equal to 1, not 1.5"),
+        ("refit_share = nan", "must be a finite number, not nan"),
+        ('refit_share = "a fifth"', "must be a valid number, not 'a fifth'"),
+        ("refit_share = true", "must be a valid number, not True"),
+    ],
+)
+def test_a_share_for_refits_that_is_none_is_one_line(tmp_path, key, message):
+    assert collection_faults(tmp_path, key) == [f"collection 1, refit_share: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (['refit_every = "0 3 * * *"'], 'must be an interval, such as "7d", not cron'),
+        (["refit_every = 7"], "must be a text"),
+        (['refit_every = "sometimes"'], "'sometimes' is neither an interval"),
+        (
+            ['refit_every = "12h"'],
+            "12 h is less than the 1.0 d between two runs of full_schedule, which make refits: "
+            "raise it, or have full_schedule run more often",
+        ),
+        (
+            ['full_schedule = "2d"', 'refit_every = "1d"'],
+            "1.0 d is less than the 2.0 d between two runs of full_schedule",
+        ),
+        (
+            ['full_schedule = "0 3 * * 1,3"', 'refit_every = "1d"'],
+            "1.0 d is less than the 2.0 d between two runs of full_schedule",
+        ),
+    ],
+)
+def test_a_time_for_refits_that_none_can_have_is_one_line(tmp_path, keys, message):
+    [fault] = collection_faults(tmp_path, *keys)
+    assert fault.startswith(f"collection 1, refit_every: {message}")
+
+
+def test_refits_are_decided_at_full_schedule(tmp_path):
+    text = (
+        '[[collection]]\nname = "products"\nrefit_every = "30d"\n[[collection]]\nname = "songs"\n'
+    )
+    products, songs = config_file(tmp_path, text).config.collection
+    full = products.refresh_options(None, full=True)
+    assert (full.refit_share, full.refit_every) == (0.2, timedelta(days=30))
+    assert songs.refresh_options(None, full=True).refit_every is None
+    pending = products.refresh_options(None, full=False)
+    assert (pending.refit_share, pending.refit_every) == (None, None)

@@ -364,7 +364,8 @@ def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(
 ):
     waiting = SimpleNamespace(rows=1_000, pending=49)
     monkeypatch.setattr(
-        "milvus_hubness.serve.reconcile.status", lambda store, name, *, field: waiting
+        "milvus_hubness.serve.reconcile.pending_rows",
+        lambda store, name, field: (waiting.pending, waiting.rows),
     )
     file, job = config_file(tmp_path, PRODUCTS + "pending_share = 0.05\n"), Job()
     with Running(file, job, policy=ServicePolicy(share_seconds=1)) as running:

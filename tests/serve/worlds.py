@@ -21,7 +21,8 @@ def kept(collection="products", action="none", excess_answers=None, **facts):
             noise={"raw": 0.01, "old": 0.01},
             skewness={"raw": 3.1, "old": 1.4, "new": 0.9},
             overlap=0.8,
-            r1={},
+            measure="R@1",
+            measured={},
             gains={},
             objection="",
         )

@@ -359,6 +359,13 @@ def refresh(
     refit: Annotated[
         bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")
     ] = False,
+    refit_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of points that are new or changed since the bank was fitted, from which on a "
+            "new bank is reported as due. [default: never]"
+        ),
+    ] = None,
     no_prior: Annotated[
         bool, typer.Option("--no-prior", help="Drop the prior: only the biases count.")
     ] = False,
@@ -393,6 +400,7 @@ def refresh(
             revert=revert,
             force=force,
             refit=refit,
+            refit_share=refit_share,
             prior=correcting.read_prior(),
             prior_weight=correcting.prior_weight,
             no_prior=no_prior,

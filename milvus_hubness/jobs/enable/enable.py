@@ -26,6 +26,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest
+from milvus_hubness.jobs.common.fits import forget_fits, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
@@ -127,6 +128,8 @@ def enable(
         run = _fill_second_vector if plan.where == "second_vector" else _enable_reranking
         with lease.explained():
             facts = run(lease, replace(plan, source=info), ttl, progress)
+            corrected = lease.store.info(name, counted=False)
+            note_fits(lease.store, corrected, corrected.states[plan.field])
 
     seconds = round(time.perf_counter() - began, 2)
     return Enabled(collection=name, bank=plan.bank_collection, seconds=seconds, **facts)
@@ -368,6 +371,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
 
         # The state goes first, so that no client or job looks for what is dropped after it.
         store.write_property(info.name, state.property_name, None)
+        forget_fits(store, [state])
         drop_intents(lease, info)
         if state.second_vector:
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidInput, StoreError
+from milvus_hubness.jobs.common.fits import forget_fits
 from milvus_hubness.jobs.common.lease import Lease, forget_leases
 from milvus_hubness.jobs.common.row_writer import drop_log
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
@@ -34,7 +38,7 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
         if drop == migration.target:
             drop_copy(lease, ledger, migration)
         else:
-            drop_collection(lease, drop)
+            drop_collection(lease, drop, other=migration.target)
             migration = without_source(ledger, migration)
 
     forget_leases(store, drop)
@@ -139,7 +143,10 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if source_exists:
         _forget_identity(store, ledger, migration)
     if not is_others:
-        drop_collection(lease, target)
+        drop_collection(lease, target, other=migration.source_now)
+    if state is not None:
+        # A rebuild that was interrupted early has no copy yet whose state could be read.
+        _forget_fits(store, [state], migration.source_now)
 
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
@@ -225,9 +232,11 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         )
 
 
-def drop_collection(lease: Lease, collection: str) -> None:
-    """Drop a collection if it exists, and then its write-intent log and its query samples: no job
-    repairs or reads its rows any more, and no client searches it.
+def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
+    """Drop a collection if it exists, and then its write-intent log, its query samples and the notes
+    of its fits: no job repairs or reads its rows any more, and no client searches it.
+
+    other: the other side of its migration, which may have been made with the same fits.
     """
     store = lease.store
     owner = CollectionId(name=collection)
@@ -235,12 +244,19 @@ def drop_collection(lease: Lease, collection: str) -> None:
         info = store.info(collection, counted=False)
         owner = info.collection_id
         lease.drop(collection)
+        _forget_fits(store, [*info.states.values()], other)
         for online_bank in info.online_banks:
             if store.exists(online_bank.samples_collection):
                 store.drop(online_bank.samples_collection)
 
     drop_log(lease, owner)
     store.forget_helpers(collection)
+
+
+def _forget_fits(store: Store, states: Sequence[CollectionState], other: str) -> None:
+    """Delete the notes of the fits of these states that the collection `other` does not have."""
+    others = store.info(other, counted=False).states if store.exists(other) else {}
+    forget_fits(store, states, [*others.values()])
 
 
 def _rows(store: Rows, collection: str) -> str:

@@ -14,6 +14,7 @@ from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, require_engine
+from milvus_hubness.jobs.common.fits import note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
@@ -448,6 +449,7 @@ class Migrator:
         state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
         state = state.model_copy(update={"phase": "ready"})
         self._store.write_property(self.migration.target, state.property_name, state)
+        note_fits(self._store, self._store.info(self.migration.target, counted=False), state)
         self._options.events.report("verified", **result)
         self._write(phase="verified", state=state, rows=equal.rows, verified=result)
 

@@ -30,6 +30,7 @@ from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
+from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import stacked
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
@@ -310,6 +311,19 @@ class Sample(NamedTuple):
     """(n, slots), as stored."""
     rows: Sequence[Mapping[str, Any]] = ()
     """The field of each row that the prior reads; none without one."""
+    partitions: Sequence[str | None] = ()
+    """The partition of each row."""
+    are_drawn: Sequence[bool] = ()
+    """Whether each row was drawn at random; the others are named by labels."""
+    key_count: int = 0
+    """The number of keys from which they were drawn."""
+
+    @property
+    def fitted(self) -> list[FittedRow]:
+        """Some of the rows, drawn at random, for the note of a fit."""
+        drawn = np.flatnonzero(self.are_drawn).tolist()
+        partitions = [self.partitions[row] for row in drawn]
+        return fitted_rows(partitions, [self.keys[row] for row in drawn], self.vectors[drawn])
 
     @property
     def items(self) -> Items:
@@ -360,11 +374,19 @@ def sampled(
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
     fields: list[Mapping[str, Any]] = []
+    partitions: list[str | None] = []
+    are_drawn: list[bool] = []
+    # Labels name few rows, so these take little memory.
+    undrawn: set[tuple[str | None, Key]] = set()
+    key_counts: list[int] = []
 
     def chosen(partition: str | None) -> Iterator[list[Key]]:
         for page in key_pages(store, info.name, partition, rows=info.rows):
-            draws = zip(page, rng.random(len(page)), strict=True)
-            yield [key for key, draw in draws if draw < share or key in named]
+            draws = rng.random(len(page)) < share
+            is_drawn = dict(zip(page, draws.tolist(), strict=True))
+            key_counts.append(len(is_drawn))
+            undrawn.update((partition, key) for key in page if key in named and not is_drawn[key])
+            yield [key for key in page if is_drawn[key] or key in named]
 
     for partition, chunk in key_chunks(
         store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)
@@ -373,13 +395,23 @@ def sampled(
         valid = ~state.layout.invalid(rows.vectors)
         usable = rows.batch.take(np.flatnonzero(valid).tolist())
         keys += usable.keys
+        partitions += [partition] * len(usable)
+        are_drawn += [(partition, key) not in undrawn for key in usable.keys]
         if prior is not None:
             # No more of the rows: other vectors and texts would take far more memory.
             fields += [{prior.field: row.get(prior.field)} for row in usable.rows]
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
 
-    return Sample(keys, np.concatenate(vectors), np.concatenate(biases), fields)
+    return Sample(
+        keys,
+        np.concatenate(vectors),
+        np.concatenate(biases),
+        fields,
+        partitions,
+        are_drawn,
+        sum(key_counts),
+    )
 
 
 def evaluate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,18 @@ class Absorbed(Merged):
     """Number of original queries in the resulting bank."""
     live: int
     """Number of sampled queries in the resulting bank."""
+    origins: Origins
+    """Where and when the queries of the resulting bank were sampled."""
+    waiting: Origins
+    """Where and when the processed samples were sampled."""
+
+    def since(self, moment: datetime) -> int:
+        """Return how many queries sampled after this moment were processed or are in the bank."""
+        begin = moment.timestamp()
+        is_recent = (self.origins.at > begin) & ~self.origins.are_seeds
+        in_bank = self.origins.numbers[is_recent]
+        waiting = self.waiting.numbers[self.waiting.at > begin]
+        return len(np.union1d(in_bank, waiting))
 
     @property
     def counts(self) -> dict[str, int]:
@@ -196,6 +209,8 @@ def absorbed(
         samples=tuple(samples.origins.numbers.tolist()),
         seed=seed_count,
         live=len(origins) - seed_count,
+        origins=origins,
+        waiting=samples.origins,
     )
 
 

@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import count
 
 import numpy as np
@@ -105,6 +106,12 @@ class RefreshOptions:
     """
     refit: bool = False
     """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
+    refit_share: float | None = None
+    """Refit with sampled queries as soon as this share of the rows, above 0 and up to 1, is new or
+    changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
+    """
+    refit_every: timedelta | None = None
+    """Refit with sampled queries too when the bank was fitted this long ago; None for never."""
     revert: bool = False
     """Return to the biases before the last full refresh."""
     prior: PriorLike | None = None
@@ -177,12 +184,32 @@ class RefreshOptions:
         object.__setattr__(self, "verdict", judging.mode)
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
+        self._expect_refits()
 
         names_prior = self.prior_request != PriorRequest()
         if self.revert and (self.names_biases or self.refit or names_prior):
             raise InvalidParameter(
                 "revert returns to the former biases: leave out bank, estimator, prior and refit"
             )
+
+    def _expect_refits(self) -> None:
+        """Raise InvalidParameter for a share or a time that is none."""
+        share = self.refit_share
+        if share is not None:
+            refit_share(share)
+        every = self.refit_every
+        if every is not None and not (isinstance(every, timedelta) and every > timedelta(0)):
+            raise InvalidParameter(f"refit_every is a timedelta above 0, got {every!r}")
+        if self.checks_refit and (self.refit or self.revert):
+            raise InvalidParameter(
+                "refit_share and refit_every decide whether to refit: leave out refit and revert, "
+                "which have decided"
+            )
+
+    @property
+    def checks_refit(self) -> bool:
+        """Whether the refresh is to find out if a refit is due."""
+        return self.refit_share is not None or self.refit_every is not None
 
     @property
     def judging(self) -> Judging:
@@ -202,6 +229,26 @@ class RefreshOptions:
         """Whether a bank or an estimator is given."""
         return not (self.bank is None and self.target_bank is None and self.estimator is None)
 
+
+def refit_share(value: object) -> float:
+    """Return a share of rows from which on a refit is due. Raises InvalidParameter."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= 1:  # type: ignore[operator]
+        raise InvalidParameter(f"refit_share is a number above 0, up to 1, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Whether a refit is due, for a plan."""
+
+    reason: str = ""
+    """Why, and with which queries; empty if none is due, or none is possible."""
+    takes_samples: bool = False
+    """Whether the bank of the options is the one in use with sampled queries."""
+
+
+NO_REFIT = Refit()
 
 SPARE_BANKS = "spare banks"
 """The group of the ledger's notes of spare bank generations, one for each collection."""
@@ -284,6 +331,12 @@ class RefreshPlan:
     """Whether this continues an unfinished refresh."""
     rebuilding: Migration | None = None
     """The unfinished rebuild that this continues."""
+    fits_bank: bool = False
+    """Whether rows count as new or changed from now on: the bank is another one, or the refresh is a
+    refit. Samples that join the bank otherwise are too few for that.
+    """
+    needs_evaluation: bool = False
+    """Whether the biases are not adopted without an evaluation: no user has requested them."""
 
 
 def plan_refresh(
@@ -294,6 +347,7 @@ def plan_refresh(
     load_bank: Callable[[], StoredBank],
     options: RefreshOptions,
     rebuilding: Migration | None,
+    refit: Refit = NO_REFIT,
 ) -> RefreshPlan:
     """Choose the bank and the estimator of the next refresh.
 
@@ -329,6 +383,7 @@ def plan_refresh(
             strength=profile.strength,
             reason="the profile is new",
             prior=prior.prior,
+            fits_bank=True,
         )
 
     estimator = options.estimator
@@ -353,7 +408,10 @@ def plan_refresh(
     if estimator is not None or not is_same(fitting, profile.estimator):
         estimator = fitting
 
-    if bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
+    if refit.reason:
+        reasons.append(refit.reason)
+    is_other = bank.fingerprint != profile.bank.fingerprint
+    if (is_other or not holds(profile.bank, stored)) and not refit.reason:
         reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
         reasons.append("the parameters changed")
@@ -376,6 +434,8 @@ def plan_refresh(
         reason=" and ".join(reasons),
         gates=gates,
         prior=prior.prior,
+        fits_bank=options.refit or bool(refit.reason) or (is_other and not refit.takes_samples),
+        needs_evaluation=bool(refit.reason),
     )
 
 
@@ -440,6 +500,8 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
         prior=former.prior,
         mean_bias=former.mean_bias,
         reference=former.bank,
+        # Who takes a refit back does not want the same one at the next time.
+        fits_bank=True,
     )
 
 
@@ -536,6 +598,7 @@ def with_profile(
         bank=active.bank,
         epoch=1,
         refreshed_at=active.refreshed_at,
+        fitted_at=active.fitted_at,
     )
     return wider.with_profile(draft, name).model_copy(update={"active": name}), True
 

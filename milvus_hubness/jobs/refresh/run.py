@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -23,6 +24,7 @@ from milvus_hubness.correction.state import CollectionState, Former, Incoming, P
 from milvus_hubness.errors import Cancelled, CorrectionNotRecommended
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, load_correction
+from milvus_hubness.jobs.common.fits import Fit, forget_fits
 from milvus_hubness.jobs.common.inputs import read_gallery
 from milvus_hubness.jobs.common.judging import Judging, judged, store_verdict, stored_verdict
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
@@ -34,6 +36,9 @@ from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.biases import (
+    FEWEST_HELD_OUT,
+    FEWEST_ITEMS,
+    HELD_OUT,
     RefreshEvaluation,
     Renewal,
     Sample,
@@ -50,6 +55,7 @@ from milvus_hubness.jobs.refresh.online_bank import (
     live_queries,
 )
 from milvus_hubness.jobs.refresh.plan import (
+    Refit,
     RefreshOptions,
     RefreshPlan,
     SpareBanks,
@@ -65,11 +71,19 @@ from milvus_hubness.jobs.refresh.plan import (
     unfinished,
     with_profile,
 )
+from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit, is_unfinished
 from milvus_hubness.jobs.store.helpers import expect_own_banks
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.bank_checks import Drift
 from milvus_hubness.quality.measures import as_plain
+from milvus_hubness.quality.tuning import FEWEST_QUERIES
+
+UNEVALUATED = (
+    f"it cannot be evaluated: that takes {FEWEST_ITEMS} rows, and {FEWEST_QUERIES} real queries apart "
+    f"from the bank or a bank of {round(FEWEST_HELD_OUT / HELD_OUT)}"
+)
+"""Why a refit that no user has requested is refused."""
 
 FEWEST_ROWS_JUDGED = 1_000
 """Rows from which on a bank in use is judged that never was: fewer may be the first of many."""
@@ -119,6 +133,12 @@ class RefreshResult:
     """The number of rows that a killed job had left in the write-intent log."""
     former_copy: str | None = None
     """The collection from which a copy took over the alias; it stays, and can be dropped."""
+    unfitted_share: float | None = None
+    """The share of the rows that are new or changed since the bank was fitted; None unless
+    `refit_share` or `refit_every` asks for it, or before it is counted.
+    """
+    new_bank_due: str = ""
+    """Why a new bank is due: a refit is, but too few queries were sampled for it."""
 
     @property
     def skipped(self) -> int:
@@ -183,14 +203,19 @@ def refresh(
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
 
         measured_drift, samples = _live_queries(store, info, options)
+        check = check_refit(store if options.plan else lease.store, info, options, samples)
+        samples = samples or check.samples
+        refit = Refit(check.reason)
         if samples and samples.bank:
             # Queries of the application themselves: the evaluation decides on them.
             options = replace(options, bank=samples.bank, verdict="skip")
-        result = _refreshed(lease, store, info, collection, options)
+            refit = Refit(check.reason, takes_samples=True)
+        result = _refreshed(lease, store, info, collection, options, refit)
 
         # Samples go last: a job that is killed before this takes them in once more.
         if samples and result.action != "refused" and not options.plan:
             drop_processed(lease.store, samples)
+        result = _with_refit(result, check)
 
     return replace(
         result,
@@ -200,11 +225,40 @@ def refresh(
     )
 
 
+def _with_refit(result: RefreshResult, check: RefitCheck) -> RefreshResult:
+    """Return the result with what was checked before it, and note whether a new bank is due."""
+    if check.fit is None:
+        return result
+
+    is_done = result.action in ("full", "rebuilt") and not result.planned
+    # The note of the former fit is gone then, and with it what was due.
+    if is_done and check.fit.is_over(result.collection):
+        return replace(result, unfitted_share=0.0)
+
+    if not result.planned:
+        check.fit.set_due(check.new_bank_due)
+    if check.new_bank_due and not result.planned:
+        log.warning("%s: %s", result.collection, check.new_bank_due)
+    reason = result.reason
+    if check.new_bank_due:
+        reason = f"{reason}; {check.new_bank_due}"
+    return replace(
+        result,
+        reason=reason,
+        unfitted_share=check.share,
+        new_bank_due=check.new_bank_due,
+    )
+
+
 def _live_queries(
     store: Store, info: CollectionInfo, options: RefreshOptions
 ) -> tuple[Drift | None, Absorbed | None]:
     """Return the drift of the sampled queries and a bank with them, each if it is wanted."""
     if options.live == "never" or options.bank is not None:
+        return None, None
+    # Samples that have come since wait: with them, the bank would be another one, and the refresh
+    # would begin again at each kill.
+    if is_unfinished(store, info, ready_state(info, options.field)):
         return None, None
 
     measured_drift = None
@@ -218,7 +272,12 @@ def _live_queries(
 
 
 def _refreshed(
-    lease: Lease, store: Store, info: CollectionInfo, requested: str, options: RefreshOptions
+    lease: Lease,
+    store: Store,
+    info: CollectionInfo,
+    requested: str,
+    options: RefreshOptions,
+    refit: Refit,
 ) -> RefreshResult:
     """Finish what a killed job left, plan the refresh, and carry it out.
 
@@ -248,7 +307,7 @@ def _refreshed(
         waiting = pending_count.result()
         noted = noted_banks.result()
         plan = plan_refresh(
-            store, info, state, is_new, stored_bank.result, options, unfinished_rebuild
+            store, info, state, is_new, stored_bank.result, options, unfinished_rebuild, refit
         )
 
     # The state of an unfinished rebuild may name a noted bank, and no collection has it yet.
@@ -489,6 +548,9 @@ class Refreshing:
                 verdict=verdict,
             )
 
+        if plan.needs_evaluation and evaluation is None and not is_decided:
+            return self._result("refused", f"{plan.reason}, but {UNEVALUATED}", verdict=verdict)
+
         correction = fit(self.store, self.info, self.state, plan, options)
         biases = correction.centred(sample.vectors)
         mean_bias = plan.mean_bias
@@ -511,6 +573,8 @@ class Refreshing:
         if verdict is not None:
             store_verdict(self.store, self.info.name, verdict)
         fresh = self._fresh(plan, correction)
+        if plan.fits_bank:
+            self._fit(fresh).write(sample.key_count, sample.fitted)
         self._drop_former_rebuild()
         if rebuilds:
             migration = self._begun_rebuild(fresh)
@@ -689,6 +753,7 @@ class Refreshing:
                 "gate": plan.gates.gate,
                 "gate_targets": plan.gates.gate_targets,
                 "refreshed_at": now(),
+                "fitted_at": now() if plan.fits_bank else old.fitted_at,
                 "former": None if self.is_new else former,
                 "tolerance": self.options.tolerance,
             }
@@ -706,6 +771,8 @@ class Refreshing:
         self._spare.note([abandoned.profile.bank] if abandoned else [])
         self._write_state(state)
         self._spare.drop(self._spare.noted(), state)
+        if abandoned:
+            self._forget_fit(abandoned.profile, abandoned.name, state)
         Renewal.forget(self.store, self.info.name)
         return replace(self, state=state)
 
@@ -736,6 +803,8 @@ class Refreshing:
 
         state = self._without_outgoing(state)
         self._spare.drop(self._spare.noted(), state)
+        if not self.is_new:
+            self._forget_fit(self.state.profile, self.state.active, state)
         Renewal.forget(self.store, self.info.name)
         return self._result(
             "full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch
@@ -755,6 +824,17 @@ class Refreshing:
         renewed = state.model_copy(update={"outgoing": None})
         self._write_state(renewed)
         return renewed
+
+    def _fit(self, profile: Profile) -> Fit:
+        """Return the fit of this value of the profile to refresh."""
+        return Fit(self.store, self.info, self.state.with_profile(profile))
+
+    def _forget_fit(self, profile: Profile, name: str, state: CollectionState) -> None:
+        """Delete the note of a fit that the present state does not name."""
+        former = state.model_copy(update={"profiles": {name: profile}, "active": name})
+        changes = [change for change in (state.incoming, state.outgoing) if change is not None]
+        changed = [state.with_profile(change.profile, change.name) for change in changes]
+        forget_fits(self.store, [former], [state, *changed])
 
     @property
     def _spare(self) -> SpareBanks:

@@ -13,6 +13,7 @@ from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.priors import prior_facts
 from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
+from milvus_hubness.jobs.refresh.refit import unfitted_share
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
@@ -80,6 +81,12 @@ class Status:
     """When the biases were last up to date, in ISO 8601."""
     age_seconds: float | None = None
     """Seconds since then."""
+    fitted_at: str | None = None
+    """When the bank was fitted to the rows, in ISO 8601."""
+    unfitted_share: float | None = None
+    """The share of the rows that are new or changed since then; None if that is not counted yet."""
+    new_bank_due: str = ""
+    """Why a new bank is due, as the last refresh with `refit_share` noted it."""
     profiles: tuple[str, ...] = ()
     """The names of the field's bias profiles."""
     corrected_fields: tuple[str, ...] = ()
@@ -128,6 +135,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     codec = state.codec
     backend = BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
+    share, new_bank_due = unfitted_share(store, info, state)
     return Status(
         **whole,
         corrected=True,
@@ -153,8 +161,22 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),
+        fitted_at=profile.fitted_at.isoformat(timespec="seconds"),
+        unfitted_share=None if share is None else round(share, 4),
+        new_bank_due=new_bank_due,
         profiles=tuple(state.profiles),
     )
+
+
+def pending_rows(store: Store, collection: str, field: str | None) -> tuple[int, int]:
+    """Return the number of rows without a bias, and of all rows. Raises as `status` does.
+
+    It takes far less time than `status`.
+    """
+    info = store.info(collection)
+    state = info.state_of(field)
+    pending = 0 if state is None else BiasBackend(store, info, state).count_pending()
+    return pending, info.rows
 
 
 def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:

@@ -275,7 +275,7 @@ def _remove_copy(lease: Lease, copy: str) -> None:
     if migration is not None and rebuild is None:
         drop_copy(lease, ledger, migration)
     elif rebuild is not None:
-        drop_collection(lease, copy)
+        drop_collection(lease, copy, other=rebuild.target)
         without_source(ledger, rebuild)
 
     _forget(lease.store, copy)

@@ -55,6 +55,7 @@ class Field:
             bank=BankReference(collection="b", generation="01", fingerprint="f", count=9),
             epoch=1,
             refreshed_at=datetime.now(timezone.utc),
+            fitted_at=datetime.now(timezone.utc),
         )
         self.state = CollectionState(
             field="vector",

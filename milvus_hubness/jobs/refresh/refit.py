@@ -1,0 +1,173 @@
+"""Whether a refit is due because the gallery has changed, and whether the sampled queries suffice.
+
+A bank has no query for a topic that came after it. A refit with such a bank can be worse than none,
+so a refit takes queries of today, which clients have sampled. Where these are too few, nothing is
+refitted, and a new bank is due.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from math import ceil
+
+from milvus_hubness.basics.texts import span
+from milvus_hubness.correction.banks.bank import optional_bank
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
+from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.refresh.biases import FEWEST_ITEMS
+from milvus_hubness.jobs.refresh.online_bank import Absorbed, absorbed
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state, rebuildings, unfinished
+from milvus_hubness.jobs.store.protocols import QuerySampling, Store
+from milvus_hubness.jobs.store.records import CollectionInfo, OnlineBank
+
+FEWEST_COUNTED = 1_000
+"""Rows from which on a collection that was created empty is noted: fewer may be the first of many."""
+
+ROUNDING = 1e-9
+"""What the last digits of a share may be off."""
+
+EARLIEST = timedelta(hours=1)
+"""How much earlier than `refit_every` a refit may come, and by no more than a tenth: a bank is fitted
+some time after its refresh began, and the next run of a schedule would be too early by that.
+"""
+
+FEWEST_SAMPLES = 50
+"""Sampled queries that a refit takes at least, however few rows have changed."""
+
+
+@dataclass(frozen=True)
+class RefitCheck:
+    """The result of a check."""
+
+    fit: Fit | None = None
+    """The fit of the bank in use; None if nothing was checked."""
+    share: float | None = None
+    """The share of the rows that are new or changed since then; None if that is not counted yet."""
+    reason: str = ""
+    """Why all rows are to be refitted, and with which queries; empty if they are not."""
+    samples: Absorbed | None = None
+    """The sampled queries for that."""
+    new_bank_due: str = ""
+    """Why a refit is due that is not possible."""
+
+
+def check_refit(
+    store: Store, info: CollectionInfo, options: RefreshOptions, samples: Absorbed | None
+) -> RefitCheck:
+    """Return whether a refit is due, and with which queries.
+
+    samples: those that are taken into the bank anyway. Notes the rows of a fit that has no note,
+    except for a plan. Raises as `absorbed` does, and StateError for a broken record in the ledger.
+    """
+    state = ready_state(info, options.field)
+    name = options.profile or state.active
+    if not options.checks_refit or name not in state.profiles:
+        return RefitCheck()
+
+    fit = fit_of(store, info, state, name)
+    rows = store.count(info.name)
+    share = _share(fit, rows, options)
+    why = _reason(state, name, share, options)
+    if why and share and not fit.due:
+        # All keys are read once, where the number of rows demands a refit for the first time: rows
+        # that were inserted twice are no new ones.
+        share = _share(fit, key_count(store, info, rows), options)
+        why = _reason(state, name, share, options)
+    # Fewer rows show no hubs, and nothing could guard the refit.
+    if not why or rows < FEWEST_ITEMS or is_unfinished(store, info, state):
+        return RefitCheck(fit, share)
+
+    online_bank = info.online_bank_of(state.field, name)
+    if options.bank is not None and samples is None:
+        return RefitCheck(fit, share, new_bank_due=_of_given_bank(state, name, why, options))
+    if online_bank is None:
+        lacking = (
+            f"a new bank is due: {why}, and no queries of {info.name!r} are sampled: refresh with "
+            "a bank of today's queries"
+        )
+        if isinstance(store, QuerySampling):
+            lacking += ", or turn its online bank on"
+        return RefitCheck(fit, share, new_bank_due=lacking)
+
+    samples = samples or absorbed(store, info.name, field=state.field, profile=name)
+    profile = state.profiles[name]
+    sampled = samples.since(profile.fitted_at) if samples else 0
+    needed = _needed(online_bank, profile.bank.count, share or 0.0)
+    if samples is None or sampled < needed:
+        lacking = (
+            f"a new bank is due: {why}, and {sampled:,} queries were sampled since, of "
+            f"{needed:,} that a refit needs: wait for more, raise the rate of the online bank of "
+            f"{info.name!r}, or refresh with a bank of today's queries"
+        )
+        return RefitCheck(fit, share, new_bank_due=lacking)
+
+    of_samples = f"{why}: refitted with {sampled:,} queries sampled since, {samples.taken:,} of "
+    reason = f"{of_samples}them new in the bank of {profile.bank.count:,}"
+    return RefitCheck(fit, share, reason=reason, samples=samples)
+
+
+def is_unfinished(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
+    """Whether a refresh is unfinished: it is continued first, with the bank that it has."""
+    if state.incoming is not None:
+        return True
+    return unfinished(rebuildings(store, info.name), info) is not None
+
+
+def unfitted_share(
+    store: Store, info: CollectionInfo, state: CollectionState
+) -> tuple[float | None, str]:
+    """Return the share of the rows that are new or changed since the bank of the active profile was
+    fitted, None if that is not counted, and why a new bank is due, as the last check noted it.
+
+    Raises StateError for a broken record in the ledger.
+    """
+    fit = Fit(store, info, state)
+    note = fit.note
+    return None if note is None else fit.unfitted_share(note, info.rows), fit.due
+
+
+def _share(fit: Fit, rows: int, options: RefreshOptions) -> float | None:
+    """Return the share of unfitted rows; None if it is counted from now on, or not yet."""
+    note = fit.note
+    if note is not None:
+        return fit.unfitted_share(note, rows)
+    if rows >= FEWEST_COUNTED and not options.plan:
+        fit.write_now()
+    return None
+
+
+def _reason(state: CollectionState, name: str, share: float | None, options: RefreshOptions) -> str:
+    """Return why a refit is due; empty if none is."""
+    fitted_at = state.profiles[name].fitted_at
+    age = now() - fitted_at
+    limit = options.refit_share
+    if limit is not None and share is not None and share >= limit - ROUNDING:
+        since = f"since the bank was fitted on {fitted_at:%Y-%m-%d}"
+        return f"{share:.1%} of the rows are new or changed {since}"
+    every = options.refit_every
+    if every is not None and age >= every - min(every / 10, EARLIEST):
+        return f"the bank was fitted {span(age.total_seconds())} ago"
+    return ""
+
+
+def _of_given_bank(state: CollectionState, name: str, why: str, options: RefreshOptions) -> str:
+    """Return why a new bank is due although one is given; empty if the given one is new."""
+    in_use = state.profiles[name].bank.queries_fingerprint
+    given = optional_bank(options.bank)
+    if given is None or given.fingerprint != in_use:
+        return ""
+    return (
+        f"a new bank is due: {why}, and the given bank is the one in use: pass one of today's "
+        "queries, or none, for a refit with those that clients have sampled"
+    )
+
+
+def _needed(online_bank: OnlineBank, bank: int, share: float) -> int:
+    """Return how many queries a refit needs: as large a part of the bank as the unfitted rows are of
+    the gallery, but no more than its places that no first queries have reserved.
+    """
+    part = min(share, 1 - online_bank.seed_share)
+    # A sample takes a random place, so half of the places are full long before all are.
+    return max(FEWEST_SAMPLES, min(ceil(part * bank - ROUNDING), online_bank.capacity // 2))

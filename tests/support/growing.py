@@ -1,0 +1,159 @@
+"""A corrected collection that grows by a new topic, and sampled queries for it."""
+
+import numpy as np
+
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+)
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.common.fits import Fit
+from milvus_hubness.jobs.refresh.online_bank import start_online_bank
+from milvus_hubness.jobs.store.ownership import LEDGER, samples_helper
+from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
+from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
+from tests.support.bias_fields import WIDTH, with_bias_fields, with_second_field
+from tests.support.galleries import all_keys, plain_collection, vectors
+
+DIM, ITEMS, BANK = 12, 240, 300
+LATER = 1_900_000_000
+"""The time at which queries were sampled, in seconds: after every fit of these tests."""
+
+
+class Growing:
+    """A corrected collection, a topic that it grows by, and queries for that topic."""
+
+    def __init__(self, database, *, is_created=False, where="vector"):
+        rng = np.random.default_rng(5)
+        self.database = database
+        self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, BANK, DIM)
+        shift = 0.7 * rng.normal(size=DIM).astype(np.float32)
+        self.topic, self.queries = vectors(rng, ITEMS, DIM) + shift, vectors(rng, 400, DIM) + shift
+        real = np.concatenate([self.queries[300:], vectors(rng, 100, DIM)])
+        self.real = QueryBank(real)
+        self.rows = dict(enumerate(self.items))
+        self.store = database.store()
+        self.application = database.application()
+        if where != "vector":
+            self.name = self._enabled(where)
+        else:
+            self.name = self._created() if is_created else self._migrated()
+        database.made.append(f"{self.name}__query_samples")
+
+    def _migrated(self):
+        keys = [self.database.key(number) for number in self.rows]
+        source = self.database.fill(self.items, "IP", keys=keys)
+        plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
+        return migrate(self.store, plan).target
+
+    def _enabled(self, where):
+        name, client = self.database.name(), self.database.database.client
+        self.database.made.append(f"{name}__bias")
+        if where == "second_vector":
+            with_second_field(client, name, self.items, "IP", WIDTH)
+        elif where == "fields":
+            with_bias_fields(client, name, self.items, "IP")
+        else:
+            plain_collection(client, name, self.items, "IP")
+        plan = plan_enable(
+            self.store, name, QueryBank(self.bank), estimator=NNN(8), where=where, verdict="skip"
+        )
+        enable(self.store, plan, client_ttl=0)
+        return name
+
+    def _created(self):
+        """Return the name of a collection that a client has created and filled, and that is noted as
+        fitted: in less time than a migration takes."""
+        name = self.name = self.database.name()
+        self.application.create_collection(
+            name,
+            DIM,
+            metric_type="IP",
+            consistency_level="Strong",
+            hubness=CorrectionConfig(QueryBank(self.bank), NNN(8)),
+        )
+        self.put(self.rows)
+        self.fit.write_now()
+        return name
+
+    @property
+    def profile(self):
+        return self.store.info(self.name).state.profile
+
+    def put(self, rows):
+        """Write rows, by their numbers, as an application does."""
+        self.rows |= rows
+        self.application.upsert(
+            self.name,
+            [
+                {"id": self.database.key(n), "vector": row, "group": 1, "note": ""}
+                for n, row in rows.items()
+            ],
+        )
+
+    def delete(self, numbers):
+        for number in numbers:
+            del self.rows[number]
+        self.application.delete(self.name, [self.database.key(number) for number in numbers])
+
+    def grow(self, count, first=0):
+        new = range(first, first + count)
+        self.put({ITEMS + n: self.topic[n] for n in new})
+
+    def sample(self, count, at=LATER, queries=None):
+        """Have clients sample so many queries, half of them for the new topic, or these."""
+        start_online_bank(self.store, self.name, rate=1e-9)
+        half = count // 2
+        asked = np.concatenate([self.queries[:half], vectors(np.random.default_rng(9), half, DIM)])
+        asked = asked if queries is None else queries
+        helper = samples_helper(f"{self.name}__query_samples", ONLINE_BANKS_PROPERTY)
+        where = SamplesOf(helper, self.store.info(self.name, counted=False).collection_id)
+        samples = [Sample("default", n, n, at, query) for n, query in enumerate(asked)]
+        put_samples(self.store.client, where, samples, 10)
+
+    def refresh(self, share=0.2, **options):
+        """Refresh, with real queries of today for the evaluation."""
+        options = {"queries": self.real, "refit_share": share, **options}
+        return refresh(self.store, self.name, client_ttl=0, **options)
+
+    def share(self):
+        return self.refresh(plan=True).unfitted_share
+
+    def notes(self):
+        """The groups of the ledger's notes of fits."""
+        return len(self.store.records(LEDGER, self.fit.group))
+
+    @property
+    def fit(self):
+        info = self.store.info(self.name)
+        return Fit(self.store, info, info.state)
+
+    def assert_stored(self, name=None):
+        """All rows hold the bias of the bank in use."""
+        info = self.store.info(name or self.name)
+        keys = [self.database.key(number) for number in self.rows]
+        rows = BiasBackend(self.store, info, info.state).read(keys, None)
+        assert len(rows.batch) == len(keys) == info.rows
+        correction = load_correction(self.store, info.state, info.state.profile)
+        stored = rows.biases[:, info.state.profile.slot]
+        np.testing.assert_allclose(stored, correction.centred(rows.vectors), atol=3e-5)
+
+    def assert_biases(self):
+        """All rows rank by the biases of the bank in use."""
+        state = self.store.info(self.name).state
+        queries = vectors(np.random.default_rng(1), 1, DIM)
+        found = self.database.scores(self.name, queries[0], len(self.rows))
+        numbers = list(self.rows)
+        rows = np.array([self.rows[n] for n in numbers])
+        biases = load_correction(self.store, state, state.profile).centred(rows)
+        wanted = queries @ rows.T - biases
+        assert len(found) == len(all_keys(self.store, self.name)) == len(numbers)
+        scores = [found[self.database.key(n)] for n in numbers]
+        np.testing.assert_allclose(scores, wanted[0], atol=3e-5)
