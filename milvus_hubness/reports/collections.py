@@ -329,9 +329,11 @@ def tune(
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
     judged = None
+    sent = None
     if judgements is not None:
         judged = judgements.within(gallery.keys, info.name)
-        queries = judged.queries
+        sent = judged.as_sent()
+        queries = sent.queries
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
@@ -341,11 +343,11 @@ def tune(
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
         queries=layout.reduce_queries(queries.vectors) if queries else None,
-        positives=judged.positions(gallery.keys) if judged is not None else None,
-        grades=judged.grades if judged is not None else None,
+        positives=sent.positions(gallery.keys) if sent is not None else None,
+        grades=sent.grades if sent is not None else None,
         measure=chosen_measure,
         preference=preference,
-        pair_weights=judged.weights if judged is not None else None,
+        pair_weights=sent.weights if sent is not None else None,
         seed=seed,
         progress=progress,
     )

@@ -66,10 +66,8 @@ def test_tune_chooses_the_weight_and_the_jobs_take_it(shop, run):
     status = json.loads(run("status", "photos_hubness", "--json").stdout)["status"]
     assert status["prior"]["weight"] == weight
     assert status["prior"]["factor"] > 0
-    assert (
-        f"field clicks, weight {weight:g} of the spread of scores, which is"
-        in run("status", "photos_hubness").stdout
-    )
+    words = f"field clicks, weight {weight:g} of the spread of scores, which is"
+    assert words in " ".join(run("status", "photos_hubness").stdout.split())
 
     refresh = ("refresh", "photos_hubness", "--client-ttl", "0")
     changed = run(*refresh, "--prior-from", "clicks.npz", "--prior-weight", "0.2", "--json")

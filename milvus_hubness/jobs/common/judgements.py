@@ -43,13 +43,13 @@ class Judgements:
     their own, two rows would each expect a first place that only one of them can have, so that at
     best one of two answers would count as right.
 
-    **Weights.** A log of clicks repeats a query because users send it often, and a list of
-    judgements because several rows are right. With a weight in each row, that of a query is their
-    sum. Without, the keys decide which it is. A row with a further key says that this one is right
-    too, and adds nothing to the weight of 1, so that queries count equally however many right rows
-    they have, as in trec_eval. A row with only keys that the query has already adds 1: no judge
-    says a thing twice, but users send a query again. A source with grades is of judges, of whom two
-    may say the same, so it gives no weights but those that it names.
+    **Weights and counts.** A log of clicks repeats a query because users send it often, and a list
+    of judgements because several rows are right. With a weight in each row, that of a query is
+    their sum. Without, the keys decide which it is. A row with a further key says that this one is
+    right too, and adds nothing to the count of 1, so that queries count equally however many right
+    rows they have, as in trec_eval. A row with only keys that the query has already adds 1: no
+    judge says a thing twice, but users send a query again. A source with grades is of judges, of
+    whom two may say the same, so it counts each query once.
 
     **Grades.** A row with a grade of 0 or less was judged as not relevant, and is no right row. Of
     a key that is judged twice for a query, the higher grade counts.
@@ -70,7 +70,10 @@ class Judgements:
     """
 
     weights: npt.NDArray[np.float64] | None = None
-    """How often users send each query, (n,); None for equally often."""
+    """How often users send each query, (n,), as the source says; None if it does not."""
+
+    counts: npt.NDArray[np.int64] | None = None
+    """How often each query was sent, (n,), as the source repeats it; None for once each."""
 
     ids: Sequence[str] | None = None
     """The ids of the queries; None if the source has none."""
@@ -192,9 +195,22 @@ class Judgements:
             grades=[self.grades[query] for query in numbers],
             clicks=[self.clicks[query] for query in numbers],
             weights=None if self.weights is None else self.weights[which],
+            counts=None if self.counts is None else self.counts[which],
             ids=None if self.ids is None else [self.ids[query] for query in numbers],
             texts=None if self.texts is None else [self.texts[query] for query in numbers],
         )
+
+    def as_sent(self) -> Judgements:
+        """Return the judgements with each query as often as it was sent.
+
+        A log is a sample of what users send, and each sending is one observation: an interval for a
+        popular query that was sent a hundred times is narrower than for one that was sent once.
+        Weights without repeats say nothing of the number of observations, and stay.
+        """
+        if self.counts is None:
+            return self
+        numbers = np.repeat(np.arange(len(self)), self.counts).tolist()
+        return replace(self.take(numbers), counts=None)
 
     @property
     def possible_keys(self) -> set[Key]:
@@ -341,6 +357,7 @@ def _merged(rows: JudgedRows) -> Judgements:
         grades=[tuple(query.grades.values()) for query in answered],
         clicks=[tuple(query.clicks.values()) for query in answered],
         weights=_weights(rows, answered),
+        counts=_counts(rows, answered),
         ids=None if rows.query_ids is None else [rows.query_ids[row] for row in first_rows],
         texts=None if rows.texts is None else [rows.texts[number] for number in numbers],
         left_out=(*rows.left_out, *_logged(reasons)),
@@ -400,17 +417,23 @@ def _weight(rows: JudgedRows, row: int) -> float:
 
 
 def _weights(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.float64] | None:
-    """Return the weights of queries, see Judgements; None if all are 1 without a weight named."""
-    if rows.weights is not None:
-        sums = np.array([query.weight for query in judged])
-        if not sums.any():
-            raise InvalidInput(
-                f"the weights of all queries of {rows.source} with a right row are 0: correct them"
-            )
-        return sums
-    if rows.has_grades or not any(query.repeats for query in judged):
+    """Return the weights of queries, see Judgements; None if the source names none."""
+    if rows.weights is None:
         return None
-    return np.array([1.0 + query.repeats for query in judged])
+    sums = np.array([query.weight for query in judged])
+    if not sums.any():
+        raise InvalidInput(
+            f"the weights of all queries of {rows.source} with a right row are 0: correct them"
+        )
+    return sums
+
+
+def _counts(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.int64] | None:
+    """Return how often queries were sent, see Judgements; None for once each."""
+    is_log = rows.weights is None and not rows.has_grades
+    if not is_log or not any(query.repeats for query in judged):
+        return None
+    return np.array([1 + query.repeats for query in judged])
 
 
 def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:

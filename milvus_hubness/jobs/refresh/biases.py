@@ -337,7 +337,7 @@ class Sample(NamedTuple):
 
         Raises InvalidInput if there is none.
         """
-        judged = judgements.within(self.keys, collection)
+        judged = judgements.within(self.keys, collection).as_sent()
         # A query that nobody sends says nothing.
         weights = np.ones(len(judged)) if judged.weights is None else judged.weights
         sent = np.flatnonzero(weights).tolist()

@@ -251,13 +251,20 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     # Two rows say the same: the query was sent again.
     log = Judgements.of([one, one, one, two], [11, 12, 11, 21])
     assert log.keys == [(11, 12), (21,)]
-    assert log.weights.tolist() == [2, 1]
+    assert log.weights is None
+    assert log.counts.tolist() == [2, 1]
+    sent = log.as_sent()
+    np.testing.assert_array_equal(sent.queries.vectors, VECTORS[[0, 0, 1]])
+    assert (sent.keys, sent.counts) == ([(11, 12), (11, 12), (21,)], None)
     assert log.clicks_by_key() == {11: 2, 12: 1, 21: 1}
     # Grades are of judges, of whom two may say the same.
-    assert Judgements.of([one, one, two], [11, 11, 21], [1, 2, 1]).weights is None
+    graded = Judgements.of([one, one, two], [11, 11, 21], [1, 2, 1])
+    assert (graded.weights, graded.counts) == (None, None)
     # With weights, the log says how often.
     weighted = Judgements.of([one, one, two], [11, 12, 21], weights=[3, 2, 4])
     assert weighted.weights.tolist() == [5, 4]
+    assert weighted.counts is None
+    assert weighted.as_sent() is weighted
     assert weighted.clicks_by_key() == {11: 3, 12: 2, 21: 4}
     shared = Judgements.of(VECTORS[:1], [[11, 12]], [[1, 3]], weights=[8])
     assert (shared.weights.tolist(), shared.clicks_by_key()) == ([8], {11: 2, 12: 6})
