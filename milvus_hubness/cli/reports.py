@@ -340,7 +340,7 @@ def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float |
     return messages
 
 
-def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None) -> None:
+def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = None) -> None:
     before = diagnosis.before
     after = diagnosis.after
     recall = None

@@ -123,7 +123,9 @@ def read_biased(
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
         verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
-        strength = 1.0
+        # That with which jobs follow the verdict, see `choose`.
+        is_followed = estimator is None and verdict and verdict.verdict != "leave it alone"
+        strength = verdict.strength if verdict and is_followed else 1.0
         biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict)
 
     bank.expect_dim(layout.dim, "the field")
