@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from milvus_hubness.basics.defaults import RUN_DEPTH
@@ -28,13 +29,13 @@ class RunFiles:
     query id, Q0, key, rank, score and tag.
     """
 
-    raw: Path
+    raw: str | PathLike[str]
     """The ranking of each query without correction."""
 
-    corrected: Path
+    corrected: str | PathLike[str]
     """That with correction."""
 
-    qrels: Path | None = None
+    qrels: str | PathLike[str] | None = None
     """The judgements that the figures are about: with the keys of the collection, without what is
     left out. None for no file.
     """
@@ -45,8 +46,8 @@ class RunFiles:
     @property
     def named(self) -> list[tuple[str, Path]]:
         """The files, each with its option; the qrels last."""
-        files = [(RUN_OPTION, self.raw), (RUN_OPTION, self.corrected)]
-        return files if self.qrels is None else [*files, (QRELS_OPTION, self.qrels)]
+        files = [(RUN_OPTION, Path(self.raw)), (RUN_OPTION, Path(self.corrected))]
+        return files if self.qrels is None else [*files, (QRELS_OPTION, Path(self.qrels))]
 
     @property
     def paths(self) -> list[Path]:
@@ -90,7 +91,7 @@ class RunFiles:
         """Write the judgements about the rows of a collection. Raises UnreadableFile."""
         if self.qrels is not None:
             write_qrels(
-                self.qrels,
+                Path(self.qrels),
                 (
                     (name, {str(key): int(grade) for key, grade in zip(keys, grades, strict=True)})
                     for name, keys, grades in zip(
@@ -122,10 +123,10 @@ class RunWriter:
     keys: Sequence[Key]
     """Of the items."""
 
-    def write(self, path: Path, rankings: Iterable[Ranking]) -> None:
+    def write(self, path: str | PathLike[str], rankings: Iterable[Ranking]) -> None:
         """Write the rankings of all queries to one of the files. Raises UnreadableFile."""
         write_rankings(
-            path,
+            Path(path),
             (
                 (
                     query_id,
