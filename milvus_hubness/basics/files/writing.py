@@ -72,7 +72,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
     actual = Path(os.path.realpath(path))
     is_device = path.is_absolute() and path.parts[1] in ("dev", "proc")
     is_replaced = not is_device and (actual.is_file() or not actual.exists())
-    unfinished = actual.with_name(f".{actual.name}.{os.getpid()}") if is_replaced else actual
+    unfinished = actual.with_name(f".{actual.name[:40]}.{os.getpid()}") if is_replaced else actual
     try:
         try:
             file = _opened(unfinished)
