@@ -1,5 +1,7 @@
 """The public names, for type checkers, and for `__init__.py`, which imports each when it is first used."""
 
+from milvus_hubness.basics.files.runs import to_run as to_run
+from milvus_hubness.basics.files.runs import write_run as write_run
 from milvus_hubness.correction.banks.bank import QueryBank as QueryBank
 from milvus_hubness.correction.codec.layout import Layout as Layout
 from milvus_hubness.correction.estimators import CSLS as CSLS
@@ -46,5 +48,6 @@ from milvus_hubness.milvus.store.milvus_store import MilvusStore as MilvusStore
 from milvus_hubness.milvus.store.server import connect as connect
 from milvus_hubness.reports.collections import diagnose as diagnose
 from milvus_hubness.reports.collections import tune as tune
+from milvus_hubness.reports.runs import RunFiles as RunFiles
 
 __version__: str

@@ -19,6 +19,7 @@ TESTED_HERE = {
     "migrate_with_progress",
     "scheduled_refresh",
     "langchain_store",
+    "beir_folder",
 }
 OF_JOBS = {"torch", "sklearn", "safetensors", "tenacity", "jinja2"}
 
@@ -103,6 +104,20 @@ def test_scheduled_refresh_gives_new_rows_their_biases(tmp_path, capsys):
     assert summary == "40 rows waited for a bias, 0 wait now"
     assert script["refresh_once"](uri, "no_such_collection") == 1
     assert "no_such_collection" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_beir_folder_has_the_same_figures_everywhere(output_of, monkeypatch, pairs):
+    monkeypatch.setattr("milvus_hubness.demo.run.collect", lambda: pairs[::2])
+    [sizes, verdict, ours, theirs, afterwards] = output_of("beir_folder")
+    queries, rights, rows = numbers(sizes)
+    assert queries == 300
+    assert rights > 1.1 * queries
+    assert rows > queries
+    assert verdict.startswith("verdict: apply")
+    assert numbers(ours) == numbers(theirs)
+    before, after = numbers(ours)
+    assert 0.1 < before < after < 1
+    assert numbers(afterwards) == pytest.approx([after], abs=0.01)
 
 
 @pytest.mark.usefixtures("fewer_functions")

@@ -111,5 +111,8 @@ WEIGHT_COLUMN = "weight"
 DEFAULT_MEASURE = "R@1"
 """What right answers are measured by unless another measure is named."""
 
+RUN_DEPTH = 1000
+"""How many rows of each query a run has unless another number is named, as at TREC."""
+
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 """Where a message about a missing bank sends its reader."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import logging
@@ -12,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from milvus_hubness.basics.defaults import URI_VARIABLES
+from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.requirements import naming_extras, unsupported_libraries
 from milvus_hubness.basics.texts import (
@@ -37,7 +37,6 @@ from milvus_hubness.errors import (
     HubnessError,
     InvalidParameter,
     MissingExtra,
-    UnreadableFile,
     UnsupportedVersion,
     redacted,
 )
@@ -58,9 +57,6 @@ REFUSED = 3
 that are worse or a diagnosis beyond its thresholds."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
-
-PAGE_BYTES = 64 * 1024
-"""Minimum free space for a page, in bytes."""
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[2]
 """Click's ClickException, which typer keeps under a private name: BadParameter is a UsageError, and
@@ -339,13 +335,6 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         return FAILURE
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file for writing: a pipe that nobody reads is an error, and no reason to wait."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
-    os.set_blocking(descriptor, True)
-    return descriptor
-
-
 def _uri() -> str:
     """Return the address of the database of this command line, or of the environment."""
     # The options are not parsed here: this is for the message on an extra that is not installed.
@@ -357,37 +346,10 @@ def _uri() -> str:
     return next(filter(None, map(os.environ.get, URI_VARIABLES)), "")
 
 
-def check_writable(path: Path) -> None:
-    """Check that there is room for a page in this file, whose content stays.
-
-    Raises UnreadableFile.
-    """
-    # A full disk shows only when something is written, so a page of zeros is, and is cut off again.
-    existed = path.exists()
-    try:
-        with open(path, "ab", buffering=0, opener=_open_without_waiting) as file:
-            if path.is_file():
-                size = file.tell()
-                try:
-                    if file.write(bytes(PAGE_BYTES)) < PAGE_BYTES:
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                finally:
-                    file.truncate(size)
-    except OSError as error:
-        raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        if not existed:
-            with suppress(OSError):
-                path.unlink()
-
-
 def write_page(path: Path, page: str) -> None:
     """Write a page. Raises UnreadableFile."""
-    try:
-        with open(path, "w", encoding="utf-8", opener=_open_without_waiting) as file:
-            file.write(page)
-    except OSError as error:
-        raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
+    with whole_file(path) as file:
+        file.write(page)
 
 
 def report_error(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milvus_hubness.basics.files.writing import check_writable
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import UnreadableFile
 
@@ -52,7 +53,7 @@ def match(
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, not {out.name!r}")
 
     # Before hours of work, not after them.
-    console.check_writable(out)
+    check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
     bank = read_bank(connection.open(), queries)
     client = HubnessClient(

@@ -194,10 +194,14 @@ class PairsOptions:
     def read(self, text_column: str | None = None) -> Judgements | None:
         """Return the judgements; None if none are named.
 
-        text_column: the column with the texts of the queries. Raises as `Judgements.load`.
+        text_column: the column with the texts of the queries. Raises as `Measure.of` and
+        `Judgements.load`.
         """
         from milvus_hubness.jobs.common.judgements import Judgements
+        from milvus_hubness.quality.measures import Measure
 
+        # Before the files, of which there may be much to read and to say.
+        Measure.of(self.measure)
         if self.pairs is None:
             if self.pairs_queries is not None:
                 raise typer.BadParameter("--pairs-queries needs --pairs, which names its queries")

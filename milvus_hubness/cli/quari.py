@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
+from milvus_hubness.basics.files.writing import check_writable
 from milvus_hubness.basics.texts import points
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import (
-    check_writable,
     progress_bars,
     say,
     show_facts,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.basics.defaults import RUN_DEPTH, STATE_TTL
+from milvus_hubness.basics.files.writing import check_writable, expect_different
 from milvus_hubness.basics.texts import (
     agreement_sentence,
     describe,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.status import Status
     from milvus_hubness.quality.measures import Interval
     from milvus_hubness.reports.report import Diagnosis
+    from milvus_hubness.reports.runs import RunFiles
 
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
@@ -210,6 +212,17 @@ def diagnose(
         float | None,
         "Exit with 3 if correction gains fewer points of --measure than this; needs --pairs.",
     ] = None,
+    save_run: Annotated[
+        tuple[Path, Path] | None,
+        "Two files to write for evaluators such as trec_eval: the rankings of all queries without "
+        "and with correction, as TREC runs, or as dictionaries if the names end in .json.",
+        {"metavar": "RAW CORRECTED"},
+    ] = None,
+    save_qrels: Annotated[
+        Path | None,
+        "File to write with the judgements that the figures are about; needs --save-run.",
+    ] = None,
+    run_depth: Annotated[int, "Rows of each query in --save-run.", {"min": 1}] = RUN_DEPTH,
     as_json: options.AsJson = False,
 ) -> None:
     """Write a page that shows the hubs of a collection, and what correction does or would do about them.
@@ -222,6 +235,7 @@ def diagnose(
     from milvus_hubness.jobs.common.inputs import read_texts
     from milvus_hubness.reports import collections
     from milvus_hubness.reports.images import Images
+    from milvus_hubness.reports.runs import QRELS_OPTION, RUN_OPTION, RunFiles
 
     if image_folder is not None:
         if image_field is None:
@@ -236,8 +250,29 @@ def diagnose(
     if bool(queries) == bool(judging.pairs):
         raise typer.BadParameter("give either --queries or --pairs")
 
+    runs = None
+    if save_run is not None:
+        runs = RunFiles(*save_run, qrels=save_qrels, depth=run_depth)
+        read = [
+            (option, Path(path))
+            for option, path in (
+                ("--bank", bank.bank),
+                ("--queries", queries),
+                ("--pairs", judging.pairs),
+                ("--pairs-queries", judging.pairs_queries),
+            )
+            if path
+        ]
+        # Two inputs may be one file.
+        for one in read:
+            expect_different([one, *runs.named, ("--output", output)])
+    elif save_qrels is not None:
+        raise typer.BadParameter(
+            f"{QRELS_OPTION} needs {RUN_OPTION}, whose rankings they are to judge"
+        )
+
     # Before the work, not after it.
-    console.check_writable(output)
+    check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
     judgements = judging.read(query_text)
@@ -259,6 +294,7 @@ def diagnose(
             texts=texts,
             slice_by=slice_by,
             group_by=group_by,
+            runs=runs,
             progress=progress,
         )
 
@@ -270,10 +306,12 @@ def diagnose(
         "page": str(output),
         "crossed": crossed,
         "images_left_out": images.left_out,
+        "runs": list(map(str, runs.paths)) if runs else [],
     }
-    console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
-    if images.remark:
-        console.say(f"milvus-hubness: warning: {images.remark}", to_stderr=True)
+    console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output, runs))
+    remark = runs.remark(diagnosis.measure, diagnosis.n_items) if runs and judgements else None
+    for warning in filter(None, (images.remark, remark)):
+        console.say(f"milvus-hubness: warning: {warning}", to_stderr=True)
 
     # The page is written by now: who looks into a failed job finds it.
     for message in crossed:
@@ -302,7 +340,7 @@ def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float |
     return messages
 
 
-def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
+def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = None) -> None:
     before = diagnosis.before
     after = diagnosis.after
     recall = None
@@ -334,6 +372,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         "the bank": next((str(one) for one in diagnosis.findings if one.name == "log"), None),
         "demand": diagnosis.demand.sentence if diagnosis.demand else None,
         "page": page,
+        "runs": ", ".join(map(str, runs.paths)) if runs else None,
     }
     console.show_facts(f"{diagnosis.title}, without and with correction", facts)
     if diagnosis.slices:

@@ -303,6 +303,9 @@ class PositiveRanks(NamedTuple):
     grades: PerQuery | None = None
     """(p,) how right each positive is, above 0; None for 1 each."""
 
+    items: npt.NDArray[np.int64] | None = None
+    """(p,) the number of each positive in the gallery; None where only ranks count."""
+
     @property
     def best(self) -> npt.NDArray[np.int64]:
         """Return (n_queries,) the rank of each query's best positive."""
@@ -311,6 +314,23 @@ class PositiveRanks(NamedTuple):
     def sums(self, values: PerQuery) -> PerQuery:
         """Return (n_queries,) the sums over each query's positives of values (p,)."""
         return np.add.reduceat(values, self.starts[:-1])
+
+    def where(self, is_ours: npt.NDArray[np.bool_], other: PositiveRanks) -> PositiveRanks:
+        """Return these ranks for some of the queries, (n_queries,) bool, and others for the rest.
+
+        Both are of the same positives, in any order of these.
+        """
+        by_positive = np.repeat(is_ours, np.diff(self.starts))
+
+        def chosen(ours: npt.NDArray[Any] | None, theirs: npt.NDArray[Any] | None) -> Any:
+            return None if ours is None or theirs is None else np.where(by_positive, ours, theirs)
+
+        return PositiveRanks(
+            chosen(self.ranks, other.ranks),
+            self.starts,
+            chosen(self.grades, other.grades),
+            chosen(self.items, other.items),
+        )
 
 
 def ranks(
@@ -350,7 +370,7 @@ def ranks(
             limits = row_scores.gather(1, columns) + margins[rows, None]
             unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
 
-    return in_order(unordered, starts, values)
+    return in_order(unordered, starts, values, items)
 
 
 MEASURES = "R@k, MRR, MAP or nDCG@k"
@@ -712,11 +732,14 @@ def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]
 
 
 def in_order(
-    ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], grades: PerQuery | None = None
+    ranks: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    grades: PerQuery | None = None,
+    items: npt.NDArray[np.int64] | None = None,
 ) -> PositiveRanks:
     """Return each query's ranks in ascending order, with distinct ranks for equal positives.
 
-    ranks, grades: (p,), those of query i from starts[i] on.
+    ranks, grades, items: (p,), those of query i from starts[i] on.
     """
     query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     order = np.lexsort((ranks, query))
@@ -727,7 +750,12 @@ def in_order(
     # starts again with each query, because the ranks of a query are far above those before.
     offset = query * (ranks.max(initial=0) + len(ranks) + 1)
     rising = np.maximum.accumulate(ranks - nth + offset)
-    return PositiveRanks(rising + nth - offset, starts, None if grades is None else grades[order])
+    return PositiveRanks(
+        rising + nth - offset,
+        starts,
+        None if grades is None else grades[order],
+        None if items is None else items[order],
+    )
 
 
 def checked_positives(

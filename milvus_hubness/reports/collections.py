@@ -42,6 +42,7 @@ from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS, expecte
 from milvus_hubness.reports import charts, report
 from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import Diagnosis
+from milvus_hubness.reports.runs import RunFiles, RunWriter
 
 LONGEST = 160
 """Letters of a text that the page shows."""
@@ -124,7 +125,9 @@ def read_biased(
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
         verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
-        strength = 1.0
+        # That with which jobs follow the verdict, see `choose`.
+        is_followed = estimator is None and verdict and verdict.verdict != "leave it alone"
+        strength = verdict.strength if verdict and is_followed else 1.0
         biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict)
 
     bank.expect_dim(layout.dim, "the field")
@@ -182,6 +185,7 @@ def diagnose(
     texts: Sequence[str] | None = None,
     slice_by: str | None = None,
     group_by: str | None = None,
+    runs: RunFiles | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search queries in a collection's rows before and after correction, and report the hubs.
@@ -190,15 +194,19 @@ def diagnose(
     of tuning, else the default. queries: (n, d), or judgements with right rows, of which each query
     counts once, whatever its weight. measure: of these, R@k, MRR, MAP or nDCG@k. texts: of the
     queries; those of judgements are in these. slice_by: a scalar field, whose values get a report
-    of their own; group_by: one whose values get their shares of the answers.
+    of their own; group_by: one whose values get their shares of the answers. runs: files for
+    evaluators, with the rankings and the judgements.
 
-    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
+    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection, and with runs
+    InvalidParameter and UnreadableFile.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
     if (queries is None) == (judgements is None):
         raise InvalidInput("a diagnosis needs queries or judgements: pass one of them")
     queries = optional_bank(queries)
+    if runs is not None:
+        runs.check(judgements)
     biased = read_biased(
         store,
         collection,
@@ -214,6 +222,7 @@ def diagnose(
     positives = None
     grades = None
     left_out: tuple[str, ...] = ()
+    judged = None
     if judgements is not None:
         judged = judgements.within(gallery.keys, biased.info.name)
         queries = judged.queries
@@ -223,6 +232,12 @@ def diagnose(
         left_out = judged.left_out
     assert queries is not None
     queries.expect_dim(layout.dim, "the field")
+
+    run_writer = None
+    if runs is not None:
+        runs.check_keys(gallery.keys)
+        ids = judged.names if judged is not None else list(map(str, range(len(queries))))
+        run_writer = RunWriter(runs, ids, gallery.keys)
 
     activated = None
     if biased.activated is not None:
@@ -247,7 +262,10 @@ def diagnose(
         title=biased.info.name,
         slice_by=slice_by,
         group_by=group_by,
+        runs=run_writer,
     )
+    if runs is not None and judged is not None:
+        runs.write_qrels(judged)
     return replace(diagnosis, left_out=left_out)
 
 

@@ -18,9 +18,11 @@ from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.demand import DemandComparison, compare
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
+from milvus_hubness.quality.rankings import rankings
 from milvus_hubness.quality.reciprocity import Reciprocity, reciprocities
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
 from milvus_hubness.quality.verdict import Figures, Finding, findings
+from milvus_hubness.reports.runs import RunWriter
 
 
 class Bin(NamedTuple):
@@ -321,6 +323,7 @@ def diagnose(
     title: str = "Gallery",
     slice_by: str | None = None,
     group_by: str | None = None,
+    runs: RunWriter | None = None,
 ) -> Diagnosis:
     """Search queries in a gallery by <q, r> − w·b(r) for every strength w, and report the hubs.
 
@@ -331,8 +334,8 @@ def diagnose(
     bank: (m, d), for its coverage. positives, grades: as for `ranks`. measure: R@k, MRR, MAP or
     nDCG@k. keys and fields, one per item, and query_texts, one per query, are read only where shown.
     slice_by: a field, whose values get a report of their own; group_by: one whose values get their
-    shares of the answers. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and
-    InvalidParameter.
+    shares of the answers. runs: gets the rankings at strength 0 and w. Raises InvalidInput,
+    DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     _expect_length("keys", keys, len(stored))
@@ -360,6 +363,16 @@ def diagnose(
     before = searches[0.0]
     after = searches[strength]
     pair = _Comparison(before, after, keys, fields, query_texts)
+    if runs is not None:
+        depth = runs.files.depth
+        query_vectors[:, -1] = 0
+        runs.write(runs.files.raw, rankings(query_vectors, stored, depth, before.ranks))
+        query_vectors[:, -1] = -strength
+        if activated is not None:
+            # The others stay as they are.
+            query_vectors[~before.is_activated(activated), -1] = 0
+        runs.write(runs.files.corrected, rankings(query_vectors, stored, depth, after.ranks))
+
     gain = None
     if before.values is not None and after.values is not None:
         gain = measures.paired_difference(before.values, after.values)
@@ -485,16 +498,10 @@ class _Search(NamedTuple):
         if self.ranks is None or raw.ranks is None:
             return gated
 
-        # Ranks are listed by positive, and a query may have several.
-        by_positive = np.repeat(is_corrected, np.diff(self.ranks.starts))
-        ranks = np.where(by_positive, self.ranks.ranks, raw.ranks.ranks)
-        grades = None
-        if self.ranks.grades is not None and raw.ranks.grades is not None:
-            grades = np.where(by_positive, self.ranks.grades, raw.ranks.grades)
         assert self.values is not None, "values come with ranks"
         assert raw.values is not None, "values come with ranks"
         return gated._replace(
-            ranks=measures.PositiveRanks(ranks, self.ranks.starts, grades),
+            ranks=self.ranks.where(is_corrected, raw.ranks),
             values=np.where(is_corrected, self.values, raw.values),
         )
 

@@ -15,8 +15,8 @@ from milvus_lite.server_manager import server_manager_instance
 
 import milvus_hubness
 from milvus_hubness import connect
+from milvus_hubness.basics.files.writing import check_writable
 from milvus_hubness.basics.texts import describe, rounded_shares
-from milvus_hubness.cli.console import check_writable
 from milvus_hubness.cli.reports import _mixed
 from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections

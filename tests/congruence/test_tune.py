@@ -178,6 +178,23 @@ def test_advice_against_holds_until_forced(retrieval):
     )
 
 
+def test_a_diagnosis_shows_what_a_migration_would_do(retrieval):
+    retrieval.tune(retrieval.name, strength=0.35)
+    store, bank = retrieval.store, QueryBank(retrieval.bank)
+    judgements = Judgements.of(retrieval.queries, retrieval.answers)
+
+    def strength(estimator=None):
+        return diagnose(
+            store, retrieval.name, judgements=judgements, bank=bank, estimator=estimator
+        ).strength
+
+    assert strength() == plan_migration(store, retrieval.name, bank).strength == 0.35
+    # The verdict is about another method, or against all of them.
+    assert strength(NNN(8)) == 1.0
+    retrieval.tune(retrieval.name, verdict="leave it alone", choice=None, strength=0.0)
+    assert strength() == 1.0
+
+
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
     store, bank = retrieval.store, QueryBank(retrieval.bank)
     retrieval.tune(retrieval.name, choice={"name": "NNN", "k": 8}, strength=0.5)

@@ -81,6 +81,9 @@ class Judgements:
     texts: Sequence[str] | None = None
     """The texts of the queries, if they were read."""
 
+    numbers: Sequence[int] | None = None
+    """The numbers that the queries had before some were left out; None if none was."""
+
     left_out: tuple[str, ...] = ()
     """A sentence for each reason for which something of the source is left out."""
 
@@ -183,7 +186,9 @@ class Judgements:
     @property
     def names(self) -> Sequence[str]:
         """The ids of the queries, or their numbers where the source has no ids."""
-        return self.ids if self.ids is not None else list(map(str, range(len(self))))
+        if self.ids is not None:
+            return self.ids
+        return list(map(str, range(len(self)) if self.numbers is None else self.numbers))
 
     def take(self, numbers: Sequence[int]) -> Judgements:
         """Return the judgements of the queries of these numbers, n ≥ 1."""
@@ -198,6 +203,11 @@ class Judgements:
             counts=None if self.counts is None else self.counts[which],
             ids=None if self.ids is None else [self.ids[query] for query in numbers],
             texts=None if self.texts is None else [self.texts[query] for query in numbers],
+            numbers=(
+                list(numbers)
+                if self.numbers is None
+                else [self.numbers[query] for query in numbers]
+            ),
         )
 
     def as_sent(self) -> Judgements:

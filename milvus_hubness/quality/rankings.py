@@ -1,0 +1,100 @@
+"""The first items of each query in an order that evaluators keep, as runs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.quality.measures import PositiveRanks, score_tensors
+
+_SMALLEST = np.finfo(np.float32).smallest_normal.view(np.int32)
+"""The bits of the smallest float32 above 0 that no processor setting turns into 0."""
+
+
+class Ranking(NamedTuple):
+    """The first items of a query."""
+
+    items: npt.NDArray[np.int64]
+    """(depth,) their numbers, best first."""
+
+    scores: npt.NDArray[np.float32]
+    """(depth,) their scores, each less than the one before."""
+
+
+def rankings(
+    queries: Vectors, gallery: Vectors, depth: int, ranks: PositiveRanks | None = None
+) -> Iterator[Ranking]:
+    """Yield the first `depth` items of each query by inner product, or all of a smaller gallery.
+
+    ranks: of positives, with their items, which get these ranks. `measures.ranks` counts an item
+    whose score differs from the positive's by rounding alone as behind it, and so does the order of
+    these rankings; all other items are in the order of their scores. Memory: a tile of at least one
+    row of scores, and as many of first items.
+    """
+    import torch
+
+    depth = min(depth, len(gallery))
+    most = 0 if ranks is None else int(np.diff(ranks.starts).max())
+    for tile, scores in score_tensors(queries, gallery):
+        # Without the positives, there are still enough.
+        best = scores.topk(min(depth + most, len(gallery)), dim=1)
+        first_items = best.indices.cpu().numpy()
+        first_scores = best.values.cpu().numpy()
+        # topk leaves the order of equal scores open: it becomes that of the rows.
+        order = np.lexsort((first_items, -first_scores))
+        first_items = np.take_along_axis(first_items, order, 1)
+        first_scores = np.take_along_axis(first_scores, order, 1)
+
+        for row, query in enumerate(range(tile.start, tile.start + len(first_items))):
+            ranking = Ranking(first_items[row], first_scores[row])
+            if ranks is not None:
+                assert ranks.items is not None, "ranks for rankings come with their items"
+                of_query = slice(ranks.starts[query], ranks.starts[query + 1])
+                right = ranks.items[of_query]
+                right_scores = scores[row][torch.from_numpy(right).to(scores.device)].cpu().numpy()
+                ranking = _with_positives(
+                    ranking, Ranking(right, right_scores), ranks.ranks[of_query], depth
+                )
+            yield Ranking(ranking.items[:depth], falling(ranking.scores[:depth]))
+
+
+def _with_positives(
+    ranking: Ranking, positives: Ranking, ranks: npt.NDArray[np.int64], depth: int
+) -> Ranking:
+    """Return a ranking in which the positives have their ranks, and the others keep their order."""
+    is_within = ranks <= depth
+    places = ranks[is_within] - 1
+    is_other = ~np.isin(ranking.items, positives.items)
+    free = np.ones(depth, bool)
+    free[places] = False
+
+    items = np.empty(depth, np.int64)
+    items[places] = positives.items[is_within]
+    items[free] = ranking.items[is_other][: free.sum()]
+    scores = np.empty(depth, np.float32)
+    scores[places] = positives.scores[is_within]
+    scores[free] = ranking.scores[is_other][: free.sum()]
+    return Ranking(items, scores)
+
+
+def falling(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return scores (n,) of which each is less than the one before, by one float32 if need be.
+
+    trec_eval reads scores as float32, sorts by them, and puts equal ones in an order of its own.
+    """
+    # Floats of one sign are in the order of their bits, as whole numbers. Those too near 0 count as
+    # 0, since some processor settings take them for it.
+    bits = np.abs(scores).view(np.int32).astype(np.int64)
+    steps = np.sign(scores).astype(np.int64) * np.maximum(bits - _SMALLEST + 1, 0)
+
+    # A step is at least one less than the one before: a running minimum of step + n does that.
+    nth = np.arange(len(steps))
+    steps = np.minimum.accumulate(steps + nth) - nth
+    bits = np.where(steps == 0, 0, np.abs(steps) + _SMALLEST - 1)
+    sizes = bits.astype(np.int32).view(np.float32)
+    falling: npt.NDArray[np.float32] = np.copysign(sizes, steps.astype(np.float32))
+    return falling
