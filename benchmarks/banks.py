@@ -32,13 +32,12 @@ from milvus_hubness.correction.estimators import NNN, Blend, Estimator, Inverted
 from milvus_hubness.correction.near_copies import near_copies, with_groups
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.quality.measures import (
-    Outcome,
-    assess,
     k_occurrence,
     nearest,
     paired_difference,
     skewness,
 )
+from milvus_hubness.quality.outcomes import Outcome, assess
 from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import (
     decide,

@@ -25,7 +25,8 @@ from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.reference import unit
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN, Blend, Estimator
-from milvus_hubness.quality.measures import assess, confidence_interval, paired_difference
+from milvus_hubness.quality.measures import confidence_interval, paired_difference
+from milvus_hubness.quality.outcomes import assess
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 Floats = npt.NDArray[np.float32]

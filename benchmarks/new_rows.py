@@ -40,7 +40,7 @@ from milvus_hubness.correction.estimators.products import (
     FittedItems,
     logsumexp_with_room,
 )
-from milvus_hubness.quality.measures import assess
+from milvus_hubness.quality.outcomes import assess
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 SHARES = (0.01, 0.1, 0.3)

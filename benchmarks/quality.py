@@ -34,12 +34,12 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.quality.measures import (
-    assess,
     confidence_interval,
     k_occurrence,
     paired_difference,
     skewness,
 )
+from milvus_hubness.quality.outcomes import assess
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02

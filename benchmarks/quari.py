@@ -50,12 +50,8 @@ from milvus_hubness.extras.quari.curves import learning_curves
 from milvus_hubness.extras.quari.pairs import Pairs
 from milvus_hubness.extras.quari.settings import QuariConfig
 from milvus_hubness.extras.quari.train import train
-from milvus_hubness.quality.measures import (
-    PositiveRanks,
-    hits,
-    paired_difference,
-    retrieval_summary,
-)
+from milvus_hubness.quality.measures import paired_difference
+from milvus_hubness.quality.retrieval import PositiveRanks, hits, retrieval_summary
 from tests.support.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"

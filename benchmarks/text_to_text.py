@@ -51,14 +51,13 @@ from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.quality.measures import (
     excess_answers,
-    hits,
     k_occurrence,
     nearest,
     paired_difference,
-    ranks,
     skewness,
 )
 from milvus_hubness.quality.reciprocity import reciprocities
+from milvus_hubness.quality.retrieval import hits, ranks
 from milvus_hubness.quality.tuning import judge_bank
 from milvus_hubness.quality.verdict import chance_excess
 from tests.support.real_data import require

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import near_copies, with_groups
-from milvus_hubness.quality.measures import assess
+from milvus_hubness.quality.outcomes import assess
 from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, tune
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task

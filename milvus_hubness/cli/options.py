@@ -198,7 +198,7 @@ class PairsOptions:
         `Judgements.load`.
         """
         from milvus_hubness.jobs.common.judgements import Judgements
-        from milvus_hubness.quality.measures import Measure
+        from milvus_hubness.quality.retrieval import Measure
 
         # Before the files, of which there may be much to read and to say.
         Measure.of(self.measure)

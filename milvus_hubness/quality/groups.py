@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.quality import measures
+from milvus_hubness.quality import measures, retrieval
 
 MOST_GROUPS = 12
 """Values of a field with a group of their own."""
@@ -81,7 +81,7 @@ def shares(
     members: Sequence[tuple[str | None, Members]],
     before: npt.NDArray[np.int64],
     after: npt.NDArray[np.int64],
-    positives: measures.Positives | None,
+    positives: retrieval.Positives | None,
     *,
     seed: int = 0,
 ) -> list[Group]:
@@ -96,7 +96,7 @@ def shares(
         raise InvalidInput("shares by group need at least two queries: pass more")
     right_items = None
     if positives is not None:
-        right_items = measures.checked_positives(positives, len(before), len(members[0][1]))
+        right_items = retrieval.checked_positives(positives, len(before), len(members[0][1]))
 
     rows: list[npt.NDArray[np.float64]] = []
     for _, inside in members:
@@ -124,7 +124,7 @@ def _per_query(
 ) -> list[npt.NDArray[np.float64]]:
     """Return the shares (n_queries,) of one group in the answers to each query.
 
-    right_items: as `measures.checked_positives` returns them.
+    right_items: as `retrieval.checked_positives` returns them.
     """
     if right_items is None:
         due = np.full(len(before), inside.mean())

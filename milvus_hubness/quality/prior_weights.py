@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.prior import Prior, Values
-from milvus_hubness.quality.measures import Outcome
+from milvus_hubness.quality.outcomes import Outcome
 from milvus_hubness.quality.trials import Pairs, Trial, merits_of
 
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import Vectors
-from milvus_hubness.quality.measures import PositiveRanks, score_tensors
+from milvus_hubness.quality.retrieval import PositiveRanks, score_tensors
 
 _SMALLEST = np.finfo(np.float32).smallest_normal.view(np.int32)
 """The bits of the smallest float32 above 0 that no processor setting turns into 0."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.codec.arrays import lengths_of
 from milvus_hubness.correction.kernels.policy import prefer_torch
-from milvus_hubness.quality.measures import MARGIN, score_tensors
+from milvus_hubness.quality.retrieval import MARGIN, score_tensors
 
 Floats = npt.NDArray[np.float32]
 

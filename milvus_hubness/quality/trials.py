@@ -40,14 +40,9 @@ from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import TopK
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.quality.measures import (
-    DEPTH,
-    R_AT_1,
-    Measure,
-    Outcome,
-    assess,
-    score_tensors,
-)
+from milvus_hubness.quality.measures import DEPTH
+from milvus_hubness.quality.outcomes import Outcome, assess
+from milvus_hubness.quality.retrieval import R_AT_1, Measure, score_tensors
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""

@@ -29,7 +29,7 @@ from milvus_hubness.correction.near_copies import (
     with_groups,
 )
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.quality import measures
+from milvus_hubness.quality import measures, outcomes, retrieval
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
 from milvus_hubness.quality.trials import Pairs, Trial, merits_of, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
@@ -132,7 +132,7 @@ def judge_labelled(
     fall: float,
     weights: Values | None = None,
     *,
-    measure: measures.Measure = measures.R_AT_1,
+    measure: retrieval.Measure = retrieval.R_AT_1,
     seed: int = 0,
 ) -> Judgement:
     """Return the verdict with labels: "apply" if the expected gain in the measure is above 0.
@@ -378,9 +378,9 @@ def tune(
     *,
     target_bank: QueryBank | npt.ArrayLike | None = None,
     queries: npt.ArrayLike | None = None,
-    positives: measures.Positives | None = None,
-    grades: measures.Grades | None = None,
-    measure: str | measures.Measure = measures.R_AT_1,
+    positives: retrieval.Positives | None = None,
+    grades: retrieval.Grades | None = None,
+    measure: str | retrieval.Measure = retrieval.R_AT_1,
     pair_weights: npt.ArrayLike | None = None,
     preference: Preference | None = None,
     seed: int = 0,
@@ -399,7 +399,7 @@ def tune(
     BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
-    chosen_measure = measures.Measure.of(measure)
+    chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "tune")
     targets = None if target_bank is None else QueryBank.of(target_bank)
@@ -482,7 +482,7 @@ def tune(
 
 def decide(
     trials: Sequence[Trial],
-    outcome: measures.Outcome,
+    outcome: outcomes.Outcome,
     swept: QueryBank,
     gallery: Vectors,
     pairs: Pairs,
@@ -495,7 +495,7 @@ def decide(
     outcome: of the raw search, then the trials. swept: the bank that the trials were fitted on.
     cosine: the smallest one between near copies.
     """
-    excess = measures.excess_answers_of(outcome, len(gallery))
+    excess = outcomes.excess_answers_of(outcome, len(gallery))
     merits = merits_of(outcome, pairs.measure)[1:]
     picked = mix(pick(trials, excess[1:], merits, pairs.weights))
     chosen = _with_demand(picked, swept, gallery)
@@ -519,7 +519,7 @@ def decide(
 
     # Demand has its own part in what hubs take, so that the fall is that without it.
     after = search([picked], pairs.queries, gallery, pairs.positives)
-    mixed_excess = float(measures.excess_answers_of(after, len(gallery))[1])
+    mixed_excess = float(outcomes.excess_answers_of(after, len(gallery))[1])
     # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(mixed_excess, float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
@@ -550,7 +550,7 @@ def _with_demand(trial: Trial, bank: QueryBank, gallery: Vectors) -> Trial:
 
 def decide_with_prior(
     trials: Sequence[Trial],
-    outcome: measures.Outcome,
+    outcome: outcomes.Outcome,
     swept: QueryBank,
     gallery: Vectors,
     pairs: Pairs,
@@ -564,7 +564,7 @@ def decide_with_prior(
     preference: the values of the prior for the gallery. The excess answers are those without the
     prior: that popular items have more is its purpose.
     """
-    excess = measures.excess_answers_of(outcome, len(gallery))
+    excess = outcomes.excess_answers_of(outcome, len(gallery))
     fold = _folds(pairs.queries, cosine, seed)
     unit = score_spread(swept.condensed, gallery)
     searches = PriorTrials(trials, gallery, pairs, preference, unit, fold)
@@ -578,7 +578,7 @@ def decide_with_prior(
     cross_fitted = searches.values(choices)
 
     neutral = search([chosen.method], pairs.queries, gallery, pairs.positives)
-    highest = max(float(measures.excess_answers_of(neutral, len(gallery))[1]), float(excess[-1]))
+    highest = max(float(outcomes.excess_answers_of(neutral, len(gallery))[1]), float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     strength = chosen.method.strength
     judged = judge_labelled(
@@ -646,15 +646,15 @@ def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
 
 def _checked_pairs(
     queries: Vectors,
-    positives: measures.Positives,
-    grades: measures.Grades | None,
+    positives: retrieval.Positives,
+    grades: retrieval.Grades | None,
     weights: npt.ArrayLike | None,
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
     """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
-    numbers, starts, values = measures.checked_judgements(positives, grades, len(queries), n_items)
-    checked = measures.checked_weights(weights, len(queries))
+    numbers, starts, values = retrieval.checked_judgements(positives, grades, len(queries), n_items)
+    checked = retrieval.checked_weights(weights, len(queries))
     pairs = Pairs(
         queries,
         np.split(numbers, starts[1:-1]),
@@ -701,7 +701,7 @@ def _some_items(
 
 def _table(
     trials: Sequence[Trial],
-    outcome: measures.Outcome,
+    outcome: outcomes.Outcome,
     n_items: int,
     pairs: Pairs | None,
     seed: int,
@@ -719,7 +719,7 @@ def _table(
             of_queries - of_queries[0], pairs.weights, resamples=RESAMPLES, seed=seed
         )
 
-    excess = measures.excess_answers_of(outcome, n_items).tolist()
+    excess = outcomes.excess_answers_of(outcome, n_items).tolist()
     raw = Row(None, 0.0, excess[0], values[0], gains[0])
     rows = [
         Row(trial.estimator, trial.strength, share, value, gain, *trial.form)

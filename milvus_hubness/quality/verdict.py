@@ -20,13 +20,8 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import correlation
 from milvus_hubness.correction.estimators.with_demand import dispersion_of
 from milvus_hubness.quality.bank_checks import AT_LEAST, THRESHOLD, drift_between, reach
-from milvus_hubness.quality.measures import (
-    DEPTH,
-    assess,
-    excess_answers_of,
-    nearest,
-    noise_of_change,
-)
+from milvus_hubness.quality.measures import DEPTH, nearest
+from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
 
 MOST_ITEMS = 10_000
 """Items that are read, drawn at random."""

@@ -35,8 +35,8 @@ from milvus_hubness.jobs.refresh.online_bank import live_queries
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
-from milvus_hubness.quality.measures import R_AT_1, Measure
 from milvus_hubness.quality.prior_weights import Preference
+from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS, expected_gain
 from milvus_hubness.reports import charts, report

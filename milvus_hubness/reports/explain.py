@@ -12,7 +12,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.quality import measures
+from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.reports.collections import BiasedGallery
 
 DEPTH = 10
@@ -129,8 +129,8 @@ def explain_row(
 
     # The row is the positive of every query, so its ranks are those of a positive.
     positives = np.full(len(queries), row)
-    before = measures.ranks(queries, items, positives).best
-    after = measures.ranks(queries, items, positives, weighted_biases).best
+    before = retrieval.ranks(queries, items, positives).best
+    after = retrieval.ranks(queries, items, positives, weighted_biases).best
 
     # Inner products of reduced vectors rank as the metric does, but users know its own scores.
     similarities = queries @ items[row]

@@ -14,7 +14,7 @@ from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
-from milvus_hubness.quality import measures
+from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.bank_checks import bank_coverage
 from milvus_hubness.quality.demand import DemandComparison, compare
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
@@ -267,7 +267,7 @@ class Diagnosis:
             change = "a loss that is larger than chance explains."
         else:
             change = "a change within chance."
-        if self.measure == str(measures.R_AT_1):
+        if self.measure == str(retrieval.R_AT_1):
             return (
                 f"A right answer comes first for {self.value_before:.1%} of the queries without "
                 f"correction and for {self.value_after:.1%} with it: {change}"
@@ -307,9 +307,9 @@ def diagnose(
     bias: npt.ArrayLike,
     *,
     bank: QueryBank | npt.ArrayLike | None = None,
-    positives: measures.Positives | None = None,
-    grades: measures.Grades | None = None,
-    measure: str | measures.Measure = measures.R_AT_1,
+    positives: retrieval.Positives | None = None,
+    grades: retrieval.Grades | None = None,
+    measure: str | retrieval.Measure = retrieval.R_AT_1,
     keys: Sequence[Hashable] | None = None,
     fields: Sequence[Mapping[str, Any]] | None = None,
     query_texts: Sequence[str] | None = None,
@@ -341,7 +341,7 @@ def diagnose(
     _expect_length("keys", keys, len(stored))
     _expect_length("fields", fields, len(stored))
     _expect_length("query_texts", query_texts, len(query_vectors))
-    chosen = measures.Measure.of(measure)
+    chosen = retrieval.Measure.of(measure)
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
@@ -354,7 +354,7 @@ def diagnose(
         query_vectors[:, -1] = -value
         search = _Search.of(query_vectors, stored, k)
         if positives is not None:
-            of_positives = measures.ranks(query_vectors, stored, positives, grades=grades)
+            of_positives = retrieval.ranks(query_vectors, stored, positives, grades=grades)
             search = search._replace(ranks=of_positives, values=chosen.values(of_positives))
         if activated is not None and value:
             search = search.gated(searches[0.0], np.asarray(activated))
@@ -409,8 +409,8 @@ def diagnose(
         gain=gain,
         value_before=before.mean,
         value_after=after.mean,
-        retrieval_before=before.ranks and measures.retrieval_summary(before.ranks),
-        retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
+        retrieval_before=before.ranks and retrieval.retrieval_summary(before.ranks),
+        retrieval_after=after.ranks and retrieval.retrieval_summary(after.ranks),
         coverage=None if log is None else pair.reach(log, items),
         verdict=None if verdict is None else measures.as_plain(verdict),
         bank=figures,
@@ -467,10 +467,10 @@ class _Search(NamedTuple):
     counts: measures.Counts
     """(n_items,) N_k."""
 
-    ranks: measures.PositiveRanks | None = None
+    ranks: retrieval.PositiveRanks | None = None
     """The ranks of all positives; None without positives."""
 
-    values: measures.PerQuery | None = None
+    values: retrieval.PerQuery | None = None
     """(n_queries,) of the measure; None without positives."""
 
     @classmethod
@@ -582,7 +582,7 @@ class _Comparison(NamedTuple):
         )
 
     def slice(
-        self, name: str | None, inside: Members, positives: measures.Positives | None
+        self, name: str | None, inside: Members, positives: retrieval.Positives | None
     ) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
         before = self.before.counts
@@ -593,7 +593,7 @@ class _Comparison(NamedTuple):
         before_values = self.before.values
         after_values = self.after.values
         if positives is not None and before_values is not None and after_values is not None:
-            items, starts = measures.checked_positives(
+            items, starts = retrieval.checked_positives(
                 positives, len(self.before.retrieved), len(before)
             )
             # Whether a positive of the query is in the slice: only such queries can gain from it.

@@ -14,8 +14,8 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.judgements import Judgements
-from milvus_hubness.quality.measures import Measure
 from milvus_hubness.quality.rankings import Ranking
+from milvus_hubness.quality.retrieval import Measure
 
 RUN_OPTION = "--save-run"
 QRELS_OPTION = "--save-qrels"

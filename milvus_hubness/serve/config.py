@@ -39,7 +39,7 @@ from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.quality.measures import Measure
+from milvus_hubness.quality.retrieval import Measure
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 """The units of intervals, and the arguments of `timedelta` for them."""

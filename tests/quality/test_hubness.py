@@ -8,14 +8,12 @@ from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.quality.measures import (
-    Outcome,
     excess_answers,
-    excess_answers_of,
     hubness_summary,
     k_occurrence,
-    noise_of_change,
     skewness,
 )
+from milvus_hubness.quality.outcomes import Outcome, excess_answers_of, noise_of_change
 
 COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
 

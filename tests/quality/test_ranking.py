@@ -14,7 +14,8 @@ from milvus_hubness.errors import (
     InvalidParameter,
     NonFiniteVectors,
 )
-from milvus_hubness.quality.measures import nearest, ranks
+from milvus_hubness.quality.measures import nearest
+from milvus_hubness.quality.retrieval import ranks
 
 
 def vectors(n, d=4, seed=0):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from milvus_hubness.quality.measures import Measure, ranks
 from milvus_hubness.quality.rankings import falling, rankings
+from milvus_hubness.quality.retrieval import Measure, ranks
 from milvus_hubness.reports.report import diagnose
 from milvus_hubness.reports.runs import RunFiles, RunWriter
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quality.measures import (
+from milvus_hubness.quality.retrieval import (
     Measure,
     PositiveRanks,
     average_precisions,

@@ -26,14 +26,10 @@ from milvus_hubness.correction.near_copies import near_copies
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.quality.measures import (
-    Measure,
-    assess,
-    excess_answers_of,
-    paired_difference,
-    ranks,
-)
+from milvus_hubness.quality.measures import paired_difference
+from milvus_hubness.quality.outcomes import assess, excess_answers_of
 from milvus_hubness.quality.prior_weights import Preference
+from milvus_hubness.quality.retrieval import Measure, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import bank_before, decide, judge_labelled, mix, pick, tune
 from tests.support.galleries import crowding, half_known

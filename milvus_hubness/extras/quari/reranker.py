@@ -28,13 +28,12 @@ from milvus_hubness.extras.quari.train import train
 from milvus_hubness.jobs.common.inputs import read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.quality.measures import (
+from milvus_hubness.quality.measures import nearest, paired_difference
+from milvus_hubness.quality.retrieval import (
     PositiveRanks,
     Positives,
     checked_positives,
     hits,
-    nearest,
-    paired_difference,
     ranks,
     retrieval_summary,
 )

@@ -35,7 +35,7 @@ from milvus_hubness.basics.files.tables import TABLES, Table, open_table
 from milvus_hubness.correction.banks.bank import QueryBank, stack_lists
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, UnreadableFile, name_some
-from milvus_hubness.quality.measures import checked_weights
+from milvus_hubness.quality.retrieval import checked_weights
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,16 +39,13 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 from milvus_hubness.quality.measures import (
-    R_AT_1,
     Interval,
-    Measure,
-    assess,
-    excess_answers_of,
     k_occurrence,
-    noise_of_change,
     paired_difference,
     skewness,
 )
+from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
+from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import Grades, activated_by
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
 

@@ -85,7 +85,7 @@ from milvus_hubness.jobs.store.generations import holds, reference_to
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
-from milvus_hubness.quality.measures import Measure
+from milvus_hubness.quality.retrieval import Measure
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from milvus_hubness.correction.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.quality.measures import hits, k_occurrence, nearest, ranks, skewness
+from milvus_hubness.quality.measures import k_occurrence, nearest, skewness
+from milvus_hubness.quality.retrieval import hits, ranks
 from tests.support.real_data import (
     EMBEDDING_TASKS,
     LARGEST,

@@ -15,7 +15,7 @@ from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
-from milvus_hubness.quality import measures
+from milvus_hubness.quality import measures, retrieval
 from tests.support.galleries import METRICS, half_known, similarity
 
 DIM = 16
@@ -234,7 +234,7 @@ def test_labels_decide_where_there_are_some(hubs):
 def test_another_measure_decides_in_place_of_r1(hubs, name):
     """With a second right item of a higher grade that only the other measures see."""
     items, queries, _ = hubs
-    measure = measures.Measure.of(name)
+    measure = retrieval.Measure.of(name)
     asked = items * 3
     second = (np.arange(len(items)) + 1) % len(items)
     positives = [np.array([i, other]) for i, other in enumerate(second)]
@@ -242,7 +242,7 @@ def test_another_measure_decides_in_place_of_r1(hubs, name):
     labelled = Labelled(asked, positives, None, grades, measure)
     old, new = standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 20.0))
     told = judge(Layout(DIM, "IP"), items, old, new, labelled)
-    raw = measure.values(measures.ranks(asked, items, positives, grades=grades))
+    raw = measure.values(retrieval.ranks(asked, items, positives, grades=grades))
     assert told.measure == name
     assert told.measured["raw"] == told.measured["old"] == pytest.approx(raw.mean(), abs=1e-4)
     assert told.objection.startswith(f"{name} falls from")

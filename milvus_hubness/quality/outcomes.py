@@ -1,0 +1,320 @@
+"""Searches with many biases at once, and what hubs take in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.quality.measures import DEPTH, excess_answers, k_occurrence
+from milvus_hubness.quality.retrieval import (
+    MARGIN,
+    R_AT_1,
+    Measure,
+    PerQuery,
+    PositiveRanks,
+    in_order,
+    score_tensors,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+RESAMPLES = 50
+"""Of the queries, for the standard error of a change."""
+TOGETHER = 24
+"""Biases that `assess` bounds together."""
+GROUP = 8
+"""Items of which a bound needs the best only."""
+
+
+class Outcome(NamedTuple):
+    """The outcome of searches under several biases."""
+
+    ranks: npt.NDArray[np.int32]
+    """(n_biases, n_queries), those of each query's best
+    positive, as in `ranks`; without positives (n_biases, 0)."""
+
+    retrieved: npt.NDArray[np.int32]
+    """(n_biases, n_queries, at most 10), the first items."""
+
+    values: npt.NDArray[np.float64]
+    """(n_biases, n_queries) of the measure of the searches; without positives (n_biases, 0)."""
+
+    def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
+        """Return the outcome of these queries only."""
+        return Outcome(self.ranks[:, queries], self.retrieved[:, queries], self.values[:, queries])
+
+    def of_biases(self, rows: npt.NDArray[Any]) -> Outcome:
+        """Return the outcome under these biases only, by their numbers or by a mask."""
+        return Outcome(self.ranks[rows], self.retrieved[rows], self.values[rows])
+
+    def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
+        """Return the outcome with a gate on each search but the first, the raw one.
+
+        Queries whose first raw item is not activated keep the raw outcome. activated: for each
+        search but the raw one, (n_items,) whether an item is activated; None without a gate.
+        """
+        result = Outcome(self.ranks.copy(), self.retrieved.copy(), self.values.copy())
+        first_raw = self.retrieved[0, :, 0]
+        for row, is_activated in enumerate(activated, 1):
+            if is_activated is None:
+                continue
+            stays_raw = ~is_activated[first_raw]
+            result.retrieved[row, stays_raw] = self.retrieved[0, stays_raw]
+            if self.ranks.size:
+                result.ranks[row, stays_raw] = self.ranks[0, stays_raw]
+                result.values[row, stays_raw] = self.values[0, stays_raw]
+        return result
+
+
+def assess(
+    queries: Vectors,
+    gallery: Vectors,
+    biases: Sequence[Vectors],
+    positives: Sequence[npt.NDArray[np.int64]] | None = None,
+    *,
+    grades: Sequence[PerQuery] | None = None,
+    measure: Measure = R_AT_1,
+) -> Outcome:
+    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery.
+
+    gallery: (n_items, d). positives: for each query the numbers of its items, none of them twice;
+    grades: for each query how right these are. Memory: a tile of at least one row of scores.
+    """
+    import torch
+
+    all_biases = np.stack(biases)
+    # Biases of nearly the same spread go together: bounds on all of a group are then tight.
+    by_spread = np.argsort(all_biases.std(1), kind="stable")
+    groups = np.array_split(by_spread, -(-len(biases) // TOGETHER))
+
+    depth = min(DEPTH, len(gallery))
+    retrieved = np.empty((len(biases), len(queries), depth), np.int32)
+    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
+    values = np.empty(ranks.shape)
+    positive_items = None if positives is None else torch.from_numpy(_padded(positives))
+    for tile, scores in score_tensors(queries, gallery):
+        for group in groups:
+            group_biases = torch.from_numpy(all_biases[group]).to(scores)
+            bounds = _Bounds.of(scores, group_biases)
+            retrieved[group, tile] = _first_items(bounds, depth)
+            if positives is None or positive_items is None:
+                continue
+
+            best = _best_ranks(bounds, positive_items[tile].to(scores.device))
+            ranks[group, tile] = best
+            if measure.needs_best_only:
+                values[group, tile] = measure.of_best(best)
+                continue
+            of_tile = None if grades is None else grades[tile]
+            for bias, of_bias in zip(
+                group, _all_ranks(bounds, positives[tile], of_tile), strict=True
+            ):
+                values[bias, tile] = measure.values(of_bias)
+
+    return Outcome(ranks, retrieved, values)
+
+
+class _Bounds(NamedTuple):
+    """Bounds of the corrected scores of m queries and n items under a group of biases at once.
+
+    A bias is its mean, which changes no order, and the deviations from it. So the lowest and the
+    highest deviation of an item bound its corrected scores under the whole group, but for the
+    means. Most items are far from being decisive for any bias, as one comparison with a bound
+    shows; only the undecided ones are computed for each bias.
+    """
+
+    scores: torch.Tensor
+    """(m, n) raw."""
+
+    biases: torch.Tensor
+    """(group, n)."""
+
+    means: torch.Tensor
+    """(group, 1) of the biases."""
+
+    lower: torch.Tensor
+    """(m, n): s − b is at least this less the mean of b, for every bias b of the group."""
+
+    upper: torch.Tensor
+    """(m, n): s − b is at most this less the mean of b."""
+
+    largest: torch.Tensor
+    """(m,) the largest raw score of each query, in absolute value."""
+
+    rounding: torch.Tensor
+    """(m, 1) by how much float32 may make a bound wrong."""
+
+    @classmethod
+    def of(cls, scores: torch.Tensor, biases: torch.Tensor) -> _Bounds:
+        means = biases.mean(1, keepdim=True)
+        deviations = biases - means
+        largest = scores.abs().amax(1)
+        return cls(
+            scores=scores,
+            biases=biases,
+            means=means,
+            # The largest deviation bounds from below, because it is subtracted.
+            lower=scores - deviations.amax(0),
+            upper=scores - deviations.amin(0),
+            largest=largest,
+            rounding=2 * MARGIN * (largest + 2 * biases.abs().max())[:, None],
+        )
+
+    def of_rows(self, rows: torch.Tensor) -> _Bounds:
+        """Return the bounds of some of the queries."""
+        if len(rows) == len(self.scores):
+            return self
+        return self._replace(
+            scores=self.scores[rows],
+            lower=self.lower[rows],
+            upper=self.upper[rows],
+            largest=self.largest[rows],
+            rounding=self.rounding[rows],
+        )
+
+
+def _first_items(bounds: _Bounds, depth: int) -> npt.NDArray[np.int64]:
+    """Return (group, m, depth) the items with the highest corrected scores, best first."""
+    import torch
+
+    # At least `depth` items reach the threshold under every bias, so an item whose upper bound does
+    # not is first under none.
+    threshold = _nth_largest(bounds.lower, depth) - bounds.rounding
+    rows, columns = (bounds.upper >= threshold).nonzero(as_tuple=True)
+
+    # The candidates of each query, moved to the left of a narrow table; the rest of it is −inf.
+    query_count = len(bounds.scores)
+    counts = rows.bincount(minlength=query_count)
+    starts = counts.cumsum(0) - counts
+    slots = torch.arange(len(rows), device=rows.device) - starts[rows]
+    items = rows.new_zeros(query_count, int(counts.max()))
+    items[rows, slots] = columns
+    candidate_scores = bounds.scores.new_full(items.shape, -torch.inf)
+    candidate_scores[rows, slots] = bounds.scores[rows, columns]
+
+    firsts = []
+    for bias in bounds.biases:
+        best = (candidate_scores - bias[items]).topk(depth, dim=1).indices
+        firsts.append(items.gather(1, best))
+    return _as_array(torch.stack(firsts))
+
+
+def _nth_largest(values: torch.Tensor, nth: int) -> torch.Tensor:
+    """Return (m, 1) the nth largest of each row of values (m, n), or a somewhat smaller number.
+
+    It is the nth largest of the maxima of groups, of which there are fewer to sort.
+    """
+    column_count = values.shape[1]
+    # There must be at least `nth` groups; else each column is a group of its own.
+    group_count = column_count // GROUP if column_count >= GROUP * nth else column_count
+    # The last columns, too few for a group, are left out: the result may only be smaller for it.
+    whole = column_count // group_count * group_count
+    maxima = values[:, :whole].view(len(values), -1, group_count).amax(1)
+    return maxima.topk(nth, dim=1).values[:, -1:]
+
+
+def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int64]:
+    """Return (group, m) the rank of the best of each query's positives (m, p)."""
+    best = bounds.scores.gather(1, positives) - bounds.biases[:, positives]
+    return _ranks_behind(bounds, best.amax(2))
+
+
+def _all_ranks(
+    bounds: _Bounds,
+    positives: Sequence[npt.NDArray[np.int64]],
+    grades: Sequence[PerQuery] | None,
+) -> Iterator[PositiveRanks]:
+    """Yield the ranks of all positives of the m queries under each bias of the group."""
+    import torch
+
+    counts = np.array([len(items) for items in positives])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    items = np.concatenate(positives)
+    unordered = np.empty((len(bounds.biases), len(items)), np.int64)
+    # The nth positive of all queries that have so many, at once.
+    for nth in range(int(counts.max())):
+        with_nth = np.flatnonzero(counts > nth)
+        positions = starts[:-1][with_nth] + nth
+        of_rows = bounds.of_rows(torch.from_numpy(with_nth).to(bounds.scores.device))
+        columns = torch.from_numpy(items[positions]).to(bounds.scores.device)
+        corrected = of_rows.scores.gather(1, columns[:, None])[:, 0] - bounds.biases[:, columns]
+        unordered[:, positions] = _ranks_behind(of_rows, corrected)
+
+    values = None if grades is None else np.concatenate(grades)
+    for of_bias in unordered:
+        yield in_order(of_bias, starts, values)
+
+
+def _ranks_behind(bounds: _Bounds, corrected: torch.Tensor) -> npt.NDArray[np.int64]:
+    """Return (group, m) the rank that an item has with these corrected scores, (group, m)."""
+    import torch
+
+    biases = bounds.biases
+    # An item ranks before the positive if its corrected score is above this, (group, m).
+    margins = MARGIN * bounds.largest.clamp(min=biases.abs().amax(1, keepdim=True))
+    limits = corrected + margins
+
+    # The bounds lack the means, so the limits that they are compared with get them.
+    limits_of_bounds = limits + bounds.means
+    highest_limit = limits_of_bounds.amax(0)[:, None] + bounds.rounding
+    lowest_limit = limits_of_bounds.amin(0)[:, None] - bounds.rounding
+    is_before_under_all = bounds.lower > highest_limit
+    is_undecided = (bounds.upper > lowest_limit) & ~is_before_under_all
+
+    # Every bias decides the few others itself, in the exact scores.
+    rows, columns = is_undecided.nonzero(as_tuple=True)
+    undecided_scores = bounds.scores[rows, columns]
+    least_ranks = 1 + is_before_under_all.sum(1)
+    ranks = []
+    for bias, limit in zip(biases, limits, strict=True):
+        is_before = undecided_scores - bias[columns] > limit[rows]
+        before_counts = rows[is_before].bincount(minlength=len(bounds.scores))
+        ranks.append(least_ranks + before_counts)
+    return _as_array(torch.stack(ranks))
+
+
+def _as_array(tensor: torch.Tensor) -> npt.NDArray[np.int64]:
+    array: npt.NDArray[np.int64] = tensor.cpu().numpy()
+    return array
+
+
+def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
+    """Return (n_biases,) the share of excess answers taken by hubs among all answers."""
+    shares = []
+    for items in outcome.retrieved:
+        counts = k_occurrence(items, n_items, items.shape[1])
+        shares.append(excess_answers(counts))
+    return np.array(shares)
+
+
+def noise_of_change(
+    outcome: Outcome, n_items: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Return (n_biases − 1,) standard errors of changes in excess answers taken by hubs.
+
+    They are the changes from each of the other biases to the last one, on the same queries, which
+    are resampled.
+    """
+    query_count = outcome.retrieved.shape[1]
+    changes = []
+    for _ in range(RESAMPLES):
+        drawn = rng.integers(query_count, size=query_count)
+        resampled = outcome._replace(retrieved=outcome.retrieved[:, drawn])
+        excess = excess_answers_of(resampled, n_items)
+        changes.append(excess[-1] - excess[:-1])
+    noise: npt.NDArray[np.float64] = np.std(changes, axis=0)
+    return noise
+
+
+def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Return (n_queries, most) the items of each query, filled up with its first."""
+    # A positive twice is no better than once, so the first one can fill a row of the table.
+    most = max(map(len, positives))
+    return np.stack(
+        [np.pad(items, (0, most - len(items)), constant_values=items[0]) for items in positives]
+    )

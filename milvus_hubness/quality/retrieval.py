@@ -1,0 +1,379 @@
+"""Measures of retrieval: the ranks of right items, and what follows from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.defaults import DEFAULT_MEASURE
+from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.primitives import score_tiles
+from milvus_hubness.errors import InvalidInput, name_some
+from milvus_hubness.quality.measures import with_bias
+
+if TYPE_CHECKING:
+    import torch
+
+
+MARGIN = 4 * float(np.finfo(np.float32).eps)
+"""Scores that differ by less, relative to the largest, count as equal."""
+
+PerQuery = npt.NDArray[np.float64]
+Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
+Grades: TypeAlias = npt.NDArray[Any] | Sequence[float | Collection[float]]
+"""For each query how right its positives are: numbers above 0, in the order of the positives."""
+
+
+class PositiveRanks(NamedTuple):
+    """The ranks of all positives; those of query i are ranks[starts[i]:starts[i + 1]]."""
+
+    ranks: npt.NDArray[np.int64]
+    """(p,), from 1; those of a query best first."""
+
+    starts: npt.NDArray[np.int64]
+    """(n_queries + 1,) the position of each query's first rank, and p at the end."""
+
+    grades: PerQuery | None = None
+    """(p,) how right each positive is, above 0; None for 1 each."""
+
+    items: npt.NDArray[np.int64] | None = None
+    """(p,) the number of each positive in the gallery; None where only ranks count."""
+
+    @property
+    def best(self) -> npt.NDArray[np.int64]:
+        """Return (n_queries,) the rank of each query's best positive."""
+        return self.ranks[self.starts[:-1]]
+
+    def sums(self, values: PerQuery) -> PerQuery:
+        """Return (n_queries,) the sums over each query's positives of values (p,)."""
+        return np.add.reduceat(values, self.starts[:-1])
+
+    def where(self, is_ours: npt.NDArray[np.bool_], other: PositiveRanks) -> PositiveRanks:
+        """Return these ranks for some of the queries, (n_queries,) bool, and others for the rest.
+
+        Both are of the same positives, in any order of these.
+        """
+        by_positive = np.repeat(is_ours, np.diff(self.starts))
+
+        def chosen(ours: npt.NDArray[Any] | None, theirs: npt.NDArray[Any] | None) -> Any:
+            return None if ours is None or theirs is None else np.where(by_positive, ours, theirs)
+
+        return PositiveRanks(
+            chosen(self.ranks, other.ranks),
+            self.starts,
+            chosen(self.grades, other.grades),
+            chosen(self.items, other.items),
+        )
+
+
+def ranks(
+    queries: npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    positives: Positives,
+    bias: npt.ArrayLike | None = None,
+    *,
+    grades: Grades | None = None,
+) -> PositiveRanks:
+    """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
+
+    positives: for each query the number of its gallery item, or several. grades: for each query how
+    right these are, above 0. Scores that are equal up to float32 rounding rank behind the
+    positive's. Memory: a tile of at least one row of scores. Raises InvalidInput,
+    DimensionMismatch, NonFiniteVectors.
+    """
+    import torch
+
+    query_vectors, stored = with_bias(queries, gallery, bias)
+    items, starts, values = checked_judgements(positives, grades, len(query_vectors), len(stored))
+    unordered = np.empty(len(items), np.int64)
+    for tile, scores in score_tensors(query_vectors, stored):
+        # Equal items get scores that differ by rounding. Without a margin, they would be before
+        # the positive or behind it by chance.
+        margins = MARGIN * scores.abs().amax(1)
+        first = starts[:-1][tile]
+        end = starts[1:][tile]
+
+        # The nth positive of all queries of the tile that have so many, at once.
+        for nth in range(int((end - first).max())):
+            with_nth = np.flatnonzero(first + nth < end)
+            positions = first[with_nth] + nth
+            rows = torch.from_numpy(with_nth).to(scores.device)
+            columns = torch.from_numpy(items[positions, None]).to(scores.device)
+            row_scores = scores[rows]
+            limits = row_scores.gather(1, columns) + margins[rows, None]
+            unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
+
+    return in_order(unordered, starts, values, items)
+
+
+MEASURES = "R@k, MRR, MAP or nDCG@k"
+"""The measures to choose from, in words."""
+_NAMED = re.compile(r"(R|MRR|MAP|nDCG|Success|RR|AP)(?:@([1-9][0-9]{0,5}))?", re.IGNORECASE)
+_KINDS = {"r": "R", "success": "R", "mrr": "MRR", "rr": "MRR", "map": "MAP", "ap": "MAP"}
+_KINDS["ndcg"] = "nDCG"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure of retrieval, of each query; its mean over the queries is what is reported."""
+
+    kind: str
+    """"R", "MRR", "MAP" or "nDCG"."""
+
+    k: int | None = None
+    """How many of the first items count, for R and nDCG."""
+
+    @classmethod
+    def of(cls, measure: object) -> Measure:
+        """Return the measure itself, or that of a name as in `R@1`, `MRR`, `MAP` or `nDCG@10`.
+
+        R@k is 1 if a positive is among the first k, and 0 if not, as in the literature on
+        cross-modal search. ir-measures calls it Success@k, MRR RR and MAP AP; these names are taken
+        too. Raises InvalidInput.
+        """
+        if isinstance(measure, Measure):
+            return measure
+        named = _NAMED.fullmatch(measure.strip()) if isinstance(measure, str) else None
+        kind = _KINDS[named[1].lower()] if named else ""
+        if named is None or (named[2] is None) == (kind in ("R", "nDCG")):
+            raise InvalidInput(f"the measure must be {MEASURES}, not {measure!r}")
+        return cls(kind, int(named[2]) if named[2] else None)
+
+    def __str__(self) -> str:
+        return self.kind if self.k is None else f"{self.kind}@{self.k}"
+
+    @property
+    def needs_best_only(self) -> bool:
+        """Whether the rank of a query's best positive is enough."""
+        return self.kind in ("R", "MRR")
+
+    def of_best(self, ranks: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+        """Return R or MRR from the ranks of the best positives, of any shape."""
+        if self.kind == "MRR":
+            return np.asarray(1 / ranks, np.float64)
+        return np.asarray(ranks <= np.int64(self.k or 0), np.float64)
+
+    def values(self, ranks: PositiveRanks) -> PerQuery:
+        """Return the measure of each query, (n_queries,)."""
+        if self.needs_best_only:
+            return self.of_best(ranks.best)
+        if self.kind == "MAP":
+            return average_precisions(ranks)
+        assert self.k is not None, "nDCG has a k"
+        return ndcgs(ranks, self.k)
+
+
+R_AT_1 = Measure.of(DEFAULT_MEASURE)
+"""The measure that decides unless another is chosen."""
+
+
+def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
+    import torch
+
+    for tile, scores in score_tiles(queries, gallery):
+        yield tile, torch.as_tensor(scores)
+
+
+def in_order(
+    ranks: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    grades: PerQuery | None = None,
+    items: npt.NDArray[np.int64] | None = None,
+) -> PositiveRanks:
+    """Return each query's ranks in ascending order, with distinct ranks for equal positives.
+
+    ranks, grades, items: (p,), those of query i from starts[i] on.
+    """
+    query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    order = np.lexsort((ranks, query))
+    ranks = ranks[order]
+    nth = np.arange(len(ranks)) - starts[query]
+
+    # A rank is at least one more than the one before: a running maximum of rank − nth does that. It
+    # starts again with each query, because the ranks of a query are far above those before.
+    offset = query * (ranks.max(initial=0) + len(ranks) + 1)
+    rising = np.maximum.accumulate(ranks - nth + offset)
+    return PositiveRanks(
+        rising + nth - offset,
+        starts,
+        None if grades is None else grades[order],
+        None if items is None else items[order],
+    )
+
+
+def checked_positives(
+    positives: Positives, n_queries: int, n_items: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return all positives, and the start of each query's.
+
+    They are sorted by query, without duplicates. Raises InvalidInput.
+    """
+    items, starts, _ = checked_judgements(positives, None, n_queries, n_items)
+    return items, starts
+
+
+def checked_judgements(
+    positives: Positives, grades: Grades | None, n_queries: int, n_items: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], PerQuery | None]:
+    """Return all positives, the start of each query's, and their grades.
+
+    They are sorted by query, without duplicates, of which the highest grade counts. Raises
+    InvalidInput.
+    """
+    if len(positives) != n_queries:
+        raise InvalidInput(
+            f"positives cover {len(positives)} queries, but {n_queries} queries were passed"
+        )
+    if n_queries == 0 or n_items == 0:
+        raise InvalidInput("queries or gallery items are missing")
+
+    listed = [
+        list(numbers) if isinstance(numbers, Iterable) else [numbers] for numbers in positives
+    ]
+    graded = [dict.fromkeys(numbers, 1.0) for numbers in listed]
+    if grades is not None:
+        graded = _with_grades(listed, grades)
+    missing = [query for query, of_query in enumerate(graded) if not of_query]
+    if missing:
+        raise InvalidInput(
+            f"no positive for query {name_some(missing)}: each query needs at least one"
+        )
+
+    starts = np.concatenate([[0], np.cumsum([len(of_query) for of_query in graded])])
+    ordered = [sorted(of_query.items()) for of_query in graded]
+    items = np.array([item for of_query in ordered for item, _ in of_query])
+    if items.dtype.kind not in "iu":
+        raise InvalidInput("positives must be the numbers of gallery items")
+
+    outside = np.flatnonzero((items < 0) | (items >= n_items))
+    if len(outside):
+        faulty = sorted({int(query) for query in np.searchsorted(starts, outside, "right") - 1})
+        raise InvalidInput(
+            f"positives of query {name_some(faulty)} are not among the {n_items} gallery items"
+        )
+
+    values = None
+    if grades is not None:
+        values = np.array([grade for of_query in ordered for _, grade in of_query])
+    return items.astype(np.int64), starts, values
+
+
+def _with_grades(positives: Sequence[list[Any]], grades: Grades) -> list[dict[Any, float]]:
+    """Return the grade of each positive of each query. Raises InvalidInput."""
+    listed = [list(values) if isinstance(values, Iterable) else [values] for values in grades]
+    unequal = [
+        query
+        for query, numbers in enumerate(positives)
+        if query >= len(listed) or len(listed[query]) != len(numbers)
+    ]
+    if unequal or len(listed) != len(positives):
+        raise InvalidInput(
+            f"the grades of query {name_some(unequal or [len(positives)])} must be as many as its "
+            "positives"
+        )
+    wrong = [
+        query
+        for query, values in enumerate(listed)
+        if not all(isinstance(grade, Real) and 0 < float(grade) < np.inf for grade in values)
+    ]
+    if wrong:
+        raise InvalidInput(f"the grades of query {name_some(wrong)} must be numbers above 0")
+
+    of_queries: list[dict[Any, float]] = []
+    for numbers, values in zip(positives, listed, strict=True):
+        of_query: dict[Any, float] = {}
+        for item, grade in zip(numbers, values, strict=True):
+            of_query[item] = max(of_query.get(item, 0.0), float(grade))
+        of_queries.append(of_query)
+    return of_queries
+
+
+def checked_weights(weights: npt.ArrayLike | None, count: int) -> PerQuery:
+    """Return the weights of labelled pairs (count,), by default 1. Raises InvalidInput."""
+    if weights is None:
+        return np.ones(count)
+    try:
+        values = np.asarray(weights)
+    # Rows of unequal length.
+    except ValueError:
+        values = np.empty(0, object)
+    if values.dtype.kind not in "iuf" or values.shape != (count,):
+        raise InvalidInput(
+            f"the weights of {count} pairs must be {count} numbers, not {values.dtype} of shape "
+            f"{values.shape}"
+        )
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0))).tolist()
+    if wrong:
+        raise InvalidInput(
+            f"the weight of pair {name_some(wrong)} must be a number from 0 up: correct or remove "
+            "these pairs"
+        )
+    if not values.any():
+        raise InvalidInput(
+            "the weights of all pairs are 0, so that nobody sends them: correct or remove them"
+        )
+    return values.astype(np.float64)
+
+
+def hits(ranks: PositiveRanks, k: int) -> PerQuery:
+    """Return (n_queries,) 1 if a positive is among the first k, else 0; the mean is R@k."""
+    return (ranks.best <= whole_number("k", k)).astype(np.float64)
+
+
+def average_precisions(ranks: PositiveRanks, k: int | None = None) -> PerQuery:
+    """Return (n_queries,) AP@k = Σ (i / rank_i) / min(p, k), or AP if k is None.
+
+    The sum is over those of the p positives i = 1, 2, …, ordered by rank, that are among the first
+    k, or over all (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
+    """
+    counts = np.diff(ranks.starts)
+    nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], counts)
+    precisions = nth / ranks.ranks
+    if k is None:
+        return ranks.sums(precisions) / counts
+    k = whole_number("k", k)
+    return ranks.sums(precisions * (ranks.ranks <= k)) / np.minimum(counts, k)
+
+
+def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
+    """Return (n_queries,) nDCG@k, whose gain is the grade (Järvelin and Kekäläinen, 2002).
+
+    It is Σ grade / log2(1 + rank) over the positives among the first k, divided by its value with
+    all positives in front, the highest grade first. As in trec_eval, the gain is the grade itself,
+    not 2 to its power.
+    """
+    k = whole_number("k", k)
+    counts = np.diff(ranks.starts)
+    grades = np.ones(len(ranks.ranks)) if ranks.grades is None else ranks.grades
+    gained = ranks.sums((ranks.ranks <= k) * grades / np.log2(1 + ranks.ranks))
+
+    query = np.repeat(np.arange(len(counts)), counts)
+    falling = grades[np.lexsort((-grades, query))]
+    nth = np.arange(len(grades)) - ranks.starts[query]
+    ndcgs: PerQuery = gained / ranks.sums((nth < k) * falling / np.log2(2 + nth))
+    return ndcgs
+
+
+def retrieval_summary(
+    ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
+) -> dict[str, float]:
+    """Return R@k for each k, median and mean rank of the best positive, MRR, mAP and nDCG.
+
+    Source of MRR: Voorhees, TREC-8, 1999.
+    """
+    return {
+        **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
+        "MdR": float(np.median(ranks.best)),
+        "MnR": float(ranks.best.mean()),
+        "MRR": float((1 / ranks.best).mean()),
+        f"mAP@{depth}": float(average_precisions(ranks, depth).mean()),
+        f"nDCG@{depth}": float(ndcgs(ranks, depth).mean()),
+    }
