@@ -309,7 +309,9 @@ def diagnose(
         "runs": list(map(str, runs.paths)) if runs else [],
     }
     console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output, runs))
-    remark = runs.remark(diagnosis.measure, diagnosis.n_items) if runs and judgements else None
+    remark = None
+    if runs and judgements:
+        remark = runs.remark(diagnosis.measure, diagnosis.n_items, judgements)
     for warning in filter(None, (images.remark, remark)):
         console.say(f"milvus-hubness: warning: {warning}", to_stderr=True)
 

@@ -99,6 +99,54 @@ def bootstrap(
     return [Interval(estimate, low, high) for estimate, low, high in bounds]
 
 
+class Sendings(NamedTuple):
+    """How often users send the queries of a measurement: its means are over what they send."""
+
+    counts: npt.NDArray[np.int64] | None = None
+    """(n,) how often each query was sent, each time one observation; None for once each."""
+
+    weights: npt.NDArray[np.float64] | None = None
+    """(n,) above 0, what one observation weighs; None for equal weights."""
+
+    def of(self, queries: npt.NDArray[np.bool_]) -> Sendings:
+        """Return those of some of the queries, (n,) bool."""
+        counts, weights = self
+        return Sendings(
+            None if counts is None else counts[queries],
+            None if weights is None else weights[queries],
+        )
+
+    def mean(self, values: npt.NDArray[Any]) -> float:
+        """Return the mean of the values (n,) of the queries."""
+        return float(np.average(self._observed(values), weights=self._observed(self.weights)))
+
+    def median(self, values: npt.NDArray[Any]) -> float:
+        """Return the median of the values (n,) of the queries."""
+        observed = self._observed(values)
+        weights = self._observed(self.weights)
+        if weights is None:
+            return float(np.median(observed))
+        order = np.argsort(observed, kind="stable")
+        below = weights[order].cumsum()
+        half = below[-1] / 2
+        # Where exactly half is below, the median is between two values, as without weights.
+        first = int(np.searchsorted(below, half * (1 - 1e-12)))
+        second = int(np.searchsorted(below, half * (1 + 1e-12), "right"))
+        return float(observed[order][[first, min(second, len(order) - 1)]].mean())
+
+    def interval(self, values: npt.NDArray[np.float64]) -> Interval:
+        """Return the mean of the values (n,) with its 95% interval, as `confidence_interval`."""
+        observed = _checked(self._observed(values))[None]
+        return bootstrap(observed, self._observed(self.weights), resamples=2000, seed=0)[0]
+
+    def _observed(self, values: npt.NDArray[Any] | None) -> Any:
+        """Return a value for each observation."""
+        return values if values is None or self.counts is None else np.repeat(values, self.counts)
+
+
+ONCE_EACH = Sendings()
+
+
 def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or len(array) < 2:

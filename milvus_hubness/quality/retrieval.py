@@ -16,7 +16,7 @@ from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.primitives import score_tiles
 from milvus_hubness.errors import InvalidInput, name_some
-from milvus_hubness.quality.measures import with_bias
+from milvus_hubness.quality.measures import ONCE_EACH, Sendings, with_bias
 
 if TYPE_CHECKING:
     import torch
@@ -363,17 +363,20 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
 
 
 def retrieval_summary(
-    ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
+    ranks: PositiveRanks,
+    ks: Sequence[int] = (1, 5, 10),
+    depth: int = 10,
+    sendings: Sendings = ONCE_EACH,
 ) -> dict[str, float]:
     """Return R@k for each k, median and mean rank of the best positive, MRR, mAP and nDCG.
 
-    Source of MRR: Voorhees, TREC-8, 1999.
+    They are means over what users send. Source of MRR: Voorhees, TREC-8, 1999.
     """
     return {
-        **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
-        "MdR": float(np.median(ranks.best)),
-        "MnR": float(ranks.best.mean()),
-        "MRR": float((1 / ranks.best).mean()),
-        f"mAP@{depth}": float(average_precisions(ranks, depth).mean()),
-        f"nDCG@{depth}": float(ndcgs(ranks, depth).mean()),
+        **{f"R@{k}": sendings.mean(hits(ranks, k)) for k in ks},
+        "MdR": sendings.median(ranks.best),
+        "MnR": sendings.mean(ranks.best),
+        "MRR": sendings.mean(1 / ranks.best),
+        f"mAP@{depth}": sendings.mean(average_precisions(ranks, depth)),
+        f"nDCG@{depth}": sendings.mean(ndcgs(ranks, depth)),
     }

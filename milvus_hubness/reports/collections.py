@@ -35,6 +35,7 @@ from milvus_hubness.jobs.refresh.online_bank import live_queries
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
+from milvus_hubness.quality.measures import ONCE_EACH, Sendings
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import activated_by
@@ -191,8 +192,8 @@ def diagnose(
     """Search queries in a collection's rows before and after correction, and report the hubs.
 
     If it is not corrected, `estimator` computes biases from `bank`; by default that is the choice
-    of tuning, else the default. queries: (n, d), or judgements with right rows, of which each query
-    counts once, whatever its weight. measure: of these, R@k, MRR, MAP or nDCG@k. texts: of the
+    of tuning, else the default. queries: (n, d), or judgements with right rows. measure: of what users
+    send of these, R@k, MRR, MAP or nDCG@k. texts: of the
     queries; those of judgements are in these. slice_by: a scalar field, whose values get a report
     of their own; group_by: one whose values get their shares of the answers. runs: files for
     evaluators, with the rankings and the judgements.
@@ -222,6 +223,7 @@ def diagnose(
     positives = None
     grades = None
     left_out: tuple[str, ...] = ()
+    sendings = ONCE_EACH
     judged = None
     if judgements is not None:
         judged = judgements.within(gallery.keys, biased.info.name)
@@ -230,6 +232,7 @@ def diagnose(
         grades = judged.grades
         texts = judged.texts
         left_out = judged.left_out
+        sendings = Sendings(judged.counts, judged.weights)
     assert queries is not None
     queries.expect_dim(layout.dim, "the field")
 
@@ -251,6 +254,7 @@ def diagnose(
         positives=positives,
         grades=grades,
         measure=chosen_measure,
+        sendings=sendings,
         keys=gallery.keys,
         fields=gallery.fields,
         query_texts=texts,

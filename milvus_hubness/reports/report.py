@@ -310,6 +310,7 @@ def diagnose(
     positives: retrieval.Positives | None = None,
     grades: retrieval.Grades | None = None,
     measure: str | retrieval.Measure = retrieval.R_AT_1,
+    sendings: measures.Sendings = measures.ONCE_EACH,
     keys: Sequence[Hashable] | None = None,
     fields: Sequence[Mapping[str, Any]] | None = None,
     query_texts: Sequence[str] | None = None,
@@ -332,10 +333,11 @@ def diagnose(
     queries with this raw best item. query_groups: (n_queries,), the group of near copies of each
     query, by default as `near_copies` finds them. query_lengths: as `lengths` of `reciprocities`.
     bank: (m, d), for its coverage. positives, grades: as for `ranks`. measure: R@k, MRR, MAP or
-    nDCG@k. keys and fields, one per item, and query_texts, one per query, are read only where shown.
-    slice_by: a field, whose values get a report of their own; group_by: one whose values get their
-    shares of the answers. runs: gets the rankings at strength 0 and w. Raises InvalidInput,
-    DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    nDCG@k. sendings: how often users send the queries, over which measures are means; hubs count
+    each query once. keys and fields, one per item, and query_texts, one per query, are read only
+    where shown. slice_by: a field, whose values get a report of their own; group_by: one whose
+    values get their shares of the answers. runs: gets the rankings at strength 0 and w. Raises
+    InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     _expect_length("keys", keys, len(stored))
@@ -375,7 +377,7 @@ def diagnose(
 
     gain = None
     if before.values is not None and after.values is not None:
-        gain = measures.paired_difference(before.values, after.values)
+        gain = sendings.interval(after.values - before.values)
 
     # Without its bias column.
     items = stored[:, :-1]
@@ -404,20 +406,20 @@ def diagnose(
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
-        strengths=[search.point(value, k) for value, search in searches.items()],
+        strengths=[search.point(value, k, sendings) for value, search in searches.items()],
         measure=str(chosen),
         gain=gain,
-        value_before=before.mean,
-        value_after=after.mean,
-        retrieval_before=before.ranks and retrieval.retrieval_summary(before.ranks),
-        retrieval_after=after.ranks and retrieval.retrieval_summary(after.ranks),
+        value_before=before.mean(sendings),
+        value_after=after.mean(sendings),
+        retrieval_before=before.summary(sendings),
+        retrieval_after=after.summary(sendings),
         coverage=None if log is None else pair.reach(log, items),
         verdict=None if verdict is None else measures.as_plain(verdict),
         bank=figures,
         demand=demand,
         slice_by=slice_by,
         slices=[
-            pair.slice(name, inside, positives)
+            pair.slice(name, inside, positives, sendings)
             for name, inside in by_value(fields, slice_by, "--slice-by")
         ],
         group_by=group_by,
@@ -479,10 +481,15 @@ class _Search(NamedTuple):
         retrieved = measures.nearest(queries, gallery, k)
         return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k))
 
-    @property
-    def mean(self) -> float | None:
-        """The measure of all queries."""
-        return None if self.values is None else float(self.values.mean())
+    def mean(self, sendings: measures.Sendings) -> float | None:
+        """Return the measure of what users send; None without positives."""
+        return None if self.values is None else sendings.mean(self.values)
+
+    def summary(self, sendings: measures.Sendings) -> dict[str, float] | None:
+        """Return all measures of retrieval; None without positives."""
+        if self.ranks is None:
+            return None
+        return retrieval.retrieval_summary(self.ranks, sendings=sendings)
 
     def is_activated(self, activated: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return which queries, (n_queries,), have a first item that is activated."""
@@ -505,10 +512,10 @@ class _Search(NamedTuple):
             values=np.where(is_corrected, self.values, raw.values),
         )
 
-    def point(self, strength: float, k: int) -> Point:
+    def point(self, strength: float, k: int, sendings: measures.Sendings) -> Point:
         value = None
         if self.values is not None:
-            value = measures.confidence_interval(self.values)
+            value = sendings.interval(self.values)
         return Point(strength, measures.hubness_summary(self.counts, k), value)
 
     def rank(self, query: int) -> int | None:
@@ -582,7 +589,11 @@ class _Comparison(NamedTuple):
         )
 
     def slice(
-        self, name: str | None, inside: Members, positives: retrieval.Positives | None
+        self,
+        name: str | None,
+        inside: Members,
+        positives: retrieval.Positives | None,
+        sendings: measures.Sendings,
     ) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
         before = self.before.counts
@@ -600,9 +611,8 @@ class _Comparison(NamedTuple):
             is_relevant = np.logical_or.reduceat(inside[items], starts[:-1])
             queries = int(is_relevant.sum())
             if queries > 1:
-                gain = measures.paired_difference(
-                    before_values[is_relevant], after_values[is_relevant]
-                )
+                gains = after_values[is_relevant] - before_values[is_relevant]
+                gain = sendings.of(is_relevant).interval(gains)
 
         members = np.flatnonzero(inside)
         by_count = np.argsort(-after[members], kind="stable")

@@ -100,8 +100,13 @@ class RunFiles:
                 ),
             )
 
-    def remark(self, measure: str, item_count: int) -> str | None:
-        """Return why the measure of the runs may be less than that of the diagnosis, if it may."""
+    def remark(self, measure: str, item_count: int, judgements: Judgements) -> str | None:
+        """Return why evaluators may have another measure than the diagnosis, if they may."""
+        if judgements.weights is not None or judgements.counts is not None:
+            return (
+                "evaluators count each query of the runs once, and the diagnosis as often as users "
+                "send it, so that their figures differ"
+            )
         chosen = Measure.of(measure)
         if self.depth >= item_count or (chosen.k is not None and chosen.k <= self.depth):
             return None

@@ -135,6 +135,32 @@ def graded(folder, queries, keys):
     return grades
 
 
+def test_a_diagnosis_measures_what_users_send(files, run, judged):
+    """Query 5, which fails, is sent 60 times more: R@1 falls to 53/120, and its interval with it."""
+    queries, keys = judged
+    fails = ANSWERED + 1
+    often = np.r_[np.arange(COUNT), np.full(60, fails)]
+    np.savez("log.npz", query=queries[often], key=[keys[query] for query in often])
+    weights = np.where(np.arange(COUNT) == fails, 61, 1)
+    np.savez("weighed.npz", query=queries, key=keys, weight=weights)
+    np.savez("ignored.npz", query=queries, key=keys, weight=1.0 * (np.arange(COUNT) < ANSWERED))
+    found = {}
+    for name, share in (("log", 53 / 120), ("weighed", 53 / 120), ("ignored", 1)):
+        done = run(*DIAGNOSE, f"{name}.npz", "--save-run", "raw.trec", "corrected.trec")
+        assert done.returncode == 0, done.stderr
+        found[name] = json.loads(done.stdout)["diagnosis"]
+        assert found[name]["value_before"] == pytest.approx(share)
+        assert found[name]["retrieval_before"]["R@1"] == pytest.approx(share)
+        assert "evaluators count each query of the runs once" in done.stderr
+    assert found["log"]["retrieval_before"] == pytest.approx(found["weighed"]["retrieval_before"])
+    assert found["log"]["n_queries"] == found["weighed"]["n_queries"] == COUNT
+    assert found["ignored"]["n_queries"] == ANSWERED, "nobody sends the others"
+
+    # Sent 61 times, it is 61 observations; with a weight alone, it is one.
+    raw, weighed = (found[name]["strengths"][0]["value"] for name in ("log", "weighed"))
+    assert raw["high"] - raw["low"] < 0.2 < weighed["high"] - weighed["low"]
+
+
 @pytest.mark.parametrize(
     ("measure", "theirs"),
     [("R@5", "Success@5"), ("MRR", "RR"), ("AP", "AP"), ("nDCG@10", "nDCG@10")],

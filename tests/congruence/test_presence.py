@@ -251,8 +251,8 @@ def killed_after(monkeypatch, step):
     """Let the process end after this function of `clean`."""
     call = getattr(migration_clean, step)
 
-    def until_then(*arguments):
-        call(*arguments)
+    def until_then(*arguments, **named):
+        call(*arguments, **named)
         raise Killed
 
     monkeypatch.setattr(migration_clean, step, until_then)

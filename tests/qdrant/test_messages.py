@@ -240,6 +240,7 @@ SHARED = (
 """The parts of milvus_hubness whose messages a user of qdrant-hubness may see."""
 ELSEWHERE = {
     "--drop": "an option of clean",
+    "--pairs-queries": "qdrant-hubness takes no queries with right rows; clicks need no vectors",
     "--restart-ttl": "rows of Qdrant do not expire",
     "--where": "Qdrant has no side collections and no time to live; QdrantStore.bias_fields says what to do instead",
     "--renamed-from": "collections of Qdrant cannot be renamed: its Commands have no adopt",

@@ -8,6 +8,8 @@ from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.quality.measures import (
+    Sendings,
+    confidence_interval,
     excess_answers,
     hubness_summary,
     k_occurrence,
@@ -97,6 +99,26 @@ def test_bad_input():
     for measure in (skewness, excess_answers, hubness_summary):
         with pytest.raises(InvalidInput, match="1-D"):
             measure([])
+
+
+def test_what_users_send_counts_as_if_each_sending_stood_by_itself():
+    rng = np.random.default_rng(0)
+    values = rng.integers(5, size=40).astype(float)
+    counts = rng.integers(1, 6, 40)
+    expanded = np.repeat(values, counts)
+    sent = Sendings(counts)
+    weighed = Sendings(weights=counts.astype(float))
+    for sendings in (sent, weighed):
+        assert sendings.mean(values) == pytest.approx(expanded.mean())
+        assert sendings.median(values) == np.median(expanded)
+    assert sent.interval(values) == confidence_interval(expanded)
+    narrow, wide = sent.interval(values), weighed.interval(values)
+    assert wide.high - wide.low > narrow.high - narrow.low
+    half = np.arange(40) < 20
+    assert sent.of(half).mean(values[half]) == np.repeat(values[half], counts[half]).mean()
+    both = Sendings(np.array([1, 2]), np.array([1.0, 0.5]))
+    assert both.mean(np.array([0.0, 1.0])) == 0.5
+    assert both.median(np.array([3.0, 5.0])) == 4
 
 
 def test_the_noise_of_a_change_is_that_of_other_draws_of_the_queries():

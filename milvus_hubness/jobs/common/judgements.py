@@ -45,11 +45,11 @@ class Judgements:
 
     **Weights and counts.** A log of clicks repeats a query because users send it often, and a list
     of judgements because several rows are right. With a weight in each row, that of a query is
-    their sum. Without, the keys decide which it is. A row with a further key says that this one is
-    right too, and adds nothing to the count of 1, so that queries count equally however many right
-    rows they have, as in trec_eval. A row with only keys that the query has already adds 1: no
-    judge says a thing twice, but users send a query again. A source with grades is of judges, of
-    whom two may say the same, so it counts each query once.
+    their sum, and a sum of 0 leaves it out. Without, the keys decide which it is. A row with a
+    further key says that this one is right too, and adds nothing to the count of 1, so that queries
+    count equally however many right rows they have, as in trec_eval. A row with only keys that the
+    query has already adds 1: no judge says a thing twice, but users send a query again. A source
+    with grades is of judges, of whom two may say the same, so it counts each query once.
 
     **Grades.** A row with a grade of 0 or less was judged as not relevant, and is no right row. Of
     a key that is judged twice for a query, the higher grade counts.
@@ -70,7 +70,7 @@ class Judgements:
     """
 
     weights: npt.NDArray[np.float64] | None = None
-    """How often users send each query, (n,), as the source says; None if it does not."""
+    """How often users send each query, (n,) above 0, as the source says; None if it does not."""
 
     counts: npt.NDArray[np.int64] | None = None
     """How often each query was sent, (n,), as the source repeats it; None for once each."""
@@ -359,15 +359,23 @@ def _merged(rows: JudgedRows) -> Judgements:
             f"{len(without):,} of {len(judged):,} queries of {rows.source} have no right row: "
             f"{_some_queries(names, ids is not None)}"
         )
-    first_rows = [query.rows[0] for query in answered]
+    # A query that nobody sends says nothing.
+    sent = answered
+    if rows.weights is not None:
+        sent = [query for query in answered if query.weight > 0]
+    if not sent:
+        raise InvalidInput(
+            f"the weights of all queries of {rows.source} with a right row are 0: correct them"
+        )
+    first_rows = [query.rows[0] for query in sent]
     numbers = first_rows if rows.query_numbers is None else rows.query_numbers[first_rows].tolist()
     return Judgements(
         queries=rows.queries.take(np.array(numbers, np.int64)),
-        keys=[tuple(query.grades) for query in answered],
-        grades=[tuple(query.grades.values()) for query in answered],
-        clicks=[tuple(query.clicks.values()) for query in answered],
-        weights=_weights(rows, answered),
-        counts=_counts(rows, answered),
+        keys=[tuple(query.grades) for query in sent],
+        grades=[tuple(query.grades.values()) for query in sent],
+        clicks=[tuple(query.clicks.values()) for query in sent],
+        weights=None if rows.weights is None else np.array([query.weight for query in sent]),
+        counts=_counts(rows, sent),
         ids=None if rows.query_ids is None else [rows.query_ids[row] for row in first_rows],
         texts=None if rows.texts is None else [rows.texts[number] for number in numbers],
         left_out=(*rows.left_out, *_logged(reasons)),
@@ -424,18 +432,6 @@ def _shares(rows: JudgedRows, row: int) -> dict[Key, float]:
 
 def _weight(rows: JudgedRows, row: int) -> float:
     return 1.0 if rows.weights is None else float(rows.weights[row])
-
-
-def _weights(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.float64] | None:
-    """Return the weights of queries, see Judgements; None if the source names none."""
-    if rows.weights is None:
-        return None
-    sums = np.array([query.weight for query in judged])
-    if not sums.any():
-        raise InvalidInput(
-            f"the weights of all queries of {rows.source} with a right row are 0: correct them"
-        )
-    return sums
 
 
 def _counts(rows: JudgedRows, judged: Sequence[_Query]) -> npt.NDArray[np.int64] | None:

@@ -335,12 +335,8 @@ class Sample(NamedTuple):
         Raises InvalidInput if there is none.
         """
         judged = judgements.within(self.keys, collection).as_sent()
-        # A query that nobody sends says nothing.
-        weights = np.ones(len(judged)) if judged.weights is None else judged.weights
-        sent = np.flatnonzero(weights).tolist()
-        if len(sent) < 2:
+        if len(judged) < 2:
             return None
-        judged = judged.take(sent)
         grades = [np.array(of_query, np.float64) for of_query in judged.grades]
         return Labelled(
             judged.queries.vectors,

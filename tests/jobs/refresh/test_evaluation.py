@@ -325,4 +325,7 @@ def test_right_rows_are_looked_up_in_the_sample():
     assert weighted.weights.tolist() == [2, 3]
     assert [numbers.tolist() for numbers in weighted.positives] == [[0], [2]]
     unsent = Judgements.of(queries, keys, weights=[0, 1, 0, 0])
-    assert sample.labelled(unsent, "products") is None
+    with pytest.raises(InvalidInput, match="none of the 1 judged keys"):
+        sample.labelled(unsent, "products")
+    unsent = Judgements.of(queries, keys, weights=[2, 1, 0, 0])
+    assert sample.labelled(unsent, "products") is None, "one query is too few"
