@@ -498,7 +498,7 @@ def decide(
     excess = outcomes.excess_answers_of(outcome, len(gallery))
     merits = merits_of(outcome, pairs.measure)[1:]
     picked = mix(pick(trials, excess[1:], merits, pairs.weights))
-    chosen = _with_demand(picked, swept, gallery)
+    chosen = _best_of_demand(picked, swept, gallery, pairs)
     raw = outcome.values[0]
 
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
@@ -514,7 +514,7 @@ def decide(
             cross_fitted[held_out] = raw[held_out]
             continue
         of_others = mix(pick(trials, excess[1:], merits[:, others], pairs.weights[others]))
-        of_fold = _with_demand(of_others, swept, gallery)
+        of_fold = _best_of_demand(of_others, swept, gallery, pairs.of(others))
         cross_fitted[held_out] = pairs.of(held_out).search([of_fold], gallery).values[1]
 
     # Demand has its own part in what hubs take, so that the fall is that without it.
@@ -533,6 +533,20 @@ def decide(
         seed=seed,
     )
     return chosen, judged
+
+
+def _best_of_demand(trial: Trial, bank: QueryBank, gallery: Vectors, pairs: Pairs) -> Trial:
+    """Return a trial less the demand of the bank, or as it is, whichever the pairs prefer.
+
+    Groups of unlike sizes may be those of an uneven demand, or of an encoder that takes unlike
+    queries for near copies; the labels tell these apart.
+    """
+    demanded = _with_demand(trial, bank, gallery)
+    if demanded is trial:
+        return trial
+    merits = merits_of(pairs.search([trial, demanded], gallery), pairs.measure)[1:]
+    without, less_demand = np.average(merits, axis=1, weights=pairs.weights)
+    return demanded if less_demand >= without else trial
 
 
 def _with_demand(trial: Trial, bank: QueryBank, gallery: Vectors) -> Trial:
