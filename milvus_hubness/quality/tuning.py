@@ -539,7 +539,7 @@ def _best_of_demand(trial: Trial, bank: QueryBank, gallery: Vectors, pairs: Pair
     """Return a trial less the demand of the bank, or as it is, whichever the pairs prefer.
 
     Groups of unlike sizes may be those of an uneven demand, or of an encoder that takes unlike
-    queries for near copies; the labels tell these apart.
+    queries for near copies; the labels decide which it is.
     """
     demanded = _with_demand(trial, bank, gallery)
     if demanded is trial:
