@@ -178,7 +178,7 @@ class PairsOptions:
         str | None,
         "Queries with right rows: .npz, .parquet, .arrow or .jsonl file with 'query' and 'key', one "
         "or several of each, and optionally 'grade'; a qrels file, or a BEIR folder. 'weight' says "
-        "how often users send a query, which tune and refresh follow.",
+        "how often users send a query, which all measures follow.",
     ] = None
     pairs_queries: PairsQueries = None
     measure: Annotated[

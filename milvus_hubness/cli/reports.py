@@ -101,10 +101,7 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     """Print the best trials, the choice, and the reason. note: printed at the end."""
     choice = tuning["choice"]
     mixed = _mixed(choice, is_mix=tuning["labelled"])
-    headings = (
-        *("method", "strength", tuning["measure"]),
-        *("gain, 95%", "excess answers", "share"),
-    )
+    headings = ("method", "strength", tuning["measure"], "gain, 95%", "excess answers", "share")
     title = f"The best of {len(tuning['rows']) - 1} trials"
     console.show_table(title, headings, _trial_rows(tuning, mixed))
 
@@ -345,10 +342,10 @@ def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float |
 def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = None) -> None:
     before = diagnosis.before
     after = diagnosis.after
-    recall = None
+    measured = None
     if diagnosis.gain is not None:
         values = f"{diagnosis.value_before:.1%} -> {diagnosis.value_after:.1%}"
-        recall = f"{values}: {points(diagnosis.gain)}"
+        measured = f"{values}: {points(diagnosis.gain)}"
 
     reciprocity = diagnosis.reciprocity
     at_most = f"; at most {reciprocity.at_most:.1%}" if reciprocity.at_most < 1 else ""
@@ -370,7 +367,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = No
             f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}"
         ),
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
-        diagnosis.measure: recall,
+        diagnosis.measure: measured,
         "the bank": next((str(one) for one in diagnosis.findings if one.name == "log"), None),
         "demand": diagnosis.demand.sentence if diagnosis.demand else None,
         "page": page,

@@ -133,7 +133,8 @@ class PriorTrials:
         values = self._preference.values
         if self._preference.counts_pairs:
             positives = [self._pairs.positives[query] for query in left_out.tolist()]
-            # A log that repeats a query made one of it, whose weight is how often it was sent.
+            # A query with several right rows has at least one click on each, however they were
+            # counted; a weight is how many clicks there are, which they share.
             counts = np.array(list(map(len, positives)))
             shares = np.maximum(self._pairs.weights[left_out] / counts, 1)
             own = np.bincount(

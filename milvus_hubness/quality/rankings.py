@@ -67,16 +67,16 @@ def _with_positives(
 ) -> Ranking:
     """Return a ranking in which the positives have their ranks, and the others keep their order."""
     is_within = ranks <= depth
-    places = ranks[is_within] - 1
+    positions = ranks[is_within] - 1
     is_other = ~np.isin(ranking.items, positives.items)
     free = np.ones(depth, bool)
-    free[places] = False
+    free[positions] = False
 
     items = np.empty(depth, np.int64)
-    items[places] = positives.items[is_within]
+    items[positions] = positives.items[is_within]
     items[free] = ranking.items[is_other][: free.sum()]
     scores = np.empty(depth, np.float32)
-    scores[places] = positives.scores[is_within]
+    scores[positions] = positives.scores[is_within]
     scores[free] = ranking.scores[is_other][: free.sum()]
     return Ranking(items, scores)
 

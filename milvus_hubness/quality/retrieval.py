@@ -91,7 +91,9 @@ def ranks(
     import torch
 
     query_vectors, stored = with_bias(queries, gallery, bias)
-    items, starts, values = checked_judgements(positives, grades, len(query_vectors), len(stored))
+    judged = checked_judgements(positives, grades, len(query_vectors), len(stored))
+    items = judged.items
+    starts = judged.starts
     unordered = np.empty(len(items), np.int64)
     for tile, scores in score_tensors(query_vectors, stored):
         # Equal items get scores that differ by rounding. Without a margin, they would be before
@@ -110,21 +112,29 @@ def ranks(
             limits = row_scores.gather(1, columns) + margins[rows, None]
             unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
 
-    return in_order(unordered, starts, values, items)
+    return in_order(unordered, starts, judged.grades, items)
 
 
 MEASURES = "R@k, MRR, MAP or nDCG@k"
 """The measures to choose from, in words."""
 _NAMED = re.compile(r"(R|MRR|MAP|nDCG|Success|RR|AP)(?:@([1-9][0-9]{0,5}))?", re.IGNORECASE)
-_KINDS = {"r": "R", "success": "R", "mrr": "MRR", "rr": "MRR", "map": "MAP", "ap": "MAP"}
-_KINDS["ndcg"] = "nDCG"
+_NAMES = {
+    "r": "R",
+    "success": "R",
+    "mrr": "MRR",
+    "rr": "MRR",
+    "map": "MAP",
+    "ap": "MAP",
+    "ndcg": "nDCG",
+}
+"""Our name of a measure by any name of it, in small letters."""
 
 
 @dataclass(frozen=True)
 class Measure:
     """A measure of retrieval, of each query; its mean over the queries is what is reported."""
 
-    kind: str
+    name: str
     """"R", "MRR", "MAP" or "nDCG"."""
 
     k: int | None = None
@@ -141,22 +151,25 @@ class Measure:
         if isinstance(measure, Measure):
             return measure
         named = _NAMED.fullmatch(measure.strip()) if isinstance(measure, str) else None
-        kind = _KINDS[named[1].lower()] if named else ""
-        if named is None or (named[2] is None) == (kind in ("R", "nDCG")):
+        if named is None:
             raise InvalidInput(f"the measure must be {MEASURES}, not {measure!r}")
-        return cls(kind, int(named[2]) if named[2] else None)
+        name = _NAMES[named[1].lower()]
+        has_k = named[2] is not None
+        if has_k != (name in ("R", "nDCG")):
+            raise InvalidInput(f"the measure must be {MEASURES}, not {measure!r}")
+        return cls(name, int(named[2]) if has_k else None)
 
     def __str__(self) -> str:
-        return self.kind if self.k is None else f"{self.kind}@{self.k}"
+        return self.name if self.k is None else f"{self.name}@{self.k}"
 
     @property
     def needs_best_only(self) -> bool:
         """Whether the rank of a query's best positive is enough."""
-        return self.kind in ("R", "MRR")
+        return self.name in ("R", "MRR")
 
     def of_best(self, ranks: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
         """Return R or MRR from the ranks of the best positives, of any shape."""
-        if self.kind == "MRR":
+        if self.name == "MRR":
             return np.asarray(1 / ranks, np.float64)
         return np.asarray(ranks <= np.int64(self.k or 0), np.float64)
 
@@ -164,7 +177,7 @@ class Measure:
         """Return the measure of each query, (n_queries,)."""
         if self.needs_best_only:
             return self.of_best(ranks.best)
-        if self.kind == "MAP":
+        if self.name == "MAP":
             return average_precisions(ranks)
         assert self.k is not None, "nDCG has a k"
         return ndcgs(ranks, self.k)
@@ -216,14 +229,31 @@ def checked_positives(
 
     They are sorted by query, without duplicates. Raises InvalidInput.
     """
-    items, starts, _ = checked_judgements(positives, None, n_queries, n_items)
-    return items, starts
+    judged = checked_judgements(positives, None, n_queries, n_items)
+    return judged.items, judged.starts
+
+
+class JudgedItems(NamedTuple):
+    """The positives of all queries; those of query i are items[starts[i]:starts[i + 1]]."""
+
+    items: npt.NDArray[np.int64]
+    """(p,) their numbers in the gallery."""
+
+    starts: npt.NDArray[np.int64]
+    """(n_queries + 1,) the position of each query's first one, and p at the end."""
+
+    grades: PerQuery | None
+    """(p,) how right each is, above 0; None for 1 each."""
+
+    def by_query(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Return values (p,) of the positives as one array for each query."""
+        return np.split(values, self.starts[1:-1])
 
 
 def checked_judgements(
     positives: Positives, grades: Grades | None, n_queries: int, n_items: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], PerQuery | None]:
-    """Return all positives, the start of each query's, and their grades.
+) -> JudgedItems:
+    """Return all positives with their grades.
 
     They are sorted by query, without duplicates, of which the highest grade counts. Raises
     InvalidInput.
@@ -263,7 +293,7 @@ def checked_judgements(
     values = None
     if grades is not None:
         values = np.array([grade for of_query in ordered for _, grade in of_query])
-    return items.astype(np.int64), starts, values
+    return JudgedItems(items.astype(np.int64), starts, values)
 
 
 def _with_grades(positives: Sequence[list[Any]], grades: Grades) -> list[dict[Any, float]]:

@@ -239,7 +239,7 @@ class Pairs(NamedTuple):
 def merits_of(outcome: Outcome, measure: Measure) -> Values:
     """Return by what methods are picked, (n_biases, n_queries)."""
     # The mean reciprocal rank follows R@k with less noise.
-    if measure.kind == "R":
+    if measure.name == "R":
         return np.asarray(1 / outcome.ranks, np.float64)
     return outcome.values
 

@@ -138,7 +138,8 @@ def judge_labelled(
     """Return the verdict with labels: "apply" if the expected gain in the measure is above 0.
 
     raw, cross_fitted: (n_queries,) the measure of each query. strength: of the mix. fall: of the
-    excess answers taken by hubs, as a share of them. weights: (n_queries,) above 0; None for equal ones.
+    excess answers taken by hubs, as a share of them. weights: (n_queries,) above 0; None for equal
+    ones.
     """
     n = len(raw)
     if weights is None:
@@ -420,8 +421,10 @@ def tune(
         pairs = pairs._replace(measure=chosen_measure)
         demand = _demand(pairs, len(items))
         real = pairs.queries
-    elif pair_weights is not None:
-        raise InvalidInput("weights without the pairs that they belong to: pass positives too")
+    elif pair_weights is not None or grades is not None:
+        raise InvalidInput(
+            "weights or grades without the pairs that they belong to: pass positives too"
+        )
     elif real is not None:
         real = real[_some(len(real), rng)]
     items, pairs, numbers = _some_items(items, pairs, rng)
@@ -517,22 +520,29 @@ def decide(
         of_fold = _best_of_demand(of_others, swept, gallery, pairs.of(others))
         cross_fitted[held_out] = pairs.of(held_out).search([of_fold], gallery).values[1]
 
-    # Demand has its own part in what hubs take, so that the fall is that without it.
-    after = search([picked], pairs.queries, gallery, pairs.positives)
-    mixed_excess = float(outcomes.excess_answers_of(after, len(gallery))[1])
-    # The last trial is the default, with which no label had to do: hubs have to lose under both.
-    highest = max(mixed_excess, float(excess[-1]))
-    fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     judged = judge_labelled(
         raw,
         cross_fitted,
         chosen.strength,
-        fall,
+        # Demand takes answers to what is popular, which is its purpose: the fall is that without it.
+        _fall(picked, excess, gallery, pairs),
         pairs.weights,
         measure=pairs.measure,
         seed=seed,
     )
     return chosen, judged
+
+
+def _fall(trial: Trial, excess: Values, gallery: Vectors, pairs: Pairs) -> float:
+    """Return by which share of them the excess answers taken by hubs fall.
+
+    excess: of the raw search, then of the trials of a sweep.
+    """
+    outcome = search([trial], pairs.queries, gallery)
+    of_trial = float(outcomes.excess_answers_of(outcome, len(gallery))[1])
+    # The last trial is the default, with which no label had to do: hubs have to lose under both.
+    highest = max(of_trial, float(excess[-1]))
+    return 1 - highest / float(excess[0]) if excess[0] else 0.0
 
 
 def _best_of_demand(trial: Trial, bank: QueryBank, gallery: Vectors, pairs: Pairs) -> Trial:
@@ -591,15 +601,12 @@ def decide_with_prior(
     choices = [searches.choose(picked, merits, fold != left) for left in range(fold.max() + 1)]
     cross_fitted = searches.values(choices)
 
-    neutral = search([chosen.method], pairs.queries, gallery, pairs.positives)
-    highest = max(float(outcomes.excess_answers_of(neutral, len(gallery))[1]), float(excess[-1]))
-    fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     strength = chosen.method.strength
     judged = judge_labelled(
         outcome.values[0],
         cross_fitted,
         strength,
-        fall,
+        _fall(chosen.method, excess, gallery, pairs),
         pairs.weights,
         measure=pairs.measure,
         seed=seed,
@@ -667,13 +674,13 @@ def _checked_pairs(
     rng: np.random.Generator,
 ) -> Pairs:
     """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
-    numbers, starts, values = retrieval.checked_judgements(positives, grades, len(queries), n_items)
+    judged = retrieval.checked_judgements(positives, grades, len(queries), n_items)
     checked = retrieval.checked_weights(weights, len(queries))
     pairs = Pairs(
         queries,
-        np.split(numbers, starts[1:-1]),
+        judged.by_query(judged.items),
         checked,
-        None if values is None else np.split(values, starts[1:-1]),
+        None if judged.grades is None else judged.by_query(judged.grades),
     )
 
     # A query that nobody sends says nothing.

@@ -580,6 +580,12 @@ class TestMeasures:
                 grades=grades,
             )  # fmt: skip
 
+    def test_grades_and_weights_alone_are_refused(self, space):
+        bank, gallery, queries = space
+        for more in ({"grades": [[1.0]] * 40}, {"pair_weights": [1.0] * 40}):
+            with pytest.raises(InvalidInput, match="pass positives too"):
+                tune(bank, gallery, queries=queries, **more)
+
 
 def test_names_of_ir_measures_are_taken():
     names = ("Success@3", "RR", "AP", "ndcg@20")

@@ -7,7 +7,7 @@ dictionary, and takes any id.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,12 @@ def write_rankings(
 
     Raises UnreadableFile.
     """
-    if is_json(path):
-        _write_json(path, rankings)
-        return
-    with whole_file(path) as file:
-        for query_id, scores in rankings:
-            file.writelines(
-                f"{query_id} Q0 {key} {rank} {score!r} {tag}\n"
-                for rank, (key, score) in enumerate(scores.items(), 1)
-            )
+
+    def lines(query_id: str, scores: Mapping[str, float]) -> Iterator[str]:
+        for rank, (key, score) in enumerate(scores.items(), 1):
+            yield f"{query_id} Q0 {key} {rank} {score!r} {tag}\n"
+
+    _write(path, rankings, lines)
 
 
 def write_qrels(path: Path, qrels: Iterable[tuple[str, Mapping[str, int]]]) -> None:
@@ -97,12 +94,12 @@ def write_qrels(path: Path, qrels: Iterable[tuple[str, Mapping[str, int]]]) -> N
 
     Raises UnreadableFile.
     """
-    if is_json(path):
-        _write_json(path, qrels)
-        return
-    with whole_file(path) as file:
-        for query_id, grades in qrels:
-            file.writelines(f"{query_id} 0 {key} {grade}\n" for key, grade in grades.items())
+
+    def lines(query_id: str, grades: Mapping[str, float]) -> Iterator[str]:
+        for key, grade in grades.items():
+            yield f"{query_id} 0 {key} {grade}\n"
+
+    _write(path, qrels, lines)
 
 
 def is_json(path: Path) -> bool:
@@ -133,10 +130,22 @@ def _has_bytes(text: str) -> bool:
     return True
 
 
-def _write_json(path: Path, of_queries: Iterable[tuple[str, Mapping[str, float]]]) -> None:
+def _write(
+    path: Path,
+    of_queries: Iterable[tuple[str, Mapping[str, float]]],
+    lines: Callable[[str, Mapping[str, float]], Iterator[str]],
+) -> None:
+    """Write a number for each key of each query.
+
+    lines: yields those of a query in a TREC file. One query at a time is in memory: a run may be
+    larger.
+    """
     with whole_file(path) as file:
-        # One query at a time: all of a run may be larger than the memory.
-        file.writelines(_json_lines(of_queries))
+        if is_json(path):
+            file.writelines(_json_lines(of_queries))
+            return
+        for query_id, numbers in of_queries:
+            file.writelines(lines(query_id, numbers))
 
 
 def _json_lines(of_queries: Iterable[tuple[str, Mapping[str, float]]]) -> Iterator[str]:

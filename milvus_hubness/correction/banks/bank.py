@@ -169,28 +169,27 @@ class QueryBank:
         Each takes away one that is equal to it, or 1 from its count: what users sent before stays.
         However often one is among them, it was last sent once.
         """
-        rows = np.concatenate([self.vectors, queries])
-        numbers = numbers_of_rows(rows)
-        of_bank = numbers[: len(self)]
-        is_sent = np.bincount(numbers[len(self) :], minlength=numbers.max() + 1) > 0
+        rows_of: dict[bytes, list[int]] = {}
+        for row, vector in enumerate(self.vectors):
+            rows_of.setdefault(vector.tobytes(), []).append(row)
 
-        # Of equal rows, the first gives what it has, then the next.
-        order = np.argsort(of_bank, kind="stable")
-        counts = (np.ones(len(self)) if self.counts is None else self.counts)[order]
-        before = counts.cumsum() - counts
-        _, first = np.unique(of_bank[order], return_index=True)
-        before -= np.repeat(before[first], np.diff(np.append(first, len(self))))
-        taken = np.clip(is_sent[of_bank[order]] - before, 0, counts)
-        left = np.empty(len(self))
-        left[order] = counts - taken
+        counts = np.ones(len(self)) if self.counts is None else self.counts
+        remaining = counts.copy()
+        for query in {vector.tobytes() for vector in queries}:
+            # Of equal rows, the first gives what it has, then the next.
+            missing = 1.0
+            for row in rows_of.get(query, ()):
+                taken = min(missing, remaining[row])
+                remaining[row] -= taken
+                missing -= taken
 
-        stays = left > 0
-        if stays.all() and not taken.any():
+        if np.array_equal(remaining, counts):
             return self
+        stays = remaining > 0
         if not stays.any():
             return None
         bank = self.take(stays)
-        return bank if self.counts is None else replace(bank, counts=left[stays])
+        return bank if self.counts is None else replace(bank, counts=remaining[stays])
 
     @property
     def weights(self) -> npt.NDArray[np.float64]:
@@ -304,15 +303,6 @@ def are_numbered(groups: npt.NDArray[Any]) -> bool:
     # First whether they are small, as counting takes memory up to the largest one.
     is_small = groups.min() >= 0 and groups.max() < len(groups)
     return bool(is_small and np.bincount(groups).all())
-
-
-def numbers_of_rows(rows: Vectors) -> npt.NDArray[np.int64]:
-    """Return a number from 0 up for each row (n, d), the same one for equal rows."""
-    # Texts of bytes are sorted many times faster than rows of numbers.
-    contiguous = np.ascontiguousarray(rows)
-    texts = contiguous.view(np.dtype((np.void, contiguous.strides[0])))
-    _, numbers = np.unique(texts.reshape(-1), return_inverse=True)
-    return numbers.reshape(-1)
 
 
 def not_among(rows: Vectors, *others: Vectors) -> npt.NDArray[np.bool_]:

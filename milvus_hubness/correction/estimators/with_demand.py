@@ -131,10 +131,11 @@ class WithDemand(Estimator, alias="demand"):
         self, fitted: FittedBias, shares: npt.NDArray[np.floating[Any]], spread: float
     ) -> FittedBias:
         """Return the fit with these z (m,) of the bank. spread: of its scores."""
-        measured, of_groups, dispersion = self._with_factor(fitted.bank, shares, spread)
-        measured = replace(measured, estimators=(fitted.estimator,))
+        counts = _counts_of(fitted.bank)
+        measured = replace(self._with_factor(counts, spread), estimators=(fitted.estimator,))
+        of_groups = self._group_potentials(counts, shares)
         potentials = np.column_stack([fitted.potentials, of_groups])
-        diagnostics = DemandDiagnostics(fitted.diagnostics, dispersion)
+        diagnostics = DemandDiagnostics(fitted.diagnostics, dispersion_of(counts))
         return measured._less_demand(fitted, potentials, diagnostics)
 
     def of_gallery(self, biases: Vectors, bank: QueryBank, items: Vectors) -> Vectors:
@@ -144,31 +145,36 @@ class WithDemand(Estimator, alias="demand"):
         is even, the very array that is given.
         """
         condensed = bank.condensed
+        counts = _counts_of(condensed)
         measured = self.measured(condensed, items)
-        tau = measured.tau_of()
-        shares = logsumexp(condensed.vectors, items, tau, -biases, device=self.device)
-        demanded, of_groups, _ = measured._with_factor(
-            condensed, shares, score_spread(condensed, items)
-        )
+        demanded = measured._with_factor(counts, score_spread(condensed, items))
         if not demanded.factor:
             return biases
+
+        tau = demanded.tau_of()
+        shares = logsumexp(condensed.vectors, items, tau, -biases, device=self.device)
+        of_groups = demanded._group_potentials(counts, shares)
         sums = logsumexp(items, condensed.vectors, tau, of_groups, device=self.device)
-        return np.asarray(demanded._less(biases, sums), np.float32)
+        return np.asarray(demanded._biases_less_demand(biases, sums), np.float32)
 
-    def _with_factor(
-        self, bank: QueryBank, shares: npt.NDArray[np.floating[Any]], spread: float
-    ) -> tuple[WithDemand, Vectors, float]:
-        """Return the estimator with its factor, tau · log n_i − z_i of the groups (m,), and the
-        dispersion of their counts."""
-        counts = np.ones(len(bank)) if bank.counts is None else bank.counts
-        dispersion = dispersion_of(counts)
-        uneven = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion)
-        factor = self.weight * spread * uneven
-        of_groups = (self.tau_of() * np.log(counts) - shares).astype(np.float32)
-        return replace(self, factor=factor), of_groups, dispersion
+    def _with_factor(self, counts: npt.NDArray[Any], spread: float) -> WithDemand:
+        """Return the estimator with its factor, for the queries of each group, (m,), and the spread
+        of scores.
+        """
+        uneven = 1 - EVEN_DISPERSION / max(EVEN_DISPERSION, dispersion_of(counts))
+        return replace(self, factor=self.weight * spread * uneven)
 
-    def _less(self, biases: Numbers, sums: Numbers) -> Numbers:
-        """Return biases (n,) less the demand, from the log-sum-exps (n,) before them."""
+    def _group_potentials(
+        self, counts: npt.NDArray[Any], shares: npt.NDArray[np.floating[Any]]
+    ) -> Vectors:
+        """Return tau · log n_i − z_i of the groups, (m,)."""
+        return np.asarray(self.tau_of() * np.log(counts) - shares, np.float32)
+
+    def _biases_less_demand(self, biases: Numbers, sums: Numbers) -> Numbers:
+        """Return the biases (n,) less the demand.
+
+        sums: (n,), tau · log Σ_i n_i · exp((s(q_i, r) − z_i) / tau).
+        """
         log_count = (sums.astype(np.float64) - biases) / self.tau_of()
         factor = self.factor or 0.0
         return np.asarray(biases - factor * np.logaddexp(log_count, np.log(self.added)))
@@ -195,11 +201,11 @@ class WithDemand(Estimator, alias="demand"):
                 if not self.factor:
                     return biases
                 sums = logsumexp(items, bank.vectors, tau, of_groups, device=self.device)
-                return self._less(biases, sums)
+                return self._biases_less_demand(biases, sums)
 
             def of_products(products: Numbers) -> Numbers:
                 biases = fitted.bias_of_products(products, are_new=are_new)
-                return self._less(biases, logsumexp_of(products + of_groups, tau))
+                return self._biases_less_demand(biases, logsumexp_of(products + of_groups, tau))
 
             return Formula(of_vectors, of_products if fitted.takes_products else None)
 
@@ -216,6 +222,11 @@ class WithDemand(Estimator, alias="demand"):
 DEFAULT_ESTIMATOR = WithDemand()
 """What applies where nobody chooses a method and no labels choose one: with even demand, the default
 Blend."""
+
+
+def _counts_of(bank: QueryBank) -> npt.NDArray[Any]:
+    """Return the queries of each group of a condensed bank, (m,)."""
+    return np.ones(len(bank)) if bank.counts is None else bank.counts
 
 
 def dispersion_of(counts: npt.NDArray[np.floating[Any]]) -> float:

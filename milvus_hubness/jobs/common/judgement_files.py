@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import reprlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -76,6 +77,7 @@ class JudgedRows:
     """The rows of a source, each about one query."""
 
     source: str
+    """What messages call it: the path of the file, or what it is in memory."""
 
     keys: Sequence[Sequence[Key]]
     """The keys of each row."""
@@ -112,8 +114,10 @@ class QueryVectors:
     """Vectors of queries by id."""
 
     source: str
+    """What messages call it."""
 
     ids: Sequence[str]
+    """Each of them once."""
 
     queries: QueryBank
     """The query of each id."""
@@ -279,7 +283,7 @@ def vectors_of_folder(judged: Path, text_column: str | None = None) -> QueryVect
 # -- columns --------------------------------------------------------------------------------------
 
 
-class Columns:
+class Columns(ABC):
     """The columns of a source, by their names."""
 
     def __init__(self, source: str, names: Sequence[str]) -> None:
@@ -289,13 +293,13 @@ class Columns:
         if BEIR_COLUMNS.keys() <= self._actual.keys():
             self._actual |= {ours: theirs for theirs, ours in BEIR_COLUMNS.items()}
 
+    @abstractmethod
     def values(self, name: str) -> list[Any]:
         """Return the values of a column that there is, one for each row; some may be lists."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_queries(self) -> QueryBank:
         """Return the column with the vectors of queries. Raises InvalidInput."""
-        raise NotImplementedError
 
     def place(self, row: int) -> str:
         """Return what messages call a row."""

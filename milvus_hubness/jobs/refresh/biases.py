@@ -84,6 +84,7 @@ class Labelled(NamedTuple):
     """How right the items of each query are; None for equally right."""
 
     measure: Measure = R_AT_1
+    """What is measured on them."""
 
 
 @dataclass(frozen=True)
@@ -284,8 +285,9 @@ def _objection(
     """
     for name, other in (("old", "the biases in use"), ("raw", "no correction")):
         if measured and measured["new"] < measured[name]:
-            before = f"{measured[name]:.3f} with {other}"
-            return f"{measure} falls from {before} to {measured['new']:.3f}"
+            return (
+                f"{measure} falls from {measured[name]:.3f} with {other} to {measured['new']:.3f}"
+            )
         if not measured and excess["new"] > excess[name] + NOISE * noise[name]:
             return (
                 f"excess answers taken by hubs rise from {excess[name]:.1%} with {other} to "

@@ -164,10 +164,12 @@ def _of_given_bank(state: CollectionState, name: str, why: str, options: Refresh
     )
 
 
-def _needed(online_bank: OnlineBank, bank: int, share: float) -> int:
-    """Return how many queries a refit needs: as large a part of the bank as the unfitted rows are of
+def _needed(online_bank: OnlineBank, bank_size: int, unfitted_share: float) -> int:
+    """Return how many queries a refit needs: as large a share of the bank as the unfitted rows are of
     the gallery, but no more than its places that no first queries have reserved.
     """
-    part = min(share, 1 - online_bank.seed_share)
+    bank_share = min(unfitted_share, 1 - online_bank.seed_share)
     # A sample takes a random place, so half of the places are full long before all are.
-    return max(FEWEST_SAMPLES, min(ceil(part * bank - ROUNDING), online_bank.capacity // 2))
+    return max(
+        FEWEST_SAMPLES, min(ceil(bank_share * bank_size - ROUNDING), online_bank.capacity // 2)
+    )
