@@ -30,6 +30,7 @@ from milvus_hubness.correction.estimators.base import ITEMS, TargetBank, score_s
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
+from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Clicks, ItemRows, Prior, Values
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
@@ -71,13 +72,17 @@ class Correction:
     are_new: bool = False
     """Whether the items were added together after the fit, see `FittedBias.new_bias`."""
     compute: Callable[[Floats, bool], Biases] | None = None
-    """Maps vectors (m, d) and are_new to their biases (m,), in place of the fit."""
+    """Maps items (m, d), as `items_of` returns them, and are_new to their biases (m,), in place of the
+    fit."""
     queries: QueryBank | None = None
     """The bank as the caller gave it, with its groups; `fitted.bank` has one query for each."""
     prior: Prior | None = None
     """What the numbers of rows get in addition; then `centred` and `of_rows` need these rows."""
     clicks: Clicks = field(default_factory=dict)
     """The clicks of a prior from clicks."""
+    kinds: Kinds | None = None
+    """The kinds of items with whose means vectors are compared; methods then need the rows of the
+    vectors, or their kinds. None for none."""
 
     @classmethod
     def fit(
@@ -90,27 +95,34 @@ class Correction:
         target_bank: BankLike | None = None,
         start: Floats | None = None,
         fit: Callable[..., FittedBias] | None = None,
+        kinds: Kinds | None = None,
+        gallery_kinds: KindNumbers | None = None,
     ) -> Correction:
         """Fit the estimator on the bank, gallery (n, d) and target bank.
 
         The layout reduces them to inner products. start: potentials of an earlier fit on this bank,
         for iterative estimators. fit: a function called in place of the estimator's own `fit`; its
-        first argument is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a
-        bank of zero vectors only, and InvalidInput if the estimator needs an argument that is
-        missing.
+        first argument is the estimator. kinds: the means to compare with. gallery_kinds: (n,) those
+        of the gallery. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors
+        only, and InvalidInput if the estimator needs an argument that is missing, or for a target
+        bank with kinds.
         """
-        reduced = _reduced_bank(layout, bank)
+        reduced = _reduced_bank(layout, bank, kinds)
         inputs: dict[str, Any] = {"gallery": None, "target_bank": None}
         if gallery is not None:
-            inputs["gallery"] = layout.reduce_items(_valid(layout, gallery))
+            items = np.asarray(gallery, np.float32)
+            valid = ~layout.invalid(items)
+            numbers = None if gallery_kinds is None else gallery_kinds[valid]
+            inputs["gallery"] = reduced_items(layout, items[valid], kinds, numbers)
         if target_bank is not None:
+            _expect_no_targets(kinds)
             inputs["target_bank"] = reduced_targets(layout, target_bank)
         # Potentials of another estimator are no starting point, but no mistake of the user either.
         if start is not None and start.shape == (len(reduced), estimator.potentials):
             inputs["start"] = start
 
         fitted = (fit or type(estimator).fit)(estimator, reduced, **inputs)
-        return cls(layout, fitted, queries=QueryBank.of(bank))
+        return cls(layout, fitted, queries=QueryBank.of(bank), kinds=kinds)
 
     @classmethod
     def restore(
@@ -120,15 +132,24 @@ class Correction:
         bank: StoredBank,
         mean_bias: float = 0.0,
         prior: Prior | None = None,
+        kinds: Kinds | None = None,
     ) -> Correction:
         """Restore an earlier fit from its bank and potentials, without the gallery.
 
         Raises as `fit` does.
         """
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
-        queries = _reduced_bank(layout, bank.queries)
+        queries = _reduced_bank(layout, bank.queries, kinds)
         fitted = estimator.restore(queries, bank.potentials, target_bank=targets)
-        return cls(layout, fitted, mean_bias, queries=bank.queries, prior=prior, clicks=bank.clicks)
+        return cls(
+            layout,
+            fitted,
+            mean_bias,
+            queries=bank.queries,
+            prior=prior,
+            clicks=bank.clicks,
+            kinds=kinds,
+        )
 
     def stored_bank(self, target_bank: QueryBank | None) -> StoredBank:
         """Return the bank of the fit with its potentials, from which `restore` makes the fit again.
@@ -141,22 +162,44 @@ class Correction:
         return StoredBank(queries, potentials, target_bank, clicks=self.clicks)
 
     @classmethod
-    def of_profile(cls, layout: Layout, profile: Profile, bank: StoredBank) -> Correction:
-        """Restore the fit of a profile from its bank. Raises as `fit` does."""
-        estimator = from_dict(profile.estimator)
-        return cls.restore(layout, estimator, bank, profile.mean_bias, profile.prior)
+    def of_profile(cls, state: CollectionState, profile: Profile, bank: StoredBank) -> Correction:
+        """Restore the fit of a profile of this state from its bank. Raises as `fit` does."""
+        return cls.restore(
+            state.layout,
+            from_dict(profile.estimator),
+            bank,
+            profile.mean_bias,
+            profile.prior,
+            state.kinds_of(profile),
+        )
 
-    def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
+    def kinds_of(self, vectors: Floats, rows: ItemRows | None) -> KindNumbers | None:
+        """Return the kinds of vectors (n, d), (n,); None without kinds."""
+        return None if self.kinds is None else self.kinds.rule.numbers_of(vectors, rows)
+
+    def items_of(self, vectors: Floats, numbers: KindNumbers | None) -> Floats:
+        """Return valid vectors (n, d) of these kinds (n,) as the fit compares them."""
+        return reduced_items(self.layout, vectors, self.kinds, numbers)
+
+    def locality_hints(
+        self,
+        vectors: npt.ArrayLike,
+        rows: ItemRows | None = None,
+        *,
+        kinds: KindNumbers | None = None,
+    ) -> Floats:
         """Return the c locality hint columns of vectors (n, d), float32 (n, c).
 
-        They follow from the nearest bank queries, and are 0 for vectors that can have no bias.
+        They follow from the nearest bank queries, and are 0 for vectors that can have no bias. rows,
+        kinds: as in `centred`.
         """
-        rows = np.asarray(vectors, np.float32)
-        valid = ~self.layout.invalid(rows)
-        hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
+        vectors_of_rows = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(vectors_of_rows)
+        hints = np.zeros((len(vectors_of_rows), self.layout.locality_hint_count), np.float32)
         if hints.size and valid.any():
             landmarks = self._landmarks
-            items = self.layout.reduce_items(rows[valid])
+            numbers = self.kinds_of(vectors_of_rows, rows) if kinds is None else kinds
+            items = self.items_of(vectors_of_rows[valid], _where(valid, numbers))
             count = min(NEAR, len(landmarks.directions))
             near = topk(items, landmarks.directions, count)
             hints[valid] = self._hints_of(np.asarray(near.indices))
@@ -175,9 +218,11 @@ class Correction:
 
         are_new: in place of that of the correction.
         """
+        numbers = self.kinds_of(vectors, rows)
         if not self._computes_at_once(len(vectors)):
             correction = replace(self, are_new=are_new)
-            return correction.centred(vectors, rows), self.locality_hints(vectors)
+            biases = correction.centred(vectors, rows, kinds=numbers)
+            return biases, self.locality_hints(vectors, kinds=numbers)
 
         biases = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
@@ -185,7 +230,8 @@ class Correction:
         if not valid.any():
             return biases, hints
 
-        products = self.layout.reduce_items(vectors[valid]) @ self.fitted.bank.vectors.T
+        items = self.items_of(vectors[valid], _where(valid, numbers))
+        products = items @ self.fitted.bank.vectors.T
         uncentred = self.fitted.bias_of_products(products, are_new=are_new)
         biases[valid] = self._finite(uncentred - np.float32(self.mean_bias))
         biases = self.with_prior(biases, valid, rows)
@@ -222,17 +268,26 @@ class Correction:
             lengths=np.where(lengths == 0, 1, lengths),
         )
 
-    def centred(self, vectors: npt.ArrayLike, rows: ItemRows | None = None) -> Floats:
+    def centred(
+        self,
+        vectors: npt.ArrayLike,
+        rows: ItemRows | None = None,
+        *,
+        kinds: KindNumbers | None = None,
+    ) -> Floats:
         """Return the numbers that rows store: b(r) − c of vectors (n, d), float32 (n,).
 
         With a prior, its numbers for these rows are added. They are 0 for vectors that are not
-        finite or, under COSINE, zero.
+        finite or, under COSINE, zero. kinds: (n,), if the caller has them already; else they follow
+        from the vectors or the rows.
         """
-        items = np.asarray(vectors, np.float32)
-        valid = ~self.layout.invalid(items)
-        biases = np.zeros(len(items), np.float32)
+        vectors_of_rows = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(vectors_of_rows)
+        biases = np.zeros(len(vectors_of_rows), np.float32)
         if valid.any():
-            biases[valid] = self._finite(self._biases(items[valid]) - np.float32(self.mean_bias))
+            numbers = self.kinds_of(vectors_of_rows, rows) if kinds is None else kinds
+            items = self.items_of(vectors_of_rows[valid], _where(valid, numbers))
+            biases[valid] = self._finite(self._biases(items) - np.float32(self.mean_bias))
         return self.with_prior(biases, valid, rows)
 
     def with_prior(
@@ -256,17 +311,24 @@ class Correction:
             values = self.prior.values_of(rows, self.clicks)
         return np.where(valid, self._finite(biases + self.prior.of(values)), biases)
 
-    def spread(self, vectors: Floats) -> float:
-        """Return the spread of the bank's scores over vectors (n, d), see `score_spread`."""
+    def spread(self, vectors: Floats, kinds: KindNumbers | None = None) -> float:
+        """Return the spread of the bank's scores over vectors (n, d) of these kinds (n,), see
+        `score_spread`.
+        """
         rows = np.flatnonzero(~self.layout.invalid(vectors))
         if not len(rows):
             return 0.0
         # It is measured on so many: the others need not be copied.
         some = rows[np.linspace(0, len(rows) - 1, min(ITEMS, len(rows)), dtype=np.int64)]
-        return score_spread(self.fitted.bank, self.layout.reduce_items(vectors[some]))
+        items = self.items_of(vectors[some], None if kinds is None else kinds[some])
+        return score_spread(self.fitted.bank, items)
 
     def allowed_differences(
-        self, vectors: Floats, centred: Floats, tolerance: float = BIAS_TOLERANCE
+        self,
+        vectors: Floats,
+        centred: Floats,
+        tolerance: float = BIAS_TOLERANCE,
+        rows: ItemRows | None = None,
     ) -> Floats:
         """Return how much stored biases may differ from those computed now, (n,).
 
@@ -275,14 +337,16 @@ class Correction:
         the same computation, so that it is allowed too.
 
         vectors: (n, d). centred: (n,), their biases. tolerance: relative to centred biases of at
-        least 1.
+        least 1. rows: as in `centred`.
         """
         valid = ~self.layout.invalid(vectors)
         size = np.zeros(len(vectors))
         if valid.any():
             # At least as large as the sum of sizes of the terms of any inner product.
             largest = np.abs(self.fitted.bank.vectors).max(axis=0)
-            terms = np.abs(self.layout.reduce_items(vectors[valid])) @ largest
+            numbers = self.kinds_of(vectors, rows)
+            items = self.items_of(vectors[valid], _where(valid, numbers))
+            terms = np.abs(items) @ largest
             size[valid] = np.maximum(terms, np.abs(centred[valid] + self.mean_bias))
 
         of_biases = tolerance * np.maximum(1, np.abs(centred))
@@ -302,12 +366,12 @@ class Correction:
             )
         return rounded
 
-    def _biases(self, rows: Floats) -> Biases:
-        """Return the biases (n,) of valid vectors (n, d)."""
+    def _biases(self, items: Floats) -> Biases:
+        """Return the biases (n,) of items (n, d) as `items_of` returns them."""
         if self.compute is not None:
-            return self.compute(rows, self.are_new)
+            return self.compute(items, self.are_new)
         bias = self.fitted.new_bias if self.are_new else self.fitted.bias
-        return bias(self.layout.reduce_items(rows))
+        return bias(items)
 
 
 def row_biases(
@@ -323,13 +387,15 @@ def row_biases(
     """
     # Slots that share a correction share its biases: in a new collection all do.
     distinct = {id(correction): correction for correction in corrections.values()}
+    kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
     biases = {
-        identity: correction.centred(vectors, rows) for identity, correction in distinct.items()
+        identity: correction.centred(vectors, rows, kinds=kinds)
+        for identity, correction in distinct.items()
     }
     by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
 
     active = corrections[state.profile.slot]
-    return RowBiases(by_slot, epoch, active.locality_hints(vectors))
+    return RowBiases(by_slot, epoch, active.locality_hints(vectors, kinds=kinds), kinds)
 
 
 def epoch_of_new_rows(state: CollectionState) -> int:
@@ -351,6 +417,7 @@ def initial_state(
     gate: int | None = None,
     gate_targets: int | None = None,
     prior: Prior | None = None,
+    kinds: Kinds | None = None,
     **others: Any,
 ) -> CollectionState:
     """Return the first state of a field: one profile, refreshed now.
@@ -370,15 +437,72 @@ def initial_state(
             gate_targets=gate_targets,
             bank=bank,
             prior=prior,
+            kinds=None if kinds is None else kinds.means,
             epoch=1,
             refreshed_at=created_at,
             fitted_at=created_at,
         )
-        return CollectionState(layout=layout, profiles={"default": profile}, **others)
+        return CollectionState(
+            layout=layout,
+            profiles={"default": profile},
+            kinds=None if kinds is None else kinds.rule,
+            **others,
+        )
     except ValidationError as error:
         raise InvalidParameter(
             f"no collection can be corrected with these values{problem_in(error)}"
         ) from None
+
+
+def reduced_items(
+    layout: Layout, vectors: Floats, kinds: Kinds | None, numbers: KindNumbers | None
+) -> Floats:
+    """Return valid vectors (n, d) of these kinds (n,) for inner products: less the means of their
+    kinds, if there are kinds.
+    """
+    items = layout.reduce_items(vectors)
+    if kinds is None:
+        return items
+    if numbers is None:
+        raise RuntimeError("items of several kinds are compared by their kinds")
+    return kinds.centred_items(items, numbers)
+
+
+def reduced_queries(layout: Layout, queries: npt.ArrayLike, kinds: Kinds | None) -> Floats:
+    """Return the counterpart of `reduced_items` for queries (m, d)."""
+    reduced = layout.reduce_queries(queries)
+    return reduced if kinds is None else kinds.centred_queries(reduced)
+
+
+def measured_kinds(
+    layout: Layout,
+    rule: KindRule | None,
+    vectors: Floats,
+    numbers: KindNumbers | None,
+    bank: QueryBank,
+) -> Kinds | None:
+    """Return the kinds with their means of vectors (n, d) of kinds `numbers` (n,); None without a
+    rule.
+
+    A bank that is a log repeats what is popular: its near copies count once.
+    """
+    if rule is None or numbers is None:
+        return None
+    valid = ~layout.invalid(vectors)
+    queries = layout.reduce_queries(bank.condensed.vectors)
+    return Kinds.measured(rule, layout.reduce_items(vectors[valid]), numbers[valid], queries)
+
+
+def _where(valid: npt.NDArray[np.bool_], numbers: KindNumbers | None) -> KindNumbers | None:
+    return None if numbers is None else numbers[valid]
+
+
+def _expect_no_targets(kinds: Kinds | None) -> None:
+    if kinds is not None:
+        raise InvalidInput(
+            "a target bank has no kinds, with whose means its items would be compared: leave the "
+            "target bank out, or the kinds"
+        )
 
 
 def grouped(layout: Layout, bank: QueryBank, vectors: npt.ArrayLike) -> QueryBank:
@@ -397,8 +521,8 @@ def grouped(layout: Layout, bank: QueryBank, vectors: npt.ArrayLike) -> QueryBan
     return replace(bank, groups=reduced.groups)
 
 
-def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
-    """Reduce the queries of a bank to inner products.
+def _reduced_bank(layout: Layout, bank: BankLike, kinds: Kinds | None = None) -> QueryBank:
+    """Reduce the queries of a bank to inner products, less their mean if there are kinds.
 
     Raises DimensionMismatch, and ZeroVectors if all queries are zero.
     """
@@ -409,7 +533,7 @@ def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
             f"the bank from {bank.source} has only zero vectors, which are near no item: "
             "pass queries as the application sends them"
         )
-    return replace(bank, vectors=layout.reduce_queries(bank.vectors))
+    return replace(bank, vectors=reduced_queries(layout, bank.vectors, kinds))
 
 
 def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:

@@ -29,6 +29,7 @@ from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
+from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
 from milvus_hubness.errors import (
     InvalidInput,
@@ -183,6 +184,7 @@ class Former(FrozenModel):
     gate_targets: Depth | None = None
     bank: BankReference
     prior: Prior | None = None
+    kinds: KindMeans | None = None
 
 
 class Profile(FrozenModel):
@@ -210,6 +212,9 @@ class Profile(FrozenModel):
     """The bank of the biases."""
     prior: Prior | None = None
     """What is added to the scores because items are wanted more or less often; None for nothing."""
+    kinds: KindMeans | None = None
+    """The means of queries and of kinds of items, with which vectors are compared; None without
+    kinds."""
     epoch: int = Field(ge=1, le=MOST_ROWS)
     """Counts the refreshes, from 1."""
     refreshed_at: Moment
@@ -310,6 +315,8 @@ class CollectionState(FrozenModel):
     """
     migration: Name = ""
     """The id of the migration that created the collection as a copy; empty for others."""
+    kinds: KindRule | None = None
+    """How rows get their kind, such as their modality or language; None without kinds."""
 
     @model_validator(mode="after")
     def _expect_parts_that_fit(self) -> CollectionState:
@@ -322,6 +329,7 @@ class CollectionState(FrozenModel):
             )
         self._expect_location()
         self._expect_slots()
+        self._expect_kinds()
         # It raises if the field would be wider than Milvus allows.
         _ = self.codec.form
         return self
@@ -344,6 +352,22 @@ class CollectionState(FrozenModel):
                 f"layout.slots is {self.slots}: fields and side collections have "
                 f"{SLOTS_PER_PROFILE} slots"
             )
+
+    def _expect_kinds(self) -> None:
+        """Check that the layout has a column for each kind, and each profile a mean."""
+        count = self.kinds.count if self.kinds is not None else 0
+        if self.layout.kinds != count:
+            raise InvalidParameter(f"layout.kinds is {self.layout.kinds}, for {count} kinds")
+        if count and self.reranking is not None:
+            raise InvalidParameter("kinds and reranking are both set: candidates have no kinds")
+
+        changes = [change for change in (self.incoming, self.outgoing) if change is not None]
+        changed = {f"{change.name} (changing)": change.profile for change in changes}
+        for name, profile in {**self.profiles, **changed}.items():
+            if (profile.kinds is None) != (self.kinds is None):
+                raise InvalidParameter(f"profiles.{name}.kinds does not fit the kinds of the state")
+            # It raises if the profile has other means than the rule has kinds.
+            _ = self.kinds_of(profile)
 
     def _expect_slots(self) -> None:
         """Check that each slot exists and belongs to one profile."""
@@ -442,6 +466,12 @@ class CollectionState(FrozenModel):
     def profile(self) -> Profile:
         """The profile that searches use when they name none."""
         return self.profiles[self.active]
+
+    def kinds_of(self, profile: Profile) -> Kinds | None:
+        """Return the kinds with the means of a profile; None without kinds."""
+        if self.kinds is None or profile.kinds is None:
+            return None
+        return kinds_from(self.kinds, profile.kinds, self.layout.dim)
 
     def profile_of(self, name: str | None) -> Profile:
         """Return the profile of that name, the active one for None. Raises InvalidInput."""
@@ -584,6 +614,17 @@ def priors_of(state: CollectionState) -> list[Prior]:
 def prior_fields(state: CollectionState) -> frozenset[str]:
     """Return the fields of rows that a prior reads."""
     return frozenset(prior.field for prior in priors_of(state) if prior.source == "field")
+
+
+def fields_read(state: CollectionState) -> frozenset[str]:
+    """Return the fields of rows on which their numbers depend, apart from the vector."""
+    of_kinds = {state.kinds.field} if state.kinds is not None and state.kinds.field else set()
+    return prior_fields(state) | of_kinds
+
+
+def needs_rows(state: CollectionState) -> bool:
+    """Whether the numbers of a row depend on more than its vector."""
+    return bool(priors_of(state) or fields_read(state))
 
 
 def expect_values(state: CollectionState, rows: Sequence[Mapping[str, Any]]) -> None:

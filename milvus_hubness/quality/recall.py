@@ -18,6 +18,7 @@ from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec, SearchParameter
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kinds import KindNumbers, Kinds
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import Interval, confidence_interval
 
@@ -91,6 +92,8 @@ def measure_recall(
     graph_hint: bool = True,
     locality_hints: npt.ArrayLike | None = None,
     length_pull: bool = True,
+    kinds: Kinds | None = None,
+    kind_numbers: KindNumbers | None = None,
 ) -> RecallGate:
     """Measure recall@10 of the index in each form, and the ef or nprobe that restores the raw one.
 
@@ -98,7 +101,8 @@ def measure_recall(
     At most ROWS and QUERIES valid ones are drawn. rows_total: rows of the collection, n by default.
     at_most: rows to measure, `affordable_rows` by default. value: the user's ef or nprobe, Milvus's
     default by default. graph_hint, length_pull: see `measured_on`.
-    locality_hints: (n, c), by default zeros.
+    locality_hints: (n, c), by default zeros. kinds, kind_numbers: those of the rows, (n,), by whose
+    means the augmented form compares.
 
     Compare the two recalls only with each other: the nearest items of a sample are easier to find
     than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
@@ -108,7 +112,7 @@ def measure_recall(
         at_most = affordable_rows(layout.width, spec)
     row_limit = min(whole_number("at_most", at_most), ROWS)
     all_rows = np.asarray(vectors, np.float32)
-    sample = _draw(layout, all_rows, biases, queries, locality_hints, row_limit)
+    sample = _draw(layout, all_rows, biases, queries, locality_hints, kind_numbers, row_limit)
 
     total = len(all_rows) if rows_total is None else whole_number("rows_total", rows_total)
     spec = spec.for_sample(len(sample.rows), max(len(all_rows), total))
@@ -128,12 +132,16 @@ def measure_recall(
     del raw_form
 
     # In place, since a second table of scores may be large: the raw form had to be done with it.
+    if kinds is not None and sample.kinds is not None:
+        items = kinds.centred_items(items, sample.kinds).astype(np.float64)
+        scores = kinds.centred_queries(reduced_queries).astype(np.float64) @ items.T
     scores -= sample.biases
     fitted = measured_on(
         layout, sample.rows, sample.queries, graph_hint=graph_hint, length_pull=length_pull
     )
-    augmented = fitted.augment(sample.rows, sample.biases, sample.locality_hints)
-    sent = fitted.encode_queries(sample.queries)
+    augmented = fitted.augment(sample.rows, sample.biases, sample.locality_hints, sample.kinds)
+    weights = None if kinds is None else kinds.weights()
+    sent = fitted.encode_queries(sample.queries, kinds=weights)
     augmented_form = _Form(augmented, sent, "IP", scores, k, spec)
 
     return RecallGate(
@@ -170,6 +178,8 @@ class _Sample(NamedTuple):
     """(n, c)."""
     queries: Floats
     """(m, d)."""
+    kinds: KindNumbers | None
+    """(n,), the kinds of the rows."""
 
 
 def _draw(
@@ -178,6 +188,7 @@ def _draw(
     biases: npt.ArrayLike,
     queries: npt.ArrayLike,
     locality_hints: npt.ArrayLike | None,
+    kinds: KindNumbers | None,
     row_limit: int,
 ) -> _Sample:
     """Return at most `row_limit` valid rows, and at most QUERIES valid queries.
@@ -201,6 +212,7 @@ def _draw(
         biases=row_biases[chosen_rows],
         locality_hints=None if hints is None else hints[chosen_rows],
         queries=query_vectors[chosen_queries],
+        kinds=None if kinds is None else kinds[chosen_rows],
     )
 
 

@@ -134,6 +134,17 @@ class Mean(NamedTuple):
     """(d,): a, in each dimension the number of c, or 0."""
 
 
+class KindWeights(NamedTuple):
+    """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
+
+    taken_off: Floats
+    """(d,): κ·μq, subtracted from the query."""
+    directions: Floats
+    """(K, d): κ·(μk − μ), whose products with that difference are subtracted by kind."""
+    added: float
+    """κ·⟨μq, μ⟩, added to the scores: an item at the mean of all has its raw score."""
+
+
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
     """Return which numbers of rows may be rounded when `taken_off` (d,) is subtracted.
 

@@ -19,6 +19,7 @@ from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.correction.codec.arrays import (
     Dtype,
     Floats,
+    KindWeights,
     Metric,
     StorageFormat,
     decode,
@@ -52,6 +53,8 @@ class RowBiases(NamedTuple):
     """The epoch of the biases; None leaves that of stored rows."""
     locality_hints: Floats | None = None
     """(n, c) numbers of the locality hint columns; None leaves those of stored rows."""
+    kinds: npt.NDArray[np.int64] | None = None
+    """(n,) the number of each row's kind, below 0 for none; None leaves those of stored rows."""
 
 
 def with_columns(
@@ -220,8 +223,8 @@ class RowCodec(ABC):
         vectors: (n, d).
         """
         slots = self._slots(biases, len(vectors))
-        stored = {self.searched_field: self.layout.augment(vectors, slots, biases.locality_hints)}
-        return stored | self._hidden(biases, len(vectors))
+        augmented = self.layout.augment(vectors, slots, biases.locality_hints, biases.kinds)
+        return {self.searched_field: augmented, **self._hidden(biases, len(vectors))}
 
     def decode_rows(self, columns: Columns) -> Floats:
         """Return the vectors as the user gave them, (n, d)."""
@@ -236,6 +239,10 @@ class RowCodec(ABC):
     def read_biases(self, columns: Columns) -> Floats:
         """Return the biases of stored rows, (n, slots), 0 where a row has none."""
         return self.layout.biases(columns[self.searched_field], slice(None))
+
+    def read_kinds(self, columns: Columns) -> npt.NDArray[np.int64]:
+        """Return the kinds of stored rows, (n,), −1 where a row has none."""
+        return self.layout.held_kinds(columns[self.searched_field])
 
     @abstractmethod
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
@@ -276,10 +283,16 @@ class RowCodec(ABC):
     # -- searches ---------------------------------------------------------------------------------
 
     def pack_queries(
-        self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
+        self,
+        queries: npt.ArrayLike,
+        strength: float = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
     ) -> list[Any]:
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
-        return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
+        encoded = self.encode_query(queries, strength, slot=slot, kinds=kinds)
+        return self.form.encode_queries(encoded)
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
         """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,).
@@ -292,13 +305,19 @@ class RowCodec(ABC):
         return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
 
     def encode_query(
-        self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
+        self,
+        queries: npt.ArrayLike,
+        strength: float = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
     ) -> Floats:
         """Return the queries (m, d) as the searched field takes them, (m, width).
 
-        Raises as `Layout.encode_queries` does.
+        kinds: the means of kinds to compare with; None for none. Raises as `Layout.encode_queries`
+        does.
         """
-        return self.layout.encode_queries(queries, strength, slot=slot)
+        return self.layout.encode_queries(queries, strength, slot=slot, kinds=kinds)
 
     def decode_scores(
         self,
@@ -306,13 +325,15 @@ class RowCodec(ABC):
         queries: npt.ArrayLike,
         strength: float = 1.0,
         biases: npt.ArrayLike | None = None,
+        *,
+        kinds: KindWeights | None = None,
     ) -> npt.NDArray[np.float64]:
         """Return the corrected scores (m, k), in the user's metric.
 
         scores: (m, k) as the database returns them. queries: (m, d). biases: (m, k) of candidates,
-        which need them; other scores contain them.
+        which need them; other scores contain them. kinds: those of the encoded queries.
         """
-        return self.layout.scores(scores, queries, strength)
+        return self.layout.scores(scores, queries, strength, kinds=kinds)
 
 
 class VectorCodec(RowCodec):
@@ -365,7 +386,9 @@ class VectorCodec(RowCodec):
         return rounded(rows, self.dtype)
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        stored = self.layout.with_biases(columns[self.field], biases.by_slot, biases.locality_hints)
+        stored = self.layout.with_biases(
+            columns[self.field], biases.by_slot, biases.locality_hints, biases.kinds
+        )
         return {self.field: stored, **self._hidden(biases, len(stored))}
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.codec.arrays import Floats, Metric, StorageFormat
+from milvus_hubness.correction.codec.arrays import Floats, KindWeights, Metric, StorageFormat
 from milvus_hubness.correction.codec.base import (
     BIAS_FIELD,
     EPOCH_FIELD,
@@ -44,7 +44,12 @@ class CandidateCodec(RowCodec):
         return StorageFormat(self.dtype, self.layout.dim)
 
     def encode_query(
-        self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
+        self,
+        queries: npt.ArrayLike,
+        strength: float = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
     ) -> Floats:
         return self.layout.require_finite(queries, "query")
 
@@ -54,6 +59,8 @@ class CandidateCodec(RowCodec):
         queries: npt.ArrayLike,
         strength: float = 1.0,
         biases: npt.ArrayLike | None = None,
+        *,
+        kinds: KindWeights | None = None,
     ) -> npt.NDArray[np.float64]:
         raw = np.asarray(scores, np.float64)
         if biases is None:

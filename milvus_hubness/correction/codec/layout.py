@@ -17,6 +17,7 @@ from milvus_hubness.correction.codec.arrays import (
     QUERY_SCALE,
     UNIT_TOLERANCE,
     Floats,
+    KindWeights,
     Mean,
     Metric,
     as_metric,
@@ -90,6 +91,11 @@ class Layout:
     its weight in each. If n is above 1, the column u of L2, which no query reads, is 0."""
     length_pull: float = 0.0
     """g, for IP only: the graph hint column is lower by g·½‖r‖², but by no more than a."""
+    kinds: int = 0
+    """K, the number of columns for kinds of items, for IP and COSINE only."""
+    kind_scale: float = 1.0
+    """h, a power of two: the number of a row in the column of its kind. Its square is in the inner
+    product of two stored vectors of one kind, so it is small beside their lengths."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -97,6 +103,7 @@ class Layout:
         # numbers of limited size.
         self._validate_sizes()
         self._validate_scales()
+        self._validate_kinds()
         self._validate_hints()
         self._validate_width()
         # It raises if the text is no mean of this dimension.
@@ -135,6 +142,16 @@ class Layout:
                 f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}"
             )
 
+    def _validate_kinds(self) -> None:
+        if not 0 <= self.kinds <= MAX_WIDTH:
+            raise InvalidParameter(f"kinds is from 0 to {MAX_WIDTH}, got {self.kinds!r:.20}")
+        _require_power_of_two("kind_scale", self.kind_scale)
+        if self.kinds and (self.metric == "L2" or self.spread > 1):
+            raise InvalidParameter(
+                "columns for kinds are for IP and COSINE, with a spread of 1: got "
+                f"{self.metric} and {self.spread}"
+            )
+
     def _validate_hints(self) -> None:
         if (self.pull or self.length_pull) and not self.anchor:
             raise InvalidParameter(
@@ -169,19 +186,26 @@ class Layout:
     @cached_property
     def first_slot(self) -> int:
         """Column of slot 0."""
-        # Under L2, u and the columns of v come before it.
-        return self.dim + (1 + self.spread) * (self.metric == "L2")
+        # Under L2, u and the columns of v come before it. Those of kinds do too: they must not move
+        # when a further profile takes slots of the spare columns.
+        return self._first_kind + self.kinds
 
     @property
     def numbers(self) -> int:
         """Number of columns between the vector and the index hints."""
         return self.first_slot + self.slots * self.spread - self.dim
 
+    @property
+    def _first_kind(self) -> int:
+        """Column of kind 0."""
+        return self.dim + (1 + self.spread) * (self.metric == "L2")
+
     @cached_property
     def width(self) -> int:
         """Stored width.
 
-        It is the least multiple of `multiple_of` with room for r, u and v (L2) and the slots.
+        It is the least multiple of `multiple_of` with room for r, u and v (L2), the kinds and
+        the slots.
         """
         return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
 
@@ -286,14 +310,16 @@ class Layout:
         vectors: npt.ArrayLike,
         biases: npt.ArrayLike,
         locality_hints: npt.ArrayLike | None = None,
+        kinds: npt.ArrayLike | None = None,
     ) -> Floats:
         """Return augmented vectors, float32 (n, width).
 
         Rows without a direction under COSINE stay zero.
 
         vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots).
-        locality_hints: (n, c), see `Correction.locality_hints`; zeros if None. Raises
-        DimensionMismatch, InvalidInput.
+        locality_hints: (n, c), see `Correction.locality_hints`; zeros if None. kinds: (n,) the number
+        of the kind of each row, below 0 for none; none if None. Raises DimensionMismatch,
+        InvalidInput.
         """
         rows = self.rows(vectors)
         slots = np.asarray(biases, np.float32)
@@ -314,6 +340,8 @@ class Layout:
         in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
         by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
+        if kinds is not None:
+            self._set_kinds(stored, kinds)
 
         # Last, because the graph hint column follows from the slots.
         return self._set_hints(stored, locality_hints)
@@ -335,18 +363,39 @@ class Layout:
         stored: Floats,
         biases: Mapping[int, npt.ArrayLike],
         locality_hints: npt.ArrayLike | None = None,
+        kinds: npt.ArrayLike | None = None,
     ) -> Floats:
         """Return stored vectors with other biases (n,) in the named slots, (n, width).
 
-        locality_hints: (n, c) new numbers of the locality hint columns; None leaves them.
+        locality_hints: (n, c) new numbers of the locality hint columns; None leaves them. kinds: (n,)
+        as in `augment`; None leaves those of the rows.
         """
         changed = stored.copy()
         for slot, biases_of_slot in biases.items():
             numbers = self.as_stored(np.asarray(biases_of_slot, np.float32))
             changed[:, self.columns_of(slot)] = numbers[:, None]
+        if kinds is not None:
+            self._set_kinds(changed, kinds)
 
         # Without new biases the graph hint column, which follows from them, stays as it is.
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
+
+    def _set_kinds(self, stored: Floats, kinds: npt.ArrayLike) -> None:
+        """Set the columns of kinds (n,) of stored vectors, in place."""
+        numbers = np.asarray(kinds, np.int64)
+        stored[:, self._kind_columns] = 0
+        if self.kinds:
+            rows = np.flatnonzero(numbers >= 0)
+            stored[rows, self._first_kind + numbers[rows]] = self.kind_scale
+
+    def held_kinds(self, stored: Floats) -> npt.NDArray[np.int64]:
+        """Return the kinds of stored vectors, (n,), −1 for rows without one."""
+        columns = stored[:, self._kind_columns]
+        if not self.kinds:
+            return np.full(len(stored), -1, np.int64)
+        # Half of h, as another program may have rounded the numbers.
+        has_kind = (columns > self.kind_scale / 2).any(axis=1)
+        return np.where(has_kind, columns.argmax(axis=1), -1)
 
     def held_locality_hints(self, stored: Floats) -> Floats:
         """Return the numbers in the locality hint columns of stored vectors, (n, c)."""
@@ -364,7 +413,12 @@ class Layout:
         return could & ~self.held_locality_hints(stored).any(axis=1)
 
     def encode_queries(
-        self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
+        self,
+        queries: npt.ArrayLike,
+        strength: float | npt.ArrayLike = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
     ) -> Floats:
         """Return augmented queries, (m, width).
 
@@ -372,8 +426,9 @@ class Layout:
         by an amount that `scores` subtracts.
 
         queries: (m, d) float32. strength: one number, or one for each query; 0 gives the raw
-        ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors
-        naming the queries.
+        ranking. kinds: the means of kinds with which the similarity s is computed; None for none.
+        Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the
+        queries.
         """
         rows = self.rows(queries)
         # A search of one query spends much of its time here: `math` is faster than NumPy for a
@@ -394,6 +449,8 @@ class Layout:
             query_vectors[:, : self.dim] = self._unit(rows)
         else:
             query_vectors[:, : self.dim] = self._seen(rows)
+        if kinds is not None:
+            self._compare_by_kind(query_vectors, kinds)
         if self.metric == "L2":
             weight_of_v = -QUERY_SCALE * self.scale / self.spread
             query_vectors[:, self.dim + 1 : self.first_slot] = weight_of_v
@@ -401,6 +458,14 @@ class Layout:
         sent = np.asarray(-weights / self._bias_factor / self.spread)
         query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
+
+    def _compare_by_kind(self, query_vectors: Floats, kinds: KindWeights) -> None:
+        """Make augmented queries compare vectors relative to the means of kinds, in place."""
+        centred = query_vectors[:, : self.dim] - kinds.taken_off
+        query_vectors[:, : self.dim] = centred
+        # Computed in float64: the products are divided by h, which is small.
+        products = centred.astype(np.float64) @ kinds.directions.astype(np.float64).T
+        query_vectors[:, self._kind_columns] = -products / self.kind_scale
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
@@ -421,15 +486,22 @@ class Layout:
         return slice(first, first + self.spread)
 
     def scores(
-        self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
+        self,
+        products: npt.ArrayLike,
+        queries: npt.ArrayLike,
+        strength: float | npt.ArrayLike = 1.0,
+        *,
+        kinds: KindWeights | None = None,
     ) -> npt.NDArray[np.float64]:
         """Convert inner products (m, k) to scores of the user's metric.
 
         products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP
-        and COSINE: s − w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is
-        never below 0 if w = 0.
+        and COSINE: s − w·b, the product itself without kinds. L2: the squared distance
+        ‖q−r‖² + 2w·b, which is never below 0 if w = 0. kinds: those of the augmented queries.
         """
         values = np.asarray(products, np.float64)
+        if kinds is not None:
+            values = values + kinds.added
         if self.metric != "L2":
             return values
 
@@ -438,9 +510,13 @@ class Layout:
         is_raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
         return np.where(is_raw, np.maximum(distances, 0), distances)
 
-    def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    def products(
+        self, scores: npt.ArrayLike, query: npt.ArrayLike, *, kinds: KindWeights | None = None
+    ) -> npt.NDArray[np.float64]:
         """Convert scores of one query (d,) to inner products: the inverse of `scores`."""
         values = np.asarray(scores, np.float64)
+        if kinds is not None:
+            values = values - kinds.added
         if self.metric != "L2":
             return values
         [above] = self._above(self.rows(np.asarray(query)[None, :]))
@@ -539,6 +615,11 @@ class Layout:
     def _slot_columns(self) -> slice:
         """All slots, one after the other."""
         return slice(self.first_slot, self.dim + self.numbers)
+
+    @property
+    def _kind_columns(self) -> slice:
+        """The columns of all kinds."""
+        return slice(self._first_kind, self._first_kind + self.kinds)
 
     @property
     def _bias_factor(self) -> float:

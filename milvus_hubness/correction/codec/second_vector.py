@@ -51,15 +51,20 @@ class SecondVectorCodec(RowCodec):
         hints = biases.locality_hints
         if hints is None:
             hints = self.layout.held_locality_hints(columns[self.second])
+        kinds = biases.kinds
+        if kinds is None:
+            kinds = self.layout.held_kinds(columns[self.second])
         slots = self._slots(biases, self.read_biases(columns))
-        stored = self.layout.augment(columns[self.field], slots, hints)
+        stored = self.layout.augment(columns[self.field], slots, hints, kinds)
         return {self.second: stored, **self._hidden(biases, len(stored))}
 
     def stale(self, columns: Columns) -> Flags:
         """Return (n,) whether the second field belongs to another vector, or is empty."""
         stored = columns[self.second]
         hints = self.layout.held_locality_hints(stored)
-        augmented = self.layout.augment(columns[self.field], self.read_biases(columns), hints)
+        kinds = self.layout.held_kinds(stored)
+        biases = self.read_biases(columns)
+        augmented = self.layout.augment(columns[self.field], biases, hints, kinds)
 
         # Through the storage format and back, so that both sides have been rounded alike.
         packed = self.form.encode_rows(augmented)

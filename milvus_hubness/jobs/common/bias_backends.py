@@ -60,7 +60,8 @@ class BiasedRows:
     """(n,) whether the vector has no bias: none is stored, or the stored one is stale."""
 
     incomplete: Flags
-    """(n,) whether the row has no bias or lacks locality hints that it could have."""
+    """(n,) whether the row has no bias, lacks locality hints that it could have, or is stored with
+    another kind than it has."""
 
     new: Flags
     """(n,) whether the bias was computed when a client wrote the row, and not by a job."""
@@ -128,14 +129,20 @@ class BiasBackend:
 
         stale = self.codec.stale(columns)
         unbiased = self.codec.pending(columns) | stale
+        vectors = self.codec.decode_rows(columns)
+        incomplete = unbiased | self.codec.lacks_locality_hints(columns)
+        if self.state.kinds is not None:
+            # The field of the kind is the user's, who may have changed it.
+            kinds = self.state.kinds.numbers_of(vectors, batch)
+            incomplete |= self.codec.read_kinds(columns) != kinds
         return BiasedRows(
             batch=batch,
             columns=columns,
-            vectors=self.codec.decode_rows(columns),
+            vectors=vectors,
             biases=self.codec.read_biases(columns),
             stale=stale,
             unbiased=unbiased,
-            incomplete=unbiased | self.codec.lacks_locality_hints(columns),
+            incomplete=incomplete,
             new=new,
         )
 

@@ -73,13 +73,11 @@ def on_engine(
     if engine == "local":
         return correction
 
-    layout = correction.layout
     fitted = correction.fitted
-    reduced = None if targets is None else reduced_targets(layout, targets)
+    reduced = None if targets is None else reduced_targets(correction.layout, targets)
     workers = remote_engine(engine).biases(fitted, target_bank=reduced)
 
-    def compute(rows: Floats, are_new: bool) -> Biases:
-        items = layout.reduce_items(rows)
+    def compute(items: Floats, are_new: bool) -> Biases:
         # Biases of new rows depend on all rows of a write, which are few: no worker sees them all.
         return fitted.new_bias(items) if are_new else workers(items)
 
@@ -108,7 +106,7 @@ def load_correction(
     # is faster than NumPy; a client does not import it.
     prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
-    correction = Correction.of_profile(state.layout, profile, bank)
+    correction = Correction.of_profile(state, profile, bank)
     return on_engine(correction, engine, bank.targets)
 
 
@@ -148,9 +146,11 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
             continue
 
         bank = store.load_bank(profile.bank, checked=False)
-        nearest = _nearest(store, collection, state, bank.queries, profile.gate)
+        nearest = _nearest(store, collection, state, profile, bank.queries, profile.gate)
         if profile.gate_targets is not None and bank.targets is not None:
-            nearest += _nearest(store, collection, state, bank.targets, profile.gate_targets)
+            nearest += _nearest(
+                store, collection, state, profile, bank.targets, profile.gate_targets
+            )
 
         # A list of its own: clients go on with the former one until they read the new state.
         reference = store.save_nearest(profile.bank, collection, nearest)
@@ -159,12 +159,24 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 
 
 def _nearest(
-    store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
+    store: Rows,
+    collection: str,
+    state: CollectionState,
+    profile: Profile,
+    bank: QueryBank,
+    k: int,
 ) -> list[list[Key]]:
     """Return the keys of the k raw nearest rows of each
     vector of `bank`; none for vectors without a direction.
     """
     valid = ~state.layout.invalid(bank.vectors)
-    query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)
+    # A gate corrects hubs, and kinds are apart from it: nearest is what a search at strength 0 finds.
+    kinds = state.kinds_of(profile)
+    query_vectors = state.codec.encode_query(
+        bank.vectors[valid],
+        0.0,
+        slot=profile.slot,
+        kinds=None if kinds is None else kinds.weights(),
+    )
     nearest = iter(store.nearest(collection, state.searched_field, query_vectors, k))
     return [next(nearest) if is_valid else [] for is_valid in valid]

@@ -20,7 +20,8 @@ from milvus_hubness.correction.codec.index_hints import measured_on, with_mean
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import Estimator
-from milvus_hubness.correction.fitted import Correction, grouped
+from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
+from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Values
 from milvus_hubness.errors import (
     CannotMigrate,
@@ -224,22 +225,43 @@ def stacked(chunks: Iterable[Floats], dim: int) -> Floats:
     return np.fromiter(chain.from_iterable(chunks), np.dtype((np.float32, dim)))
 
 
+@dataclass(frozen=True, eq=False)
+class FitRows:
+    """n rows of a field that a correction is fitted on."""
+
+    vectors: Floats
+    """(n, d), as users see them."""
+    values: Values | None = None
+    """(n,), those for the prior; None without one."""
+    kinds: KindNumbers | None = None
+    """(n,), their kinds; None without kinds."""
+
+    @classmethod
+    def of(
+        cls, vectors: Floats, items: Items, chosen: ChosenPrior, rule: KindRule | None
+    ) -> FitRows:
+        """Return rows with these vectors and fields. Raises as `ChosenPrior.values_of` does."""
+        kinds = None if rule is None else rule.numbers_of(vectors, items)
+        return cls(vectors, chosen.values_of(items), kinds)
+
+
 def fit_measured(
     store: Schemas,
     info: CollectionInfo,
     field: str,
     layout: Layout,
-    vectors: Floats,
+    rows: FitRows,
     estimator: Estimator,
     bank: QueryBank,
     target_bank: QueryBank | None,
     strength: float = 1.0,
     chosen: ChosenPrior = NO_PRIOR,
-    values: Values | None = None,
+    rule: KindRule | None = None,
 ) -> Correction:
     """Return a correction as `fit_with_mean` does, with the layout's constants and the near copies
-    of the bank measured on vectors of the field.
+    of the bank measured on rows of the field.
     """
+    vectors = rows.vectors
     bank = grouped(layout, bank, vectors)
     measured = measured_on(
         layout,
@@ -249,37 +271,45 @@ def fit_measured(
         locality_hints=store.takes_locality_hints(info, field),
         length_pull=store.takes_length_pull(info, field),
     )
-    return fit_with_mean(measured, vectors, estimator, bank, target_bank, strength, chosen, values)
+    return fit_with_mean(measured, rows, estimator, bank, target_bank, strength, chosen, rule)
 
 
 def fit_with_mean(
     layout: Layout,
-    vectors: Floats,
+    rows: FitRows,
     estimator: Estimator,
     bank: QueryBank,
     target_bank: QueryBank | None,
     strength: float = 1.0,
     chosen: ChosenPrior = NO_PRIOR,
-    values: Values | None = None,
+    rule: KindRule | None = None,
 ) -> Correction:
-    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n,
-    d), whose biases give its mean bias and the scale of a spread layout.
+    """Return a correction that is fitted on the bank and, if the estimator needs it, on the rows,
+    whose biases give its mean bias and the scale of a spread layout.
 
     strength: of most searches. chosen: the prior, whose weight gets its unit from the spread of the
-    bank's scores over the vectors. values: (n,), those of the vectors for it. Raises as
-    `Correction.fit` does.
+    bank's scores over the rows. rule: that of the kinds, whose means are those of the rows. Raises
+    as `Correction.fit` does.
     """
-    gallery = vectors if estimator.needs_gallery else None
-    correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
+    vectors = rows.vectors
+    correction = Correction.fit(
+        layout,
+        estimator,
+        bank,
+        gallery=vectors if estimator.needs_gallery else None,
+        target_bank=target_bank,
+        kinds=measured_kinds(layout, rule, vectors, rows.kinds, bank),
+        gallery_kinds=rows.kinds,
+    )
 
     valid = ~layout.invalid(vectors)
-    biases = correction.centred(vectors)[valid]
+    biases = correction.centred(vectors, kinds=rows.kinds)[valid]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
     correction = replace(correction, mean_bias=mean_bias)
-    if chosen.prior is not None and values is not None:
-        prior = chosen.prior.with_factor(correction.spread(vectors))
+    if chosen.prior is not None and rows.values is not None:
+        prior = chosen.prior.with_factor(correction.spread(vectors, rows.kinds))
         correction = replace(correction, prior=prior, clicks=chosen.clicks)
-        biases = biases + prior.of(values[valid])
+        biases = biases + prior.of(rows.values[valid])
 
     # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
     if layout.spread > 1:

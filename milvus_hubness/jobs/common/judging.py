@@ -18,7 +18,10 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, not_among,
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.fitted import measured_kinds, reduced_items, reduced_queries
+from milvus_hubness.correction.kinds import KindRule
 from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput, InvalidParameter
+from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, judge_bank
@@ -88,24 +91,33 @@ def stored_verdict(
 
 
 def judged(
-    layout: Layout, vectors: Floats, field: str, bank: QueryBank, judging: Judging
+    layout: Layout,
+    rows: FitRows,
+    field: str,
+    bank: QueryBank,
+    judging: Judging,
+    rule: KindRule | None = None,
 ) -> TuningRecord | None:
-    """Return the verdict on a bank from some rows (n, d) as users see them; None if they are too few.
+    """Return the verdict on a bank from some rows; None if they are too few.
 
-    It says nothing of methods: it is that of the default one.
+    rule: that of their kinds, with whose means they are compared then. It says nothing of methods: it
+    is that of the default one.
     """
-    vectors = vectors[~layout.invalid(vectors)]
+    valid = ~layout.invalid(rows.vectors)
+    vectors = rows.vectors[valid]
     if len(vectors) < FEWEST_ITEMS:
         return None
 
     layout = with_mean(layout, vectors)
+    numbers = None if rows.kinds is None else rows.kinds[valid]
+    kinds = measured_kinds(layout, rule, vectors, numbers, bank)
     queries = _apart_from(bank, judging.queries)
     if queries is not None:
         bank.expect_dim(queries.shape[1], "a query")
-        queries = layout.reduce_queries(queries)
+        queries = reduced_queries(layout, queries, kinds)
     judgement = judge_bank(
-        replace(bank, vectors=layout.reduce_queries(bank.vectors)),
-        layout.reduce_items(vectors),
+        replace(bank, vectors=reduced_queries(layout, bank.vectors, kinds)),
+        reduced_items(layout, vectors, kinds, numbers),
         queries=queries,
     )
     return TuningRecord(

@@ -255,6 +255,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         gate=plan.gate,
         gate_targets=plan.gate_targets,
         prior=correction.prior,
+        kinds=correction.kinds,
         reranking=plan.reranking,
         second_vector=plan.second_vector,
     )
@@ -297,7 +298,9 @@ def _fill(
     for partition, chunk in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(chunk, partition)
         biases = correction.centred(biased_rows.vectors, biased_rows.batch)
-        allowed = correction.allowed_differences(biased_rows.vectors, biases)
+        allowed = correction.allowed_differences(
+            biased_rows.vectors, biases, rows=biased_rows.batch
+        )
         differences = np.abs(biased_rows.biases - biases[:, None])
         is_correct = (differences <= allowed[:, None]).all(axis=1)
         is_wrong = biased_rows.unbiased | ~(is_correct | biased_rows.new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -18,13 +18,20 @@ from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction, grouped
+from milvus_hubness.correction.kinds import AUTO
 from milvus_hubness.correction.state import (
     CandidateReranking,
     CollectionState,
     slots_for,
     suffix_for,
 )
-from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    CannotMigrate,
+    InvalidInput,
+    InvalidParameter,
+    ResumeRefused,
+)
 from milvus_hubness.jobs.common.choice import (
     NO_GATES,
     Gates,
@@ -35,6 +42,7 @@ from milvus_hubness.jobs.common.choice import (
 )
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.inputs import (
+    FitRows,
     Gallery,
     fit_measured,
     fit_with_mean,
@@ -42,7 +50,16 @@ from milvus_hubness.jobs.common.inputs import (
     read_gallery,
 )
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
+from milvus_hubness.jobs.common.kinds import (
+    NO_KINDS,
+    ChosenKinds,
+    KindRequest,
+    chosen_kinds,
+    suited_to_kinds,
+    with_kinds,
+)
 from milvus_hubness.jobs.common.priors import (
+    NO_PRIOR,
     ChosenPrior,
     PriorLike,
     PriorRequest,
@@ -100,6 +117,8 @@ class EnablePlan:
     """The number of candidates, chosen by measurement; None in `vectors`."""
     missed: dict[int, float] | None = None
     """For each number of candidates, the mean share of the exact corrected top 10 outside them."""
+    kinds: ChosenKinds = NO_KINDS
+    """The kinds of the rows; those of an unfinished run are in its state."""
     unfinished: CollectionState | None = None
     """The state that an interrupted run left, which the next run continues."""
     verdict: TuningRecord | None = None
@@ -136,6 +155,7 @@ class EnablePlan:
             "gate": self.gate,
             "gate_targets": self.gate_targets,
             "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
+            "kinds": self.kinds.facts,
             "verdict": self.verdict.facts if self.verdict else None,
             "remarks": list(self.remarks),
         }
@@ -171,6 +191,8 @@ class EnableRequest:
     """The caller's gates, which overrule those of tuning."""
     prior: PriorRequest
     """The caller's prior."""
+    kinds: KindRequest
+    """The kinds that the caller asks for."""
     field: str | None
     """The vector field to correct; None for the only one."""
     where: LocationWithoutCopy | None
@@ -183,6 +205,12 @@ class EnableRequest:
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
         self.prior.expect_source()
+        self.kinds.expect_no_targets(self.target_bank)
+        if self.kinds.name is not None and self.where != "second_vector":
+            raise InvalidInput(
+                "kinds need columns in the searched vectors, or the items of one kind fill the "
+                "candidates: use --where second_vector, or migrate the collection with --kind"
+            )
         if not 0 < self.max_miss_rate < 1:
             raise InvalidParameter(
                 f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
@@ -218,6 +246,8 @@ class FittedPlan:
     missed: dict[int, float] | None = None
     verdict: TuningRecord | None = None
     """The verdict on the bank; None if it was not judged."""
+    kinds: ChosenKinds = NO_KINDS
+    """The kinds of the rows."""
 
 
 def plan_enable(
@@ -236,6 +266,7 @@ def plan_enable(
     gate_targets: int | None = None,
     prior: PriorLike | None = None,
     prior_weight: float | None = None,
+    kind: str | None = None,
     verdict: VerdictMode | None = None,
     progress: Progress = silent,
 ) -> EnablePlan:
@@ -248,7 +279,7 @@ def plan_enable(
     where: by default "fields" if the collection has them or the server can add them and its rows do
     not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    gate_targets, prior, prior_weight: as in plan_migration.
+    gate_targets, prior, prior_weight: as in plan_migration. kind: as there, for "second_vector" only.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator,
     gate or prior, AlreadyCorrected, CannotMigrate, InvalidParameter,
@@ -263,6 +294,7 @@ def plan_enable(
         estimator=estimator,
         gates=Gates(gate, gate_targets),
         prior=PriorRequest.of(prior, prior_weight),
+        kinds=KindRequest.of(kind),
         field=field,
         where=where,
         bank_collection=bank_collection,
@@ -308,6 +340,7 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         ),
         reranking=fitted.reranking,
         missed=fitted.missed,
+        kinds=fitted.kinds,
         unfinished=unfinished,
         verdict=fitted.verdict,
         # Who continues a run has decided already.
@@ -421,25 +454,38 @@ def _fitted(
     # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
+    kinds = NO_KINDS
+    if location.layout is not None:
+        request.kinds.expect_possible(location.layout, field)
+        kinds = chosen_kinds(
+            store, info, request.kinds, gallery.layout, gallery.vectors, request.bank
+        )
     verdict = stored_verdict(info, field, request.bank, request.judging)
     if verdict is None and request.judging.mode != "skip":
-        verdict = judged(gallery.layout, gallery.vectors, field, request.bank, request.judging)
+        judged_rows = FitRows.of(gallery.vectors, gallery.items, NO_PRIOR, kinds.rule)
+        verdict = judged(
+            gallery.layout, judged_rows, field, request.bank, request.judging, kinds.rule
+        )
     remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
     choice = choose(verdict, request.target_bank, request.estimator, request.gates)
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])
-    values = chosen.values_of(gallery.items)
+    remarks += kinds.remarks
+    if kinds.rule is not None and request.estimator is None:
+        choice = replace(choice, estimator=suited_to_kinds(choice.estimator))
     estimator = joined_with(choice.estimator, request.prior, chosen)
+    rows = FitRows.of(gallery.vectors, gallery.items, chosen, kinds.rule)
     bank = grouped(gallery.layout, request.bank, gallery.vectors)
-    banks = (estimator, bank, request.target_bank, choice.strength, chosen, values)
+    banks = (estimator, bank, request.target_bank, choice.strength, chosen, kinds.rule)
 
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None
     if location.layout is not None:
-        correction = fit_measured(store, info, field, location.layout, gallery.vectors, *banks)
+        layout = with_kinds(location.layout, kinds.rule, gallery.vectors)
+        correction = fit_measured(store, info, field, layout, rows, *banks)
     else:
-        correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
+        correction = fit_with_mean(gallery.layout, rows, *banks)
         side = _free_side(store, info, suffix) if location.where == "side_collection" else None
         most = store.most_candidates(info)
         reranking, missed = measure(
@@ -462,6 +508,7 @@ def _fitted(
         reranking=reranking,
         missed=missed,
         verdict=verdict,
+        kinds=kinds,
     )
 
 
@@ -560,7 +607,10 @@ def _require_same(state: CollectionState, request: EnableRequest, present: Chose
     present_gates = Gates(profile.gate, profile.gate_targets)
     gates = request.gates
     prior = chosen_prior(request.prior, None, present)
+    kinds = state.kinds
+    requested = request.kinds.name
     differences = {
+        "kind": requested is not None and (kinds is None or requested != (kinds.field or AUTO)),
         "bank": fingerprint != profile.bank.fingerprint,
         "estimator": estimator is not None and not is_same(estimator, profile.estimator),
         "gate": gates != NO_GATES and checked_gates(gates, targets) != present_gates,

@@ -404,9 +404,10 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
     correction = pair.copy.corrections[slot]
     allowed = correction.allowed_differences(
-        decoded.vectors, computed, max(BIAS_TOLERANCE, rounding)
+        decoded.vectors, computed, max(BIAS_TOLERANCE, rounding), decoded
     )
     differ = np.abs(stored - computed) > np.maximum(allowed, state.profile.tolerance)
+    differ |= codec.read_kinds(columns) != codec.read_kinds({codec.field: fresh.vectors})
     if correction.fitted.estimator.potentials:
         differ &= ~codec.are_new(columns)
     if differ.any():

@@ -12,9 +12,10 @@ import numpy as np
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import rows_measured
 from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.kinds import KindNumbers
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
-from milvus_hubness.jobs.common.inputs import fit_measured, stacked
+from milvus_hubness.jobs.common.inputs import FitRows, fit_measured, stacked
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
@@ -61,19 +62,18 @@ def prepared(
     """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
     once more. Return the migration, and the bank, which the database holds as it is.
     """
-    vectors, values = _gallery(store, plan)
     correction = fit_measured(
         store,
         plan.source,
         plan.field,
         plan.layout,
-        vectors,
+        _gallery(store, plan),
         plan.estimator,
         plan.bank,
         plan.target_bank,
         plan.strength,
         plan.chosen,
-        values,
+        plan.kinds.rule,
     )
 
     # The ledger says so first: `clean` may drop the collection if this run is killed.
@@ -98,6 +98,7 @@ def prepared(
         gate=plan.gate,
         gate_targets=plan.gate_targets,
         prior=correction.prior,
+        kinds=correction.kinds,
     ).model_copy(update={"migration": migration.id})
 
     # The phase comes last: a run that is killed before this prepares all of it again.
@@ -114,10 +115,9 @@ def prepared(
     return migration, {bank: stored}
 
 
-def _gallery(store: Store, plan: MigrationPlan) -> tuple[Floats, Values]:
-    """Return the vectors to fit on, with their values for the prior: all, if the estimator needs
-    them; else those of rows spread over the keys, as many as the constants of the layout and the
-    mean bias need.
+def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
+    """Return the rows to fit on: all, if the estimator needs them; else rows spread over the keys,
+    as many as the constants of the layout and the means need.
     """
     source = plan.source.name
     field = plan.field
@@ -127,7 +127,7 @@ def _gallery(store: Store, plan: MigrationPlan) -> tuple[Floats, Values]:
             for chunk in plan.survey.chunks
             for page, _ in chunk_pages(store, source, field, chunk, plan.survey.page_rows)
         )
-        return _with_values(plan, every_page)
+        return _rows_of(plan, every_page)
 
     constants_need = rows_measured(
         plan.layout,
@@ -136,23 +136,33 @@ def _gallery(store: Store, plan: MigrationPlan) -> tuple[Floats, Values]:
         locality_hints=store.takes_locality_hints(plan.source, field),
     )
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
-    return _with_values(
+    if plan.kinds.rule is not None:
+        needed = SAMPLE_ROWS
+    return _rows_of(
         plan, sampled_pages(store, plan.source, plan.field, plan.survey, plan.layout, needed)
     )
 
 
-def _with_values(plan: MigrationPlan, pages: Iterable[Batch]) -> tuple[Floats, Values]:
-    """Return the vectors of all pages, and the values of their rows for the prior."""
+def _rows_of(plan: MigrationPlan, pages: Iterable[Batch]) -> FitRows:
+    """Return the rows of all pages as a fit takes them."""
     values: list[Values] = [np.empty(0)]
+    kinds: list[KindNumbers] = [np.empty(0, np.int64)]
 
     # Filled while `stacked` asks for one page after the other.
     def vectors() -> Iterator[Floats]:
         for page in pages:
-            values.append(plan.chosen.values_of(page))
+            rows = plan.fit_rows(page)
+            if rows.values is not None:
+                values.append(rows.values)
+            if rows.kinds is not None:
+                kinds.append(rows.kinds)
             yield page.vectors
 
-    stacked_vectors = stacked(vectors(), plan.layout.dim)
-    return stacked_vectors, np.concatenate(values)
+    return FitRows(
+        stacked(vectors(), plan.layout.dim),
+        np.concatenate(values),
+        None if plan.kinds.rule is None else np.concatenate(kinds),
+    )
 
 
 KEYS_NAMED = 5

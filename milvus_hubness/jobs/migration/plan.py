@@ -27,10 +27,18 @@ from milvus_hubness.jobs.common.choice import (
     choose,
     verdict_remarks,
 )
-from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.common.inputs import FitRows, only_field
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
+from milvus_hubness.jobs.common.kinds import (
+    NO_KINDS,
+    KindRequest,
+    chosen_kinds,
+    suited_to_kinds,
+    with_kinds,
+)
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.priors import (
+    NO_PRIOR,
     PriorLike,
     PriorRequest,
     chosen_prior,
@@ -47,7 +55,7 @@ from milvus_hubness.jobs.migration.survey import (
     recall_gate,
     recall_words,
     resolution_of,
-    sampled_vectors,
+    sampled_rows,
     survey,
 )
 from milvus_hubness.jobs.store.ownership import bank_name
@@ -118,6 +126,8 @@ class MigrationPlan(Fitting):
     """The verdict on the bank; None if it was not judged."""
     judging: Judging
     """What the run does with the verdict."""
+    kind: str | None
+    """The field of kinds, or AUTO, that the caller names; None for none."""
 
     @property
     def rows(self) -> int:
@@ -138,6 +148,7 @@ class MigrationPlan(Fitting):
             "gate": self.gate,
             "gate_targets": self.gate_targets,
             "prior": self.chosen.arguments,
+            "kind": self.kind,
             "slots": self.layout.slots,
             "spread": self.layout.spread,
             "index": self.index,
@@ -171,6 +182,7 @@ class MigrationPlan(Fitting):
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
             "prior": self.chosen.facts,
+            "kinds": self.kinds.facts,
             "alias": self.alias,
             "rename": self.rename,
             "verdict": self.verdict.facts if self.verdict else None,
@@ -200,6 +212,8 @@ class MigrationRequest:
     """The caller's gates, which overrule those of tuning."""
     prior: PriorRequest
     """The caller's prior."""
+    kinds: KindRequest
+    """The kinds that the caller asks for."""
     field: str | None
     """The vector field to correct; None for the only one."""
     target: str | None
@@ -221,6 +235,7 @@ class MigrationRequest:
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
         self.prior.expect_source()
+        self.kinds.expect_no_targets(self.target_bank)
 
 
 def plan_migration(
@@ -240,6 +255,7 @@ def plan_migration(
     gate_targets: int | None = None,
     prior: PriorLike | None = None,
     prior_weight: float | None = None,
+    kind: str | None = None,
     profiles: int = 1,
     index_type: str | None = None,
     index_params: Mapping[str, Any] | None = None,
@@ -258,7 +274,9 @@ def plan_migration(
     "leave it alone". gate, gate_targets: see DynamicGate; by
     default those of the choice of tuning, if that is followed, else none; 0 for none. prior: a
     field of the rows, or clicks by key, that says how often each row is wanted. prior_weight: λ in
-    units of the spread of scores; by default the one that tuning chose, else 0. profiles: the
+    units of the spread of scores; by default the one that tuning chose, else 0. kind: a field of the
+    rows that says of which kind each is, such as its modality or language, with at most 16 values;
+    or "auto" for the two kinds that the vectors themselves show, if they do. profiles: the
     minimum number of bias profiles with room in the vectors. index_type, index_params: of the
     copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
@@ -276,6 +294,7 @@ def plan_migration(
         estimator=estimator,
         gates=Gates(gate, gate_targets),
         prior=PriorRequest.of(prior, prior_weight),
+        kinds=KindRequest.of(kind),
         field=field,
         target=target,
         bank_collection=bank_collection,
@@ -307,10 +326,17 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     # Who continues a migration has decided already.
     judging = request.judging if unfinished is None else Judging("skip")
     verdict = stored_verdict(info, field, request.bank, judging)
-    if verdict is None and judging.mode != "skip":
-        vectors = sampled_vectors(store, info, field, surveyed, layout, SAMPLE_ROWS)
-        verdict = judged(layout, vectors, field, request.bank, judging)
+    kinds = NO_KINDS
+    if request.kinds.name is not None or (verdict is None and judging.mode != "skip"):
+        vectors, items = sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
+        kinds = chosen_kinds(store, info, request.kinds, layout, vectors, request.bank)
+        layout = with_kinds(layout, kinds.rule, vectors)
+        if verdict is None and judging.mode != "skip":
+            rows = FitRows.of(vectors, items, NO_PRIOR, kinds.rule)
+            verdict = judged(layout, rows, field, request.bank, judging, kinds.rule)
     choice = choose(verdict, request.target_bank, request.estimator, request.gates)
+    if kinds.rule is not None and request.estimator is None:
+        choice = replace(choice, estimator=suited_to_kinds(choice.estimator))
 
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     fitting = Fitting(
@@ -322,6 +348,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         bank=request.bank,
         target_bank=request.target_bank,
         chosen=on_gallery(store, info, chosen),
+        kinds=kinds,
     )
     remarks = _remarks(store, fitting, request, verdict)
     if index is not None:
@@ -360,6 +387,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         index=index,
         verdict=verdict,
         judging=judging,
+        kind=request.kinds.name,
     )
     return _with_resume_remark(plan, unfinished)
 
@@ -424,6 +452,7 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
         spread=store.bias_spread(info, field),
     )
     request.bank.expect_dim(layout.dim, "the field")
+    request.kinds.expect_possible(layout, field)
     return layout
 
 
@@ -457,6 +486,7 @@ def _remarks(
     )
 
     remarks += filter(None, [fitting.chosen.remark])
+    remarks += fitting.kinds.remarks
     if fitting.estimator.needs_gallery:
         size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20
         remarks.append(

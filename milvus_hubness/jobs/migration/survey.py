@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,9 +25,10 @@ from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator
-from milvus_hubness.correction.prior import Values
+from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.jobs.common.inputs import fit_measured, fit_with_mean, stacked
+from milvus_hubness.jobs.common.inputs import FitRows, fit_measured, fit_with_mean, stacked
+from milvus_hubness.jobs.common.kinds import ChosenKinds
 from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_pages
 from milvus_hubness.jobs.migration.ledger import Chunk
@@ -100,17 +101,21 @@ class Survey:
         return [keys[i] for i in order]
 
 
-def sampled_vectors(
+def sampled_rows(
     store: Store,
     info: CollectionInfo,
     field: str,
     surveyed: Survey,
     layout: Layout,
     needed: int,
-) -> Floats:
-    """Return vectors (n, d) of the sample, `needed` of them valid if it has so many."""
-    pages = sampled_pages(store, info, field, surveyed, layout, needed)
-    return stacked((page.vectors for page in pages), layout.dim)
+) -> tuple[Floats, Items]:
+    """Return rows of the sample: their vectors (n, d), `needed` of them valid if it has so many, and
+    their keys and fields.
+    """
+    pages = list(sampled_pages(store, info, field, surveyed, layout, needed))
+    vectors = stacked((page.vectors for page in pages), layout.dim)
+    keys = [key for page in pages for key in page.keys]
+    return vectors, Items(keys, [row for page in pages for row in page.rows])
 
 
 def sampled_pages(
@@ -256,6 +261,13 @@ class Fitting:
     target_bank: QueryBank | None
     chosen: ChosenPrior
     """The prior, measured on the values of all rows."""
+    kinds: ChosenKinds
+    """The kinds of the rows."""
+
+    def fit_rows(self, rows: Batch) -> FitRows:
+        """Return rows of the source as a fit takes them."""
+        items = Items(rows.keys, rows.rows)
+        return FitRows.of(rows.vectors, items, self.chosen, self.kinds.rule)
 
     @property
     def vector(self) -> VectorField:
@@ -283,7 +295,12 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     )
     reading_seconds = time.perf_counter() - began
     fit_with_mean(
-        fitting.layout, batch.vectors, fitting.estimator, fitting.bank, fitting.target_bank
+        fitting.layout,
+        fitting.fit_rows(batch),
+        fitting.estimator,
+        fitting.bank,
+        fitting.target_bank,
+        rule=fitting.kinds.rule,
     )
     correcting_seconds = time.perf_counter() - began - reading_seconds
 
@@ -313,43 +330,54 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     vector = fitting.vector
 
     # Chunks in random order: each costs one request, and rows of all ages are among them.
-    sampled_parts: list[Floats] = []
-    values: list[Values] = []
+    parts: list[FitRows] = []
     rows_left = ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if rows_left <= 0:
             break
         batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
-        sampled_parts.append(batch.vectors)
-        values.append(fitting.chosen.values_of(batch))
+        parts.append(fitting.fit_rows(batch))
         rows_left -= len(batch)
-    vectors = np.concatenate(sampled_parts)
+    rows = joined_rows(parts)
+    vectors = rows.vectors
 
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
-    values_of_rows = np.concatenate(values)
     correction = fit_measured(
         store,
         info,
         field,
         fitting.layout,
-        vectors,
+        rows,
         *banks,
         chosen=fitting.chosen,
-        values=values_of_rows,
+        rule=fitting.kinds.rule,
     )
     valid = ~fitting.layout.invalid(vectors)
-    neutral = replace(correction, prior=None).centred(vectors)
+    neutral = replace(correction, prior=None).centred(vectors, kinds=rows.kinds)
     return measure_recall(
         correction.layout,
         vectors,
-        correction.with_prior(neutral, valid, None, values_of_rows),
+        correction.with_prior(neutral, valid, None, rows.values),
         fitting.bank.vectors,
         vector.index_type,
         vector.index_params,
         rows_total=fitting.survey.rows,
         graph_hint=store.takes_graph_hint(info, field),
-        locality_hints=correction.locality_hints(vectors),
+        locality_hints=correction.locality_hints(vectors, kinds=rows.kinds),
         length_pull=store.takes_length_pull(info, field),
+        kinds=correction.kinds,
+        kind_numbers=rows.kinds,
+    )
+
+
+def joined_rows(parts: Sequence[FitRows]) -> FitRows:
+    """Return the rows of several parts, at least one, in one."""
+    values = [part.values for part in parts if part.values is not None]
+    kinds = [part.kinds for part in parts if part.kinds is not None]
+    return FitRows(
+        np.concatenate([part.vectors for part in parts]),
+        np.concatenate(values) if values else None,
+        np.concatenate(kinds) if kinds else None,
     )
 
 

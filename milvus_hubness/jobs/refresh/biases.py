@@ -23,7 +23,15 @@ from milvus_hubness.correction.codec.base import RowBiases
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.estimators.base import is_same
-from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, reduced_targets
+from milvus_hubness.correction.fitted import (
+    Correction,
+    epoch_of_new_rows,
+    measured_kinds,
+    reduced_items,
+    reduced_queries,
+    reduced_targets,
+)
+from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import Cancelled
@@ -31,7 +39,7 @@ from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
-from milvus_hubness.jobs.common.inputs import stacked
+from milvus_hubness.jobs.common.inputs import FitRows, stacked
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
@@ -126,13 +134,16 @@ def judge(
     new: RefreshPlan,
     labelled: Labelled | None = None,
     queries: Floats | None = None,
+    kinds: Kinds | None = None,
+    numbers: KindNumbers | None = None,
 ) -> RefreshEvaluation | None:
     """Evaluate old and new biases on a sample (n, d) of the gallery.
 
     queries: (m, d) real ones of the application. Those in neither bank are searched, if they are
     20; else a fifth of the new bank, and both biases are fitted without it. Labels decide if given,
     else the excess answers taken by hubs. Return None if there is too little data: under 50
-    held-out queries, or under 200 items.
+    held-out queries, or under 200 items. kinds, numbers: the means of kinds with which all biases are
+    compared, also none, and the kinds of the sample, (n,).
     """
     if len(sample) < FEWEST_ITEMS:
         return None
@@ -144,10 +155,9 @@ def judge(
     if searched is None:
         return None
 
-    items = layout.reduce_items(sample)
-    fits = [
-        fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, searched))
-    ]
+    reduced = ReducedSample(sample, reduced_items(layout, sample, kinds, numbers), kinds, numbers)
+    items = reduced.items
+    fits = [fit for plan in (old, new) if (fit := _fit_without(layout, reduced, plan, searched))]
     if len(fits) < 2:
         return None
 
@@ -155,7 +165,7 @@ def judge(
     biases = [np.zeros(len(items), np.float32), *(bias for bias, _ in fits)]
     gates = [gate for _, gate in fits]
 
-    outcome = assess(layout.reduce_queries(searched), items, biases).gated(gates)
+    outcome = assess(reduced_queries(layout, searched, kinds), items, biases).gated(gates)
     skews = [skewness(k_occurrence(answers, len(sample))) for answers in outcome.retrieved]
     noise = noise_of_change(outcome, len(sample), np.random.default_rng(0))
     excess = _by_name(excess_answers_of(outcome, len(sample)), digits=5)
@@ -168,7 +178,7 @@ def judge(
     if labelled is not None:
         measure = labelled.measure
         outcome = assess(
-            layout.reduce_queries(labelled.queries),
+            reduced_queries(layout, labelled.queries, kinds),
             items,
             biases,
             labelled.positives,
@@ -244,12 +254,25 @@ def _gains_of(
     return dict(zip(COMPARED, means, strict=True)), gains
 
 
+class ReducedSample(NamedTuple):
+    """Sampled rows as a fit compares them."""
+
+    vectors: Floats
+    """(n, d), as users see them."""
+    items: Floats
+    """(n, d) or wider, for inner products."""
+    kinds: Kinds | None
+    """The means of kinds; None without kinds."""
+    numbers: KindNumbers | None
+    """(n,), the kinds of the rows."""
+
+
 def _fit_without(
-    layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
+    layout: Layout, sample: ReducedSample, plan: RefreshPlan, held_out: Floats
 ) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
     """Return the biases of the sample and which of its items the gate lets through, None without a
     gate, both from the other queries, without near copies of those held out; None if they are too
-    few. items: the sample, reduced.
+    few.
     """
     bank = plan.bank.queries
     others = not_among(bank.vectors, held_out)
@@ -262,15 +285,18 @@ def _fit_without(
         layout,
         plan.estimator,
         bank.take(others),
-        gallery=sample if plan.estimator.needs_gallery else None,
+        gallery=sample.vectors if plan.estimator.needs_gallery else None,
         target_bank=plan.bank.targets,
+        kinds=sample.kinds,
+        gallery_kinds=sample.numbers,
     )
-    bias = correction.centred(sample) * np.float32(plan.strength)
+    neutral = correction.centred(sample.vectors, kinds=sample.numbers)
+    bias = neutral * np.float32(plan.strength)
     if plan.gates.gate is None:
         return bias, None
 
     targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
-    return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
+    return bias, activated_by(plan.gates, correction.fitted.bank.vectors, sample.items, targets)
 
 
 def _objection(
@@ -309,7 +335,7 @@ class Sample(NamedTuple):
     biases: Floats
     """(n, slots), as stored."""
     rows: Sequence[Mapping[str, Any]] = ()
-    """The field of each row that the prior reads; none without one."""
+    """The fields of each row that the prior and the kinds read; none without these."""
     partitions: Sequence[str | None] = ()
     """The partition of each row."""
     are_drawn: Sequence[bool] = ()
@@ -326,8 +352,16 @@ class Sample(NamedTuple):
 
     @property
     def items(self) -> Items:
-        """The rows for a prior."""
+        """The rows for a prior and for kinds."""
         return Items(self.keys, self.rows)
+
+    def kinds(self, rule: KindRule | None) -> KindNumbers | None:
+        """Return the kinds of the rows, (n,); None without kinds."""
+        return None if rule is None else rule.numbers_of(self.vectors, self.items)
+
+    def fit_rows(self, rule: KindRule | None) -> FitRows:
+        """Return the rows as a verdict on a bank takes them."""
+        return FitRows(self.vectors, kinds=self.kinds(rule))
 
     def labelled(
         self, judgements: Judgements, collection: str, measure: str = DEFAULT_MEASURE
@@ -365,6 +399,9 @@ def sampled(
     share = MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
     named = judgements.possible_keys if judgements else set()
+    read = {prior.field} if prior is not None else set()
+    if state.kinds is not None:
+        read.add(state.kinds.field)
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
@@ -392,9 +429,9 @@ def sampled(
         keys += usable.keys
         partitions += [partition] * len(usable)
         are_drawn += [(partition, key) not in undrawn for key in usable.keys]
-        if prior is not None:
+        if read:
             # No more of the rows: other vectors and texts would take far more memory.
-            fields += [{prior.field: row.get(prior.field)} for row in usable.rows]
+            fields += [{name: row.get(name) for name in read} for row in usable.rows]
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
 
@@ -431,7 +468,18 @@ def evaluate(
         reason="",
         gates=Gates(profile.gate, profile.gate_targets),
     )
-    return judge(state.layout, sample.vectors, in_use, plan, labelled, queries)
+    numbers = sample.kinds(state.kinds)
+    kinds = measured_kinds(state.layout, state.kinds, sample.vectors, numbers, plan.bank.queries)
+    return judge(
+        state.layout,
+        sample.vectors,
+        in_use,
+        plan,
+        labelled,
+        queries,
+        kinds=kinds,
+        numbers=numbers,
+    )
 
 
 def fit(
@@ -440,20 +488,31 @@ def fit(
     state: CollectionState,
     plan: RefreshPlan,
     options: RefreshOptions,
+    kinds: Kinds | None = None,
 ) -> Correction:
     """Fit the estimator on the bank, and on the gallery if it needs that, from the stored
     potentials if the estimator is unchanged. If the plan names a stored bank, restore its fit.
+
+    kinds: the means to compare with.
     """
     bank = plan.bank
     if plan.reference is not None:
-        return Correction.restore(state.layout, plan.estimator, bank)
+        return Correction.restore(state.layout, plan.estimator, bank, kinds=kinds)
 
     backend = BiasBackend(store, info, state)
     gallery = None
+    numbers: list[KindNumbers] = []
+
+    def vectors_by_chunk() -> Iterator[Floats]:
+        doing = "reading the gallery"
+        for partition, chunk in key_chunks(store, info, doing, options.progress):
+            rows = backend.read(chunk, partition)
+            if state.kinds is not None:
+                numbers.append(state.kinds.numbers_of(rows.vectors, rows.batch))
+            yield rows.vectors
+
     if plan.estimator.needs_gallery:
-        chunks = key_chunks(store, info, "reading the gallery", options.progress)
-        vectors = (backend.read(chunk, partition).vectors for partition, chunk in chunks)
-        gallery = stacked(vectors, state.layout.dim)
+        gallery = stacked(vectors_by_chunk(), state.layout.dim)
 
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
     return Correction.fit(
@@ -464,7 +523,16 @@ def fit(
         target_bank=bank.targets,
         start=bank.potentials if is_unchanged else None,
         fit=remote_engine(options.engine).fit if options.engine == "ray" else None,
+        kinds=kinds,
+        gallery_kinds=np.concatenate(numbers) if numbers else None,
     )
+
+
+def steady_kinds(old: Kinds | None, new: Kinds | None) -> Kinds | None:
+    """Return the old means of kinds if the new ones are near them, which spares all rows a write."""
+    if old is None or new is None or not new.is_near(old):
+        return new
+    return old
 
 
 def steady_mean(old: float, biases: Floats) -> float:

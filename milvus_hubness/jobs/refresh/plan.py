@@ -44,6 +44,7 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.kinds import KindMeans
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     SLOTS_PER_PROFILE,
@@ -323,6 +324,8 @@ class RefreshPlan:
     """The gates of searches."""
     prior: Prior | None = None
     """The prior, measured on the values of all rows; its clicks are in the bank."""
+    kinds: KindMeans | None = None
+    """The means of kinds in use, or those that go with `reference`; None without kinds."""
     mean_bias: float = 0.0
     """The mean that is subtracted from every bias, if `reference` is set."""
     reference: BankReference | None = None
@@ -383,6 +386,7 @@ def plan_refresh(
             strength=profile.strength,
             reason="the profile is new",
             prior=prior.prior,
+            kinds=profile.kinds,
             fits_bank=True,
         )
 
@@ -434,6 +438,7 @@ def plan_refresh(
         reason=" and ".join(reasons),
         gates=gates,
         prior=prior.prior,
+        kinds=profile.kinds,
         fits_bank=options.refit or bool(refit.reason) or (is_other and not refit.takes_samples),
         needs_evaluation=bool(refit.reason),
     )
@@ -498,6 +503,7 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
         reason="the last refresh is taken back",
         gates=Gates(former.gate, former.gate_targets),
         prior=former.prior,
+        kinds=former.kinds,
         mean_bias=former.mean_bias,
         reference=former.bank,
         # Who takes a refit back does not want the same one at the next time.
@@ -534,6 +540,7 @@ def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None)
         reason="one was not finished",
         gates=Gates(begun.gate, begun.gate_targets),
         prior=begun.prior,
+        kinds=begun.kinds,
         mean_bias=begun.mean_bias,
         reference=begun.bank,
         carries_on=True,
@@ -596,6 +603,8 @@ def with_profile(
         standby=state.slots + 1,
         mean_bias=0.0,
         bank=active.bank,
+        # Measured on this profile's own bank when it is fitted.
+        kinds=active.kinds,
         epoch=1,
         refreshed_at=active.refreshed_at,
         fitted_at=active.fitted_at,
@@ -696,6 +705,13 @@ def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionStat
     return ""
 
 
+def columns_obstacle(info: CollectionInfo, requested: str, state: CollectionState) -> str:
+    """Return why no copy can have the columns that a quantiser needs; empty if one can."""
+    if state.kinds is not None:
+        return "this quantizer would clip what queries send for kinds"
+    return rebuild_obstacle(info, requested, state)
+
+
 def begin(
     store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress
 ) -> Migration:
@@ -763,7 +779,8 @@ def _copy_layout(
 
     if spread > 1:
         profile = state.profile
-        correction = Correction.of_profile(layout, profile, bank)
+        described = state.model_copy(update={"layout": layout})
+        correction = Correction.of_profile(described, profile, bank)
         biases = correction.centred(vectors, rows)
         layout = with_bias_scale(layout, vectors, biases, profile.strength)
 

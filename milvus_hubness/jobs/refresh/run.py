@@ -19,7 +19,8 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.quantisation import is_out_of_scale
 from milvus_hubness.correction.estimators import to_dict
-from milvus_hubness.correction.fitted import Correction, grouped
+from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
+from milvus_hubness.correction.kinds import Kinds, kinds_from
 from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.errors import Cancelled, CorrectionNotRecommended
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
@@ -45,6 +46,7 @@ from milvus_hubness.jobs.refresh.biases import (
     evaluate,
     fit,
     sampled,
+    steady_kinds,
     steady_mean,
 )
 from milvus_hubness.jobs.refresh.online_bank import (
@@ -62,11 +64,11 @@ from milvus_hubness.jobs.refresh.plan import (
     begin,
     carry_out,
     choose_rebuild,
+    columns_obstacle,
     half_switched,
     needs_other_columns,
     plan_refresh,
     ready_state,
-    rebuild_obstacle,
     rebuildings,
     unfinished,
     with_profile,
@@ -485,7 +487,7 @@ class Refreshing:
         if plan.carries_on or self.options.force or not self.needs_other_columns:
             return ""
 
-        obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+        obstacle = columns_obstacle(self.info, self.requested, self.state)
         if not obstacle:
             return ""
 
@@ -551,14 +553,16 @@ class Refreshing:
         if plan.needs_evaluation and evaluation is None and not is_decided:
             return self._result("refused", f"{plan.reason}, but {UNEVALUATED}", verdict=verdict)
 
-        correction = fit(self.store, self.info, self.state, plan, options)
-        biases = correction.centred(sample.vectors)
+        kinds = self._kinds(plan, sample)
+        correction = fit(self.store, self.info, self.state, plan, options, kinds)
+        numbers = sample.kinds(self.state.kinds)
+        biases = correction.centred(sample.vectors, kinds=numbers)
         mean_bias = plan.mean_bias
         prior = plan.prior
         if plan.reference is None:
             mean_bias = steady_mean(self.state.profile.mean_bias, biases)
             if prior is not None:
-                prior = prior.with_factor(correction.spread(sample.vectors))
+                prior = prior.with_factor(correction.spread(sample.vectors, numbers))
         correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
 
         rebuilds, why = self._chosen_rebuild(plan, sample, correction, biases)
@@ -585,6 +589,20 @@ class Refreshing:
 
         return replace(result, reason=reason, judged=evaluation, verdict=verdict)
 
+    def _kinds(self, plan: RefreshPlan, sample: Sample) -> Kinds | None:
+        """Return the means of kinds of the new biases; None without kinds."""
+        rule = self.state.kinds
+        if rule is None or plan.kinds is None:
+            return None
+        present = kinds_from(rule, plan.kinds, self.state.dim)
+        if plan.reference is not None:
+            return present
+        layout = self.state.layout
+        numbers = sample.kinds(rule)
+        new = measured_kinds(layout, rule, sample.vectors, numbers, plan.bank.queries)
+        # Those of a new profile are still those of another bank.
+        return new if self.is_new else steady_kinds(present, new)
+
     # -- the verdict on a bank ---------------------------------------------------------------
 
     @cached_property
@@ -607,7 +625,9 @@ class Refreshing:
         bank = plan.bank.queries
         verdict = stored_verdict(self.info, field, bank, self._judging)
         if verdict is None and self._judging.mode != "skip":
-            verdict = judged(self.state.layout, sample.vectors, field, bank, self._judging)
+            rule = self.state.kinds
+            rows = sample.fit_rows(rule)
+            verdict = judged(self.state.layout, rows, field, bank, self._judging, rule)
         return verdict
 
     def _strength(self, plan: RefreshPlan, verdict: TuningRecord) -> float:
@@ -659,7 +679,7 @@ class Refreshing:
         biases = correction.with_prior(centred, everything, sample.items)
 
         if columns := self._other_columns(sample.vectors, biases, plan.strength):
-            obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+            obstacle = columns_obstacle(self.info, self.requested, self.state)
             remedy = obstacle or f"it takes over the alias {self.info.aliases[0]!r}"
             return not obstacle, f"{columns} only a copy has: {remedy}"
 
@@ -747,6 +767,7 @@ class Refreshing:
                 "standby": old.slot,
                 "mean_bias": correction.mean_bias,
                 "prior": correction.prior,
+                "kinds": None if correction.kinds is None else correction.kinds.means,
                 "bank": reference,
                 "epoch": old.epoch + 1,
                 "strength": plan.strength,

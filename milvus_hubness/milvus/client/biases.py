@@ -121,9 +121,11 @@ class Biases:
 
         expect_values(state, rows.rows)
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
+        kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
-            return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
+            slots = dict.fromkeys(range(state.slots), none)
+            return RowBiases(slots, PENDING, locality_hints, kinds)
 
         self._expect_room(collection, state)
         are_last = are_new and state.phase == "ready"
@@ -137,7 +139,7 @@ class Biases:
         for target in targets:
             cached = yield from self._cached(collection, state, target.profile, in_use)
             # A fit is restored and evaluated in a thread: both may take long.
-            correction: Correction = yield Compute(partial(cached.correction, state.layout))
+            correction: Correction = yield Compute(partial(cached.correction, state))
             column, hints = yield Compute(
                 partial(correction.of_rows, vectors, rows, are_new=target.are_new)
             )
@@ -150,7 +152,7 @@ class Biases:
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
         self._banks.evict(in_use)
-        return RowBiases(biases, _epoch_of(state, are_last=are_last), locality_hints)
+        return RowBiases(biases, _epoch_of(state, are_last=are_last), locality_hints, kinds)
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:
         """Raise BankTooLarge unless the budget has room for

@@ -242,6 +242,7 @@ def _new_field(
 
     # Imports that a client without a new collection does not pay for.
     from milvus_hubness.correction.fitted import Correction, grouped, initial_state
+    from milvus_hubness.jobs.common.inputs import FitRows
     from milvus_hubness.jobs.common.judging import Judging, judged
     from milvus_hubness.jobs.common.priors import PriorRequest, chosen_prior
 
@@ -249,7 +250,7 @@ def _new_field(
     verdict = None
     strength = config.strength
     if targets is not None and judging.mode != "skip":
-        verdict = judged(layout, targets.vectors, field.name, bank, judging)
+        verdict = judged(layout, FitRows(targets.vectors), field.name, bank, judging)
         judging.require(verdict, collection)
         if verdict is not None and verdict.verdict == "apply weakly":
             strength = min(strength, verdict.strength)

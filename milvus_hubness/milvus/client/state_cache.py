@@ -58,7 +58,6 @@ from milvus_hubness.milvus.store.server import (
 )
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.codec.layout import Layout
     from milvus_hubness.correction.fitted import Correction
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
@@ -85,12 +84,12 @@ class CachedBank:
         clicks = BYTES_PER_CLICK * len(self.bank.clicks)
         return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets + clicks
 
-    def correction(self, layout: Layout) -> Correction:
-        """Return the fitted estimator of the bank, restored once per layout."""
-        if self._fitted is None or self._fitted.layout != layout:
+    def correction(self, state: CollectionState) -> Correction:
+        """Return the fitted estimator of the bank, restored once per layout of a state."""
+        if self._fitted is None or self._fitted.layout != state.layout:
             from milvus_hubness.correction.fitted import Correction
 
-            self._fitted = Correction.of_profile(layout, self.profile, self.bank)
+            self._fitted = Correction.of_profile(state, self.profile, self.bank)
         return self._fitted
 
 

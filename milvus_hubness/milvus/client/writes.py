@@ -26,8 +26,8 @@ from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,
     expect_values,
-    prior_fields,
-    priors_of,
+    fields_read,
+    needs_rows,
 )
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -186,12 +186,14 @@ class Writes:
     def _items(
         self, cached: CachedState, state: CollectionState, write: Write, rows: Sequence[Row]
     ) -> Operation[Items]:
-        """Return the rows for a prior, with the values that they keep in a partial update."""
-        if not priors_of(state):
+        """Return the rows for a prior and for kinds, with the values that they keep in a partial
+        update.
+        """
+        if not needs_rows(state):
             return Items([], [])
 
         keys = [row.get(cached.key_field) for row in rows]
-        names = prior_fields(state)
+        names = fields_read(state)
         lacking = [i for i, row in enumerate(rows) if not names <= row.keys()]
         if not (write.in_part and lacking):
             return Items(keys, rows)

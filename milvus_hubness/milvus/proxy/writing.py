@@ -24,7 +24,7 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowCodec
 from milvus_hubness.correction.prior import Items
-from milvus_hubness.correction.state import CollectionState, prior_fields, priors_of
+from milvus_hubness.correction.state import CollectionState, fields_read, needs_rows
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
@@ -85,7 +85,7 @@ class _RequestedWrite:
         needs_candidates = any(state.codec.needs_candidates for state in states)
         # Values that a partial update leaves out are on the server, and a client reads them.
         is_partial = bool(getattr(self._request, "partial_update", False))
-        needs_values = is_partial and any(prior_fields(state) for state in states)
+        needs_values = is_partial and any(fields_read(state) for state in states)
         if cached.intent_log is not None or needs_candidates or needs_values:
             return (yield from self._write_rows(self._as_rows))
 
@@ -99,7 +99,7 @@ class _RequestedWrite:
         encoded = deepcopy(self._request)
         for state in states:
             is_insert = self._method == "insert"
-            items = _prior_items(encoded, cached, state)
+            items = _items(encoded, cached, state)
             yield from _encode_columns(self._operations, state, encoded, items, are_new=is_insert)
         try:
             return (yield Send(encoded))
@@ -256,16 +256,17 @@ def _encode_columns(
     _add_hidden_columns(columns, codec, encoded)
 
 
-def _prior_items(request: Any, cached: CachedState, state: CollectionState) -> Items:
-    """Return the rows of a request with their keys and the fields that priors read, and no others.
+def _items(request: Any, cached: CachedState, state: CollectionState) -> Items:
+    """Return the rows of a request with their keys and the fields that priors and kinds read, and no
+    others.
 
     Raises InvalidInput for dynamic fields that are not JSON.
     """
-    # Without a prior, no object is made of a row.
-    if not priors_of(state):
+    # Without these, no object is made of a row.
+    if not needs_rows(state):
         return Items([], [])
 
-    names = {cached.key_field, *prior_fields(state)}
+    names = {cached.key_field, *fields_read(state)}
     columns = request.fields_data
     named = [column for column in columns if column.is_dynamic or column.field_name in names]
     rows = rows_of(named, request.num_rows)

@@ -1,0 +1,347 @@
+"""Kinds of items in one gallery: modalities or languages, such as photos and texts.
+
+Encoders place items of each kind in a region of their own (the modality gap), so that items of one
+kind come first for all queries, right or wrong. Vectors are therefore compared relative to the mean
+of their kind, and queries relative to their own mean (GR-CLIP, Li et al., 2025, arXiv 2507.19054,
+without scaling to unit length afterwards):
+
+    s(q, r) = ⟨q − μq, r − μk⟩        k = the kind of r
+
+No stored vector changes for it. An item has h in the column of its kind and 0 in the others, and the
+means are sent with the query:
+
+    stored  < r          , b ,  h in the column of k     … 0 >
+    sent    < q − κ·μq   , −w , −κ·⟨q − κ·μq, μ1 − μ⟩/h  … , −κ·⟨q − κ·μq, μK − μ⟩/h … 0 >
+
+μ is the mean of all items: a row without a kind has 0 in all columns, and counts as an average item.
+κ is the factor of a search, `kinds`: 1 by default, 0 leaves kinds out. So kinds and the strength w
+of the biases are apart, and a refresh that renews the means writes no row for them.
+
+Under L2 the score contains ½‖r‖², which would change by one number for each row and κ. There are no
+kinds under L2: unit vectors rank alike under COSINE.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, Field, model_validator
+
+from milvus_hubness.basics.bounds import FrozenModel, Name, Number
+from milvus_hubness.correction.codec.arrays import Floats, KindWeights, unit_directions
+from milvus_hubness.correction.prior import ItemRows
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+
+KindNumbers = npt.NDArray[np.int64]
+"""(n,) the number of the kind of each row, UNKNOWN for a row without one."""
+
+UNKNOWN = -1
+"""The number of a row without a kind."""
+AUTO = "auto"
+"""What callers pass in place of a field for the kinds that the vectors themselves show."""
+
+MOST_KINDS = 16
+"""Largest number of kinds."""
+MOST_NUMBERS = 15_000
+"""Largest number of numbers in the means of all kinds and of the queries.
+
+Records of a migration have at most 65,535 bytes, and contain the means twice.
+"""
+FEWEST_OF_A_KIND = 30
+"""Rows of a value with fewer rows have no kind: their mean would be noise."""
+
+STEADY = 0.05
+"""How far means may move, as a share of the length of the largest, before a refresh takes new ones.
+
+With each change of a mean all rows are written again. Means of a sample of 4,096 rows move by less.
+"""
+
+LARGEST_INT8 = 127
+
+KindValue = bool | int | Annotated[str, Field(max_length=255)]
+"""A value of the field of kinds."""
+
+
+def _valid_text(text: str) -> str:
+    """Return a text of `rows_as_text` unchanged. Raises InvalidParameter for anything else."""
+    try:
+        content = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise InvalidParameter(f"means of kinds are not base64: {error}") from None
+    if len(content) > 2 * 4 * MOST_NUMBERS:
+        raise InvalidParameter(f"means of kinds have {len(content):,} bytes, which is too many")
+    return text
+
+
+RowsAsText = Annotated[str, AfterValidator(_valid_text)]
+
+
+def rows_as_text(rows: npt.NDArray[np.floating[Any]]) -> str:
+    """Return rows (m, d) as base64: a float32 scale for each, then int8 numbers.
+
+    Means need no more digits: queries and biases are computed with the same rounded ones.
+    """
+    numbers = np.asarray(rows, np.float64)
+    scales = np.abs(numbers).max(axis=1, initial=0.0) / LARGEST_INT8
+    scales = scales.astype(np.float32)
+    divisors = np.where(scales == 0, 1, scales).astype(np.float64)
+    rounded = np.rint(numbers / divisors[:, None]).clip(-LARGEST_INT8, LARGEST_INT8)
+    content = scales.astype("<f4").tobytes() + rounded.astype(np.int8).tobytes()
+    return base64.b64encode(content).decode()
+
+
+def rows_in(text: str, count: int, dim: int) -> Floats:
+    """Read the text of `rows_as_text`: float32 (count, dim). Raises InvalidParameter."""
+    content = base64.b64decode(text)
+    if len(content) != count * (4 + dim):
+        raise InvalidParameter(
+            f"{len(content)} bytes are not {count} means of {dim} dimensions each"
+        )
+    scales = np.frombuffer(content, "<f4", count)
+    if not np.isfinite(scales).all() or (np.abs(scales) > 1e30).any():
+        raise InvalidParameter("means of kinds contain numbers that are not finite, or too large")
+    numbers = np.frombuffer(content, np.int8, offset=4 * count).reshape(count, dim)
+    return np.asarray(numbers * scales[:, None], np.float32)
+
+
+class KindRule(FrozenModel):
+    """The rule that gives each row of a field its kind; it stays as long as the layout.
+
+    Kinds follow from a field of the rows, or from the side of a plane on which a vector lies.
+    """
+
+    field: Name = ""
+    """The field of the rows; empty if the kinds follow from the vectors."""
+    values: tuple[KindValue, ...] = Field(default=(), max_length=MOST_KINDS)
+    """The values of the field, by kind; rows with others have no kind."""
+    direction: RowsAsText = ""
+    """The direction (d,) from the centre of kind 0 to that of kind 1, as `rows_as_text`."""
+    threshold: Number = 0.0
+    """Vectors at unit length whose product with the direction is above it are of kind 1."""
+
+    @model_validator(mode="after")
+    def _expect_one_way(self) -> KindRule:
+        if bool(self.field) == bool(self.direction):
+            raise InvalidParameter("kinds follow from a field of the rows, or from the vectors")
+        if self.field and len(self.values) < 2:
+            raise InvalidParameter(f"kinds has {len(self.values)} values: at least 2 are needed")
+        if len(set(map(_identity, self.values))) < len(self.values):
+            raise InvalidParameter("kinds has a value twice")
+        return self
+
+    @property
+    def count(self) -> int:
+        """The number of kinds."""
+        return len(self.values) if self.field else 2
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each kind, for people."""
+        return tuple(map(str, self.values)) if self.field else ("cluster 0", "cluster 1")
+
+    @cached_property
+    def _number_of(self) -> dict[tuple[type, Any], int]:
+        return {_identity(value): number for number, value in enumerate(self.values)}
+
+    def numbers_of(self, vectors: Floats, rows: ItemRows | None) -> KindNumbers:
+        """Return the kinds of rows with vectors (n, d), (n,).
+
+        rows: needed if the kinds follow from a field.
+        """
+        if self.direction:
+            return self._side_of(vectors)
+        # A caller that forgot the rows would store rows without a kind.
+        if rows is None:
+            raise RuntimeError(f"the kinds of rows follow from their field {self.field!r}")
+        return self.numbers_of_values([row.get(self.field) for row in rows.rows])
+
+    def numbers_of_values(self, values: Iterable[Any]) -> KindNumbers:
+        """Return the kinds of rows whose field has these values, (n,)."""
+        numbers = [self._number_of.get(_identity(value), UNKNOWN) for value in values]
+        return np.array(numbers, np.int64)
+
+    def _side_of(self, vectors: Floats) -> KindNumbers:
+        rows = np.asarray(vectors, np.float32)
+        finite = np.isfinite(rows).all(axis=1) & rows.any(axis=1)
+        numbers = np.full(len(rows), UNKNOWN, np.int64)
+        [direction] = rows_in(self.direction, 1, rows.shape[1])
+        sides = unit_directions(rows[finite]) @ direction.astype(np.float64) > self.threshold
+        numbers[finite] = sides.astype(np.int64)
+        return numbers
+
+
+def _identity(value: Any) -> tuple[type, Any]:
+    """Return a value with its type: 1 and True are equal in Python, but not in a database."""
+    is_plain = isinstance(value, str | int | np.integer | np.bool_)
+    if isinstance(value, np.bool_):
+        value = bool(value)
+    elif isinstance(value, np.integer):
+        value = int(value)
+    return (type(value), value) if is_plain else (type(None), None)
+
+
+class KindMeans(FrozenModel):
+    """The means that a profile compares vectors with, renewed by each refresh with a fit."""
+
+    means: RowsAsText
+    """(1 + K, d): that of the queries, then those of the kinds, as `rows_as_text`."""
+    shares: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(max_length=MOST_KINDS)
+    """The share of the items of each kind among those with one."""
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kinds of a profile: the rule of the field, and the means of the profile."""
+
+    rule: KindRule
+    means: KindMeans
+    dim: int
+    """d."""
+
+    def __post_init__(self) -> None:
+        if len(self.means.shares) != self.rule.count:
+            raise InvalidParameter(
+                f"{len(self.means.shares)} means of kinds for {self.rule.count} kinds"
+            )
+        # It raises if the text has another number of means.
+        _ = self._rows
+
+    @classmethod
+    def measured(
+        cls, rule: KindRule, items: Floats, numbers: KindNumbers, queries: Floats
+    ) -> Kinds:
+        """Measure the means on items (n, d), of the kinds `numbers` (n,), and queries (m, d).
+
+        Both are as the layout reduces them. A kind without an item has the mean of all.
+        """
+        dim = items.shape[1]
+        counts = np.bincount(numbers[numbers != UNKNOWN], minlength=rule.count)
+        total = max(1, int(counts.sum()))
+        everything = items.mean(axis=0, dtype=np.float64) if len(items) else np.zeros(dim)
+        means = [queries.mean(axis=0, dtype=np.float64) if len(queries) else np.zeros(dim)]
+        for number in range(rule.count):
+            of_kind = items[numbers == number]
+            means.append(of_kind.mean(axis=0, dtype=np.float64) if len(of_kind) else everything)
+
+        shares = tuple((counts / total).tolist())
+        return cls(rule, KindMeans(means=rows_as_text(np.stack(means)), shares=shares), dim)
+
+    @cached_property
+    def _rows(self) -> Floats:
+        return rows_in(self.means.means, 1 + self.rule.count, self.dim)
+
+    @property
+    def mean_query(self) -> Floats:
+        """μq, (d,)."""
+        mean: Floats = self._rows[0]
+        return mean
+
+    @property
+    def of_kinds(self) -> Floats:
+        """μ1 … μK, (K, d)."""
+        means: Floats = self._rows[1:]
+        return means
+
+    @cached_property
+    def overall(self) -> Floats:
+        """μ, the mean of all items with a kind, (d,)."""
+        return np.asarray(np.array(self.means.shares) @ self.of_kinds, np.float32)
+
+    def centred_items(self, items: Floats, numbers: KindNumbers) -> Floats:
+        """Return reduced items (n, d) less the means of their kinds (n,)."""
+        # UNKNOWN, −1, is the last row.
+        means = np.vstack([self.of_kinds, self.overall])
+        return items - means[numbers]
+
+    def centred_queries(self, queries: Floats) -> Floats:
+        """Return reduced queries (m, d) less their mean."""
+        return queries - self.mean_query
+
+    def is_near(self, former: Kinds) -> bool:
+        """Whether the means of this rule differ little from former ones, in lengths of the largest."""
+        if self.rule != former.rule or self.dim != former.dim:
+            return False
+        moves = np.linalg.norm(self._rows - former._rows, axis=1)
+        return bool(moves.max() <= STEADY * np.linalg.norm(former._rows, axis=1).max())
+
+    def weights(self, factor: float = 1.0) -> KindWeights | None:
+        """Return what a search with this factor κ sends; None if it leaves kinds out."""
+        if factor == 0:
+            return None
+        return KindWeights(
+            taken_off=np.float32(factor) * self.mean_query,
+            directions=np.float32(factor) * (self.of_kinds - self.overall),
+            added=factor * float(self.mean_query.astype(np.float64) @ self.overall),
+        )
+
+
+@lru_cache(maxsize=64)
+def kinds_from(rule: KindRule, means: KindMeans, dim: int) -> Kinds:
+    """Return the kinds of a profile; the few in use are decoded once."""
+    return Kinds(rule, means, dim)
+
+
+def expect_factor(factor: Any) -> None:
+    """Raise InvalidParameter unless a factor of kinds is None or a number from 0 up."""
+    is_number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
+    if factor is not None and not (is_number and math.isfinite(factor) and factor >= 0):
+        raise InvalidParameter(
+            f"kinds is a number from 0 up: 1 corrects by kind, 0 does not, got {factor!r}"
+        )
+
+
+class KindCounts(NamedTuple):
+    """How many rows of a collection have each value of a field."""
+
+    counts: Mapping[KindValue, int]
+    """By value, of those that can be kinds."""
+    without: int
+    """Rows without a value, or with one that is no kind, such as a list."""
+
+
+def rule_of_field(field: str, collection: str, counted: KindCounts) -> KindRule:
+    """Return the rule that makes a kind of each value of a field with enough rows.
+
+    Raises InvalidInput, in one line, if there are too many values, or fewer than two.
+    """
+    counts = counted.counts
+    if len(counts) > MOST_KINDS:
+        some = ", ".join(map(repr, list(counts)[:3]))
+        raise InvalidInput(
+            f"field {field!r} of {collection!r} has more than {MOST_KINDS} values, such as {some}: "
+            f"kinds are few, such as image and text; choose a field with at most {MOST_KINDS}"
+        )
+
+    enough = [value for value, count in counts.items() if count >= FEWEST_OF_A_KIND]
+    if len(enough) < 2:
+        values = ", ".join(f"{value!r} ({count:,} rows)" for value, count in counts.items())
+        raise InvalidInput(
+            f"field {field!r} of {collection!r} does not have two kinds of at least "
+            f"{FEWEST_OF_A_KIND} rows each, only {values or 'rows without a value'}: leave the "
+            "kinds out, or choose another field"
+        )
+    return KindRule(field=field, values=tuple(sorted(enough, key=lambda value: str(value))))
+
+
+def expect_room(rule: KindRule, dim: int) -> None:
+    """Raise InvalidInput if the collection state has no room for so many means."""
+    numbers = (1 + rule.count) * dim
+    if numbers > MOST_NUMBERS:
+        raise InvalidInput(
+            f"{rule.count} kinds of dimension {dim:,} have {numbers:,} numbers in their means, and "
+            f"a collection state has room for {MOST_NUMBERS:,}: choose a field with fewer values"
+        )
+
+
+def values_of(rows: Sequence[Mapping[str, Any]], rule: KindRule | None) -> list[Any]:
+    """Return the values of the field of kinds; none if kinds follow from something else."""
+    if rule is None or not rule.field:
+        return []
+    return [row.get(rule.field) for row in rows]

@@ -1,0 +1,270 @@
+"""The kinds of items of a job: what the caller asks for, and what the rows say of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.arrays import Floats, lengths_of, unit_directions
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
+from milvus_hubness.correction.kinds import (
+    AUTO,
+    MOST_KINDS,
+    KindCounts,
+    KindRule,
+    KindValue,
+    expect_room,
+    rows_as_text,
+    rule_of_field,
+)
+from milvus_hubness.errors import CannotMigrate, InvalidInput
+from milvus_hubness.jobs.common.progress import key_chunks
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+LEAST_PREFERENCE = 3.0
+"""Least mean preference of queries for a cluster, in its standard deviations, for kinds of AUTO.
+
+Above it nearly all queries are nearer to the same cluster, whatever they look for, as between two
+modalities; between two topics some queries are nearer to each. Clusters of galleries of one kind have
+0.1 to 0.5, those of two modalities 7 and more (`benchmarks.mixed`).
+"""
+FEWEST_ROWS = 200
+"""Fewer rows show no clusters."""
+ROUNDS = 30
+"""Most rounds of k-means; two clusters settle in fewer."""
+STARTS = 3
+"""Number of starts of k-means, of which the best one counts."""
+FRACTION = 1 / 16
+"""Size of the number in the column of a kind, in lengths of an item: two items of one kind get its
+square in their inner product, by which a graph links them.
+"""
+
+
+@dataclass(frozen=True)
+class KindRequest:
+    """The kinds that the caller of a job asks for."""
+
+    name: str | None = None
+    """A field of the rows, or AUTO; None for no kinds."""
+
+    @classmethod
+    def of(cls, kind: str | None) -> KindRequest:
+        """Return the request of a caller. Raises InvalidInput."""
+        if kind is not None and (not isinstance(kind, str) or not kind):
+            raise InvalidInput(
+                f"kind is the name of a field of the rows, or {AUTO!r}, not {kind!r}"
+            )
+        return cls(kind)
+
+    def expect_possible(self, layout: Layout, field: str) -> None:
+        """Raise CannotMigrate if vectors in this layout have no columns for kinds."""
+        if self.name is None:
+            return
+        if layout.metric == "L2":
+            raise CannotMigrate(
+                f"field {field!r} is compared by L2, under which kinds would change ½‖r‖² of each "
+                "row: leave the kinds out, or give the field the metric COSINE or IP"
+            )
+        if layout.spread > 1:
+            raise CannotMigrate(
+                f"the quantizer of field {field!r} rounds all columns alike, and would clip what "
+                "queries send for kinds: leave the kinds out, or turn the quantization off"
+            )
+
+    def expect_no_targets(self, target_bank: QueryBank | None) -> None:
+        """Raise InvalidInput for a target bank, whose items have no kinds."""
+        if self.name is not None and target_bank is not None:
+            raise InvalidInput(
+                "a target bank has no kinds, with whose means its items would be compared: leave "
+                "the target bank out, or the kinds"
+            )
+
+
+@dataclass(frozen=True)
+class ChosenKinds:
+    """The kinds of a plan."""
+
+    rule: KindRule | None = None
+    """How rows get their kind; None without kinds."""
+    remarks: tuple[str, ...] = ()
+    """What the user should know of them."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Rows by name of their kind, of those that were counted."""
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What a plan says of them, as plain data; None without kinds."""
+        if self.rule is None:
+            return None
+        return {
+            "field": self.rule.field or None,
+            "names": list(self.rule.names),
+            "counts": dict(self.counts),
+        }
+
+
+NO_KINDS = ChosenKinds()
+
+
+def chosen_kinds(
+    store: Store,
+    info: CollectionInfo,
+    request: KindRequest,
+    layout: Layout,
+    vectors: Floats,
+    bank: QueryBank,
+    *,
+    hidden: frozenset[str] = frozenset(),
+    progress: Progress = silent,
+) -> ChosenKinds:
+    """Return the kinds that the caller asks for.
+
+    vectors: (n, d), a sample, for AUTO. hidden: fields of the rows that are not the user's. Raises
+    InvalidInput, in one line, for a field with too many values or without two kinds.
+    """
+    if request.name is None:
+        return NO_KINDS
+    if request.name == AUTO:
+        return of_clusters(layout, vectors, bank)
+    if request.name in hidden or request.name in info.vector_fields:
+        raise InvalidInput(
+            f"field {request.name!r} of {info.name!r} is a vector, or computed from the bank: name "
+            "a field of the application with the kind of each row"
+        )
+
+    counted = _counted(store, info, request.name, progress)
+    rule = rule_of_field(request.name, info.name, counted)
+    expect_room(rule, layout.dim)
+    counts = {str(value): counted.counts[value] for value in rule.values}
+    without = counted.without + sum(counted.counts.values()) - sum(counts.values())
+    remarks = []
+    if without:
+        remarks.append(
+            f"{without:,} rows have no kind, as their {request.name!r} is missing or rare: they "
+            "count as average items"
+        )
+    return ChosenKinds(rule, tuple(remarks), counts)
+
+
+def _counted(store: Store, info: CollectionInfo, name: str, progress: Progress) -> KindCounts:
+    """Count the values of a field in all rows, until there are too many."""
+    counts: Counter[KindValue] = Counter()
+    without = 0
+    doing = f"reading field {name!r}"
+    for partition, keys in key_chunks(store, info, doing, progress):
+        values = store.values(info.name, name, keys, partition=partition)
+        for value in values.values():
+            if isinstance(value, bool | int | str) and (not isinstance(value, str) or value):
+                counts[value] += 1
+            else:
+                without += 1
+        if len(counts) > MOST_KINDS:
+            break
+    return KindCounts(dict(counts), without)
+
+
+def of_clusters(layout: Layout, vectors: Floats, bank: QueryBank) -> ChosenKinds:
+    """Return the kinds that two clusters of vectors (n, d) show; none unless their gap is real.
+
+    It is real if nearly all queries of the bank are nearer to the same cluster.
+    """
+    items = unit_directions(layout.reduce_items(vectors[~layout.invalid(vectors)]))
+    items = items[items.any(axis=1)]
+    if len(items) < FEWEST_ROWS:
+        return ChosenKinds(remarks=(f"{len(items)} rows are too few to look for kinds",))
+
+    centres, numbers = two_means(items)
+    preference = preferred(centres, unit_directions(layout.reduce_queries(bank.condensed.vectors)))
+    counts = np.bincount(numbers, minlength=2)
+    if preference < LEAST_PREFERENCE:
+        return ChosenKinds(
+            remarks=(
+                "no kinds were found: queries prefer one of two clusters of the rows by "
+                f"{preference:.1f} standard deviations, and kinds need {LEAST_PREFERENCE:g}",
+            )
+        )
+
+    direction = centres[1] - centres[0]
+    halves = 0.5 * float(centres[1] @ centres[1] - centres[0] @ centres[0])
+    rule = KindRule(direction=rows_as_text(direction[None, :]), threshold=halves)
+    expect_room(rule, layout.dim)
+    remark = (
+        f"the rows show two kinds, of {counts[0]:,} and {counts[1]:,} of {len(items):,} rows: "
+        f"queries prefer one by {preference:.1f} standard deviations"
+    )
+    by_name = dict(zip(rule.names, counts.tolist(), strict=True))
+    return ChosenKinds(rule, (remark,), by_name)
+
+
+def two_means(
+    items: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return the centres (2, d) of two clusters of items (n, d), and the cluster of each, (n,).
+
+    The larger cluster comes first. The starts are the same every time.
+    """
+    rng = np.random.default_rng(0)
+    best: tuple[float, npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
+    for _ in range(STARTS):
+        centres = items[rng.choice(len(items), 2, replace=False)]
+        numbers = np.zeros(len(items), np.int64)
+        for _ in range(ROUNDS):
+            distances = 0.5 * (centres**2).sum(axis=1) - items @ centres.T
+            nearest = distances.argmin(axis=1)
+            if np.array_equal(nearest, numbers):
+                break
+            numbers = nearest
+            if numbers.min() == numbers.max():
+                break
+            centres = np.stack([items[numbers == number].mean(axis=0) for number in (0, 1)])
+        loss = float(distances.min(axis=1).sum())
+        if best is None or loss < best[0]:
+            best = loss, centres, numbers
+
+    assert best is not None
+    _, centres, numbers = best
+    if (numbers == 1).sum() > (numbers == 0).sum():
+        return centres[::-1], 1 - numbers
+    return centres, numbers
+
+
+def preferred(centres: npt.NDArray[np.float64], queries: npt.NDArray[np.float64]) -> float:
+    """Return how much nearer queries (m, d) are to one of two centres (2, d): the mean of the
+    differences of their scores, in standard deviations; 0 if it varies not at all.
+    """
+    differences = queries @ (centres[1] - centres[0])
+    deviation = float(differences.std())
+    return abs(float(differences.mean())) / deviation if deviation else 0.0
+
+
+def with_kinds(layout: Layout, rule: KindRule | None, vectors: Floats) -> Layout:
+    """Return the layout with columns for the kinds of a rule. vectors: (n, d), a sample."""
+    if rule is None:
+        return replace(layout, kinds=0, kind_scale=1.0)
+    length = 1.0
+    if layout.metric == "IP":
+        lengths = lengths_of(vectors[~layout.invalid(vectors)])
+        length = float(np.median(lengths)) if len(lengths) else 1.0
+    scale = 2.0 ** round(np.log2(FRACTION * (length or 1.0)))
+    return replace(layout, kinds=rule.count, kind_scale=float(scale))
+
+
+def suited_to_kinds(estimator: Estimator) -> Estimator:
+    """Return the default method as it suits galleries of several kinds: in full.
+
+    The agreement of the bank's halves, by which the default is weakened, is low where much of the
+    scores is a matter of kinds, and with their means taken off nothing is left to be careful about
+    (`benchmarks.mixed`: at full strength no gallery loses, with the agreement four of eleven do).
+    """
+    if isinstance(estimator, WithDemand):
+        return replace(estimator, estimators=(suited_to_kinds(estimator.of_biases),))
+    return replace(estimator, strength=1.0) if isinstance(estimator, Blend) else estimator
