@@ -161,7 +161,7 @@ def _counted(store: Store, info: CollectionInfo, name: str, progress: Progress) 
     without = 0
     doing = f"reading field {name!r}"
     for partition, keys in key_chunks(store, info, doing, progress):
-        values = store.values(info.name, name, keys, partition=partition)
+        values = store.values(info.name, name, keys, partition=partition, are_numbers=False)
         for value in values.values():
             if isinstance(value, bool | int | str) and (not isinstance(value, str) or value):
                 counts[value] += 1

@@ -203,11 +203,18 @@ class Rows(Protocol):
         """Return the rows that exist, in the order of `keys`."""
 
     def values(
-        self, collection: str, name: str, keys: Sequence[Key], *, partition: str | None = None
+        self,
+        collection: str,
+        name: str,
+        keys: Sequence[Key],
+        *,
+        partition: str | None = None,
+        are_numbers: bool = True,
     ) -> dict[Key, Any]:
         """Return this scalar field of the rows that exist, None where it is missing.
 
-        Raises InvalidInput if no row of the collection can have such a field.
+        are_numbers: whether its values are to be numbers; else they are names. Raises InvalidInput if
+        no row of the collection can have such a field.
         """
 
     def insert(

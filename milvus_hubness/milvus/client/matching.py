@@ -308,6 +308,7 @@ class _Matching:
                 search_params=params,
                 output_fields=[self.info.key_field],
                 strength=0.0,
+                kinds=0.0,
             )
             answers = yield from searches.search(self.info.name, question, self.filter, self.search)
 

@@ -42,7 +42,7 @@ QUICK_FORM = (
 Bias = Literal["compute", "pending"]
 """Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
 
-OF_SEARCHES = ("strength", "profile", "rerank", "candidates", "with_raw_score")
+OF_SEARCHES = ("strength", "kinds", "profile", "rerank", "candidates", "with_raw_score")
 """Arguments that clients of this package add to searches."""
 OF_CLIENTS = ("strength", "state_ttl", "bank_budget", "sample_queries")
 """Arguments that clients of this package add to the constructor."""
@@ -175,6 +175,8 @@ class Question:
     round_decimal: int = -1
     strength: float | None = None
     """w; None uses that of the profile."""
+    kinds: float | None = None
+    """κ, the factor of the correction by kind; None uses 1."""
     profile: str | None = None
     """The name of a bias profile; None uses the active one."""
     rerank: GloballyCorrected | Adaptive | None = None

@@ -248,6 +248,7 @@ class Methods(CollectionMethods):
         search_aggregation: Any = None,
         *,
         strength: float | None = None,
+        kinds: float | None = None,
         profile: str | None = None,
         rerank: GloballyCorrected | Adaptive | None = None,
         candidates: int | None = None,
@@ -257,6 +258,8 @@ class Methods(CollectionMethods):
         """Search as pymilvus does, ranked by the corrected score.
 
         strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores.
+        kinds: 1, the default, compares vectors with the means of their kinds, on a field with kinds;
+        0 does not. So the raw ranking there takes strength=0 and kinds=0.
         profile: name of the bias profile.
         rerank: ranks more raw candidates against the bank or, if it is a QuariReranker, more
         corrected candidates by its model.
@@ -273,6 +276,7 @@ class Methods(CollectionMethods):
             search_params=search_params,
             output_fields=output_fields,
             strength=strength,
+            kinds=kinds,
             profile=profile,
             rerank=rerank,
             candidates=candidates,
@@ -404,6 +408,7 @@ class Methods(CollectionMethods):
         partition_names: list[str] | None = None,
         *,
         strength: float | None = None,
+        kinds: float | None = None,
         profile: str | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -416,7 +421,7 @@ class Methods(CollectionMethods):
         self._expect_arguments(kwargs, OF_SEARCHES)
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
         operation = self._operations.searches.hybrid_search(
-            collection_name, reqs, ranker, limit, output_fields, options, strength, profile
+            collection_name, reqs, ranker, limit, output_fields, options, strength, profile, kinds
         )
         return self._run(operation)
 

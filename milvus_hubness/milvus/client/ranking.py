@@ -117,7 +117,7 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     return AnnSearchRequest(
         data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
         anns_field=rewrite.state.searched_field,
-        param=rewrite.search_params(request.param, queries),
+        param=rewrite.search_params(request.param, queries, rewrite.kinds(question)),
         limit=request.limit,
         expr=request.expr,
         expr_params=request.expr_params,
@@ -222,6 +222,7 @@ def reranked(
         output_fields=fields.requested,
         round_decimal=-1,
         strength=question.strength if isinstance(how, Adaptive) else 0.0,
+        kinds=question.kinds if isinstance(how, Adaptive) else 0.0,
         rerank=None,
         with_raw_score=False,
     )

@@ -10,8 +10,15 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.codec.arrays import Floats, decode, returned, rounded
+from milvus_hubness.correction.codec.arrays import (
+    Floats,
+    KindWeights,
+    decode,
+    returned,
+    rounded,
+)
 from milvus_hubness.correction.codec.base import RowCodec
+from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.correction.rerank.rerankers import gate
 from milvus_hubness.correction.state import CollectionState, Profile
@@ -200,6 +207,16 @@ class Rewrite:
         expect_strength(question.strength)
         return profile.strength if question.strength is None else float(question.strength)
 
+    def kinds(self, question: Question) -> KindWeights | None:
+        """Return the means of kinds that a question compares with; None without kinds.
+
+        Raises InvalidInput, InvalidParameter.
+        """
+        expect_factor(question.kinds)
+        kinds = self.state.kinds_of(self.profile(question))
+        factor = 1.0 if question.kinds is None else float(question.kinds)
+        return None if kinds is None else kinds.weights(factor)
+
     def is_gated(self, question: Question) -> bool:
         return self.profile(question).gate is not None and self.strength(question) != 0
 
@@ -272,7 +289,8 @@ class Rewrite:
 
     def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
         """Return queries (m, d) as they are sent."""
-        return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
+        slot = self.profile(question).slot
+        return self.codec.pack_queries(queries, strength, slot=slot, kinds=self.kinds(question))
 
     def apart(self, question: Question) -> list[Question]:
         """Split the question into parts that one request each can answer.
@@ -312,17 +330,18 @@ class Rewrite:
             return None
 
         slot = self.profile(question).slot
+        kinds = self.kinds(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
             queries = self.codec.layout.rows(rounded_vectors(data, self.state))
-            encoded = self.codec.pack_queries(queries, strength, slot=slot)
+            encoded = self.codec.pack_queries(queries, strength, slot=slot, kinds=kinds)
 
             def answer(results: Any) -> Any:
                 self._score(results, queries, strength, question)
                 return self.reading.hits_out(results, fields)
 
-            params = self.search_params(question.search_params, queries)
+            params = self.search_params(question.search_params, queries, kinds)
             return SearchRequest(
                 encoded, question.limit, question.offset, params, fields.requested, answer
             )
@@ -333,11 +352,17 @@ class Rewrite:
         """Whether the server's scores are the answer's, unless the client ranks candidates."""
         return (
             self.codec.layout.metric != "L2"
+            and self.kinds(question) is None
             and question.round_decimal < 0
             and not question.with_raw_score
         )
 
-    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
+    def search_params(
+        self,
+        requested: Mapping[str, Any] | None,
+        queries: Floats,
+        kinds: KindWeights | None = None,
+    ) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores.
 
         Raises InvalidParameter for another metric than the field's.
@@ -356,7 +381,8 @@ class Rewrite:
         for mapping in parameters_in(params):
             for name in RANGE_BOUNDS:
                 if mapping.get(name) is not None:
-                    mapping[name] = float(self.codec.layout.products(mapping[name], queries[0]))
+                    product = self.codec.layout.products(mapping[name], queries[0], kinds=kinds)
+                    mapping[name] = float(product)
 
         return params
 
@@ -364,7 +390,7 @@ class Rewrite:
         """Return one request that has every query twice, raw and corrected."""
         queries = self.queries(question)
         strength = self.strength(question)
-        params = self.search_params(question.search_params, queries)
+        params = self.search_params(question.search_params, queries, self.kinds(question))
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
@@ -403,9 +429,10 @@ class Rewrite:
         if self.scores_are_products(question):
             return
 
+        kinds = self.kinds(question)
         for hits, query in zip(results, queries, strict=True):
             products = [[hit["distance"] for hit in list.__iter__(hits)]]
-            scores = self.codec.decode_scores(products, query[None, :], strength)[0]
+            scores = self.codec.decode_scores(products, query[None, :], strength, kinds=kinds)[0]
             rescore(hits, scores, question.round_decimal)
             if question.with_raw_score:
                 raw = self.codec.raw_scores(self.vectors_of(hits), query)

@@ -284,13 +284,14 @@ class Searches:
         options: Mapping[str, Any],
         strength: float | None,
         profile: str | None,
+        kinds: float | None,
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
         Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it
         cannot merge answers.
         """
-        arguments = (ranker, limit, output_fields, options, strength, profile)
+        arguments = (ranker, limit, output_fields, options, strength, profile, kinds)
         with held_for_parts(collection) as held:
             try:
                 return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
@@ -324,6 +325,7 @@ class Searches:
         options: Mapping[str, Any],
         strength: float | None,
         profile: str | None,
+        kinds: float | None,
     ) -> Operation[Any]:
         call = partial(
             self._hybrid_search_on,
@@ -335,6 +337,7 @@ class Searches:
             options,
             self.strength if strength is None else strength,
             profile,
+            kinds,
         )
         return self._states.retrying(collection, options.get("timeout"), call)
 
@@ -348,6 +351,7 @@ class Searches:
         options: Mapping[str, Any],
         strength: float | None,
         profile: str | None,
+        kinds: float | None,
         cached: CachedState,
     ) -> Operation[Any]:
         """Search by this collection state, by one request if the server can merge the answers."""
@@ -363,6 +367,7 @@ class Searches:
                 search_params=request.param,
                 output_fields=output_fields,
                 strength=strength,
+                kinds=kinds,
                 profile=profile if state and profile in state.profiles else None,
             )
             rewrite = (yield from self._states.rewrite(cached, state)) if state else None
@@ -533,6 +538,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
         and _are_dense(question.data)
         and are_names
         and (strength is None or type(strength) in (float, int))
+        and (question.kinds is None or type(question.kinds) in (float, int))
         and question.rerank is None
         and question.candidates is None
         and "offset" not in options
@@ -551,6 +557,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
         None if names is None else tuple(names),
         repr(question.search_params) if question.search_params else "",
         strength,
+        question.kinds,
         question.profile,
         bool(question.with_raw_score),
     )

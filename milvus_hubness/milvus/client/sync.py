@@ -97,13 +97,14 @@ class HubnessClient(Methods, MilvusClient):
         *,
         external_filter_func: Callable[[Any], Any] | None = None,
         strength: float | None = None,
+        kinds: float | None = None,
         profile: str | None = None,
         with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
         """Iterate as MilvusClient.search_iterator does, in the order of the corrected score.
 
-        strength, profile, with_raw_score: as in `search`. Raises as `search` does, and
+        strength, kinds, profile, with_raw_score: as in `search`. Raises as `search` does, and
         UnsupportedOperation if the collection needs candidate re-ranking, unless the strength is 0.
         """
         self._expect_arguments(kwargs, OF_SEARCHES)
@@ -114,6 +115,7 @@ class HubnessClient(Methods, MilvusClient):
             output_fields=output_fields,
             round_decimal=round_decimal,
             strength=strength,
+            kinds=kinds,
             profile=profile,
             with_raw_score=with_raw_score,
         )

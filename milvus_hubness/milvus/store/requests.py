@@ -309,10 +309,16 @@ class MilvusRequests:
         return self._batch(schema, field, [key for key in keys if key in by_key], by_key)
 
     def values(
-        self, collection: str, name: str, keys: Sequence[Key], *, partition: str | None = None
+        self,
+        collection: str,
+        name: str,
+        keys: Sequence[Key],
+        *,
+        partition: str | None = None,
+        are_numbers: bool = True,
     ) -> dict[Key, Any]:
         schema = self.client.describe_collection(collection)
-        milvus_schema.expect_number(schema, name, collection)
+        milvus_schema.expect_values(schema, name, collection, are_numbers=are_numbers)
         key_field = milvus_schema.key_field(schema)["name"]
         by_key = self._by_key(collection, key_field, keys, partition, [name])
         return {key: row.get(name) for key, row in by_key.items()}

@@ -83,21 +83,39 @@ NUMBERS = {
 """The types of fields whose values are numbers."""
 
 
-def expect_number(schema: Mapping[str, Any], name: str, collection: str) -> None:
-    """Raise InvalidInput unless rows of the collection can have a number in this field."""
+NAMES = {
+    DataType.VARCHAR,
+    DataType.BOOL,
+    DataType.INT8,
+    DataType.INT16,
+    DataType.INT32,
+    DataType.INT64,
+}
+"""The types of fields whose values can name a kind of item."""
+
+
+def expect_values(
+    schema: Mapping[str, Any], name: str, collection: str, *, are_numbers: bool
+) -> None:
+    """Raise InvalidInput unless rows of the collection can have a number in this field, or else a
+    name: a text, a whole number or a truth value.
+    """
     fields = fields_by_name(schema)
-    numeric = [field for field, described in fields.items() if described["type"] in NUMBERS]
-    choice = f"choose a field of numbers ({', '.join(numeric)})"
+    types = NUMBERS if are_numbers else NAMES
+    what = "numbers" if are_numbers else "texts, whole numbers or truth values"
+    suitable = [field for field, described in fields.items() if described["type"] in types]
+    choice = f"choose a field of {what} ({', '.join(suitable)})"
     if name not in fields:
         # Any key of a row may be a field without a place in the schema.
         if schema.get("enable_dynamic_field"):
             return
         raise InvalidInput(f"{collection!r} has no field {name!r}: {choice}")
 
-    kind = fields[name]["type"]
-    if kind not in NUMBERS:
+    data_type = fields[name]["type"]
+    if data_type not in types:
+        wanted = "a number" if are_numbers else "a text, a whole number or a truth value"
         raise InvalidInput(
-            f"field {name!r} of {collection!r} is {DataType(kind).name}, not a number: {choice}"
+            f"field {name!r} of {collection!r} is {DataType(data_type).name}, not {wanted}: {choice}"
         )
 
 

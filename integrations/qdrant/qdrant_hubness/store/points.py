@@ -309,7 +309,13 @@ class QdrantPoints:
         return self._retrieve(collection, keys, self.form(collection, field))
 
     def values(
-        self, collection: str, name: str, keys: Sequence[Key], *, partition: str | None = None
+        self,
+        collection: str,
+        name: str,
+        keys: Sequence[Key],
+        *,
+        partition: str | None = None,
+        are_numbers: bool = True,
     ) -> dict[Key, Any]:
         """As Store.values: any point may have any key in its payload."""
         rows = min(MOST_ROWS, self._limits(collection).rows_per_read)
