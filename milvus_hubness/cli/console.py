@@ -218,6 +218,7 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
         "gate": plan["gate"],
         "gate over targets": plan["gate_targets"],
         "prior": prior_words(plan["prior"]),
+        "kinds": kind_words(plan["kinds"]),
     }
 
 
@@ -230,6 +231,18 @@ def prior_words(prior: Mapping[str, Any] | None) -> str | None:
         source += f" on {keys:,} rows"
     words = f"{source}, weight {prior['weight']:g} of the spread of scores"
     return f"{words}, which is {prior['factor']:.3g}" if prior["factor"] else words
+
+
+def kind_words(kinds: Mapping[str, Any] | None) -> str | None:
+    """Return the kinds of items in words; None without kinds."""
+    if kinds is None:
+        return None
+    source = f"by field {kinds['field']}" if kinds["field"] else "two clusters of the vectors"
+    counts = kinds.get("counts") or {}
+    names = [
+        f"{name} ({counts[name]:,} rows)" if name in counts else name for name in kinds["names"]
+    ]
+    return f"{source}: {', '.join(names)}"
 
 
 @contextmanager

@@ -27,6 +27,7 @@ def enable(
     field: options.Field = None,
     gate: options.Gate = None,
     gate_targets: options.GateTargets = None,
+    kind: options.Kind = None,
     where: Annotated[
         Where,
         "Bias location. second_vector: a second vector field, whose searches need no candidates. "
@@ -68,6 +69,7 @@ def enable(
             gate_targets=gate_targets,
             prior=preferring.read_prior(),
             prior_weight=preferring.prior_weight,
+            kind=kind,
             verdict=judging.verdict,
             progress=progress,
         )

@@ -59,6 +59,12 @@ GateTargets = Annotated[
     "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
     "--target-bank item.",
 ]
+Kind = Annotated[
+    str | None,
+    "Field of the rows with the kind of each, such as its modality or language, of at most 16 values: "
+    "items are compared with the mean of their kind. `auto`: the two kinds that the vectors show, if "
+    "they do.",
+]
 PairsQueries = Annotated[
     str | None,
     "Vectors of the queries that --pairs names by id: a file with 'query_id' and 'query'.",

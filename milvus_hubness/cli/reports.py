@@ -479,6 +479,7 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),
             "prior": console.prior_words(status.prior),
+            "kinds": console.kind_words(status.kinds),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
             "corrected fields": ", ".join(status.corrected_fields)
             if len(status.corrected_fields) > 1

@@ -70,6 +70,7 @@ class Planning(
     target_bank: options.TargetBank = None
     gate: options.Gate = None
     gate_targets: options.GateTargets = None
+    kind: options.Kind = None
     profiles: Annotated[
         int, "Number of bias profiles with room in the vectors; refresh adds them."
     ] = 1
@@ -113,6 +114,7 @@ class Planning(
             gate_targets=self.gate_targets,
             prior=self.read_prior(),
             prior_weight=self.prior_weight,
+            kind=self.kind,
             profiles=self.profiles,
             index_type=self.index_type,
             restart=self.restart,
@@ -154,6 +156,7 @@ class Planning(
             "--prior": (prior.get("field"), former_prior.get("field")),
             "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
             "--prior-weight": (self.prior_weight, former_prior.get("weight")),
+            "--kind": (self.kind, former.get("kind")),
             "--profiles": (slots, former.get("slots")),
             "--index-type": (index_type, index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),

@@ -10,6 +10,7 @@ from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
+from milvus_hubness.jobs.common.kinds import kind_facts
 from milvus_hubness.jobs.common.priors import prior_facts
 from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
@@ -54,6 +55,10 @@ class Status:
     prior: dict[str, Any] | None = None
     """The prior: source, field, weight (λ in units of the spread of scores), factor (λ in units of
     scores) and added; None without one.
+    """
+    kinds: dict[str, Any] | None = None
+    """The kinds of items: field, None if they follow from the vectors, names, and the shares of the
+    items at the last fit; None without kinds.
     """
     where: BiasLocation | None = None
     """The bias location."""
@@ -149,6 +154,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         strength=profile.strength,
         bank=profile.bank.model_dump(),
         prior=prior_facts(profile.prior),
+        kinds=kind_facts(state.kinds_of(profile)),
         where=codec.location,
         spread=None if codec.needs_candidates else state.layout.spread,
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,

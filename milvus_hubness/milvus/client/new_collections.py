@@ -182,7 +182,8 @@ def new_fields(
             )
 
         if config.prior is not None:
-            milvus_schema.expect_number(schema.to_dict(), config.prior, collection)
+            description = schema.to_dict()
+            milvus_schema.expect_values(description, config.prior, collection, are_numbers=True)
 
         suffix = f"_{name}" if fields else ""
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))

@@ -1,0 +1,408 @@
+"""Kinds of items in Milvus: copies, second fields, writes, refreshes and their reversal, with a float64 oracle."""
+
+import numpy as np
+import pytest
+from pymilvus import AnnSearchRequest, DataType, RRFRanker, WeightedRanker
+
+from milvus_hubness import (
+    NNN,
+    CannotMigrate,
+    InvalidInput,
+    InvalidParameter,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    rollback,
+    status,
+)
+from tests.support.bias_fields import with_second_field
+from tests.support.galleries import plain_collection, vectors
+
+ON_SERVERS = {"mixed": ["COSINE"]}
+
+DIM, ITEMS, QUERIES, K, ALPHA = 12, 150, 6, 8, 0.75
+NAMES = ["image", "text"]
+
+
+def unit(rows):
+    rows = rows.astype(float)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class Mixed:
+    """A gallery of images and texts, which lie apart, some rows of neither; queries lie near the texts."""
+
+    def __init__(self, backend, metric, where="vector"):
+        rng = np.random.default_rng(12)
+        self.backend, self.metric, self.where = backend, metric, where
+        gap = 1.5 * rng.normal(size=DIM) / np.sqrt(DIM)
+        numbers = rng.permutation(np.r_[np.zeros(70, int), np.ones(70, int), np.full(10, -1)])
+        items = vectors(rng, ITEMS, DIM) + np.outer(numbers == 1, gap).astype(np.float32)
+        self.items = dict(enumerate(items))
+        self.kinds = {i: [*NAMES, None][number] for i, number in enumerate(numbers)}
+        self.queries = vectors(rng, QUERIES, DIM) + np.float32(gap)
+        self.bank, self.other_bank = (vectors(rng, n, DIM) + np.float32(gap) for n in (90, 110))
+        self.source = self.name = backend.name("mixed")
+        self.plain = backend.client()
+        if where == "second_vector":
+            with_second_field(self.plain, self.source, items, metric, 32)
+        else:
+            plain_collection(self.plain, self.source, items, metric)
+        blank = {"hubness_vector": np.zeros(32, np.float32), "hubness_bias": 0, "hubness_epoch": 0}
+        rows = [self.row(i) for i in self.items]
+        if where == "second_vector":
+            rows = [{**row, **blank} for row in rows]
+        self.plain.upsert(self.source, rows)
+        self.store = backend.store()
+        self.client = backend.hubness_client()
+
+    def row(self, key):
+        row = {"id": key, "vector": self.items[key], "group": key % 3}
+        return row if self.kinds[key] is None else {**row, "modality": self.kinds[key]}
+
+    def correct(self, **options):
+        options = {"estimator": NNN(K, ALPHA), "kind": "modality", **options}
+        if self.where == "second_vector":
+            plan = plan_enable(
+                self.store, self.source, QueryBank(self.bank), where=self.where, **options
+            )
+            enable(self.store, plan, client_ttl=0)
+        else:
+            plan = plan_migration(self.store, self.source, QueryBank(self.bank), **options)
+            self.name = migrate(self.store, plan).target
+        return plan
+
+    @property
+    def state(self):
+        return self.store.info(self.name).state
+
+    def scores(self, bank=None, *, strength=1.0, kinds=1.0, profile=None):
+        """{key: (m,) scores} in float64: relative to the means of the state, less the biases of that similarity."""
+        state = self.state
+        means = state.kinds_of(state.profile_of(profile))
+        q, r = self.queries, np.array(list(self.items.values()))
+        b = self.bank if bank is None else bank
+        if self.metric == "COSINE":
+            q, r, b = unit(q), unit(r), unit(b)
+        numbers = [NAMES.index(kind) if kind else -1 for kind in self.kinds.values()]
+        of_rows = np.vstack([means.of_kinds, means.overall]).astype(float)[numbers]
+        mean_query, overall = means.mean_query.astype(float), means.overall.astype(float)
+
+        similar = (b.astype(float) - mean_query) @ (r.astype(float) - of_rows).T
+        biases = ALPHA * np.sort(similar, axis=0)[-K:].mean(axis=0)
+        biases -= state.profile_of(profile).mean_bias
+        asked = q.astype(float) - kinds * mean_query
+        scores = asked @ r.T - kinds * asked @ (of_rows - overall).T + kinds * mean_query @ overall
+        return dict(zip(self.items, (scores - strength * biases).T, strict=True))
+
+    def assert_found(self, bank=None, **options):
+        wanted = self.scores(bank, **options)
+        options.setdefault("profile", None)
+        answers = self.client.search(
+            self.name, list(self.queries), limit=25, with_raw_score=True, **options
+        )
+        keys = list(self.items)
+        similar = self.scores(bank, strength=0, kinds=0)
+        for number, hits in enumerate(answers):
+            scores = {key: wanted[key][number] for key in keys}
+            best = sorted(keys, key=lambda key: -scores[key])[:25]
+            np.testing.assert_allclose(hits.distances, [scores[key] for key in best], atol=4e-5)
+            for hit in hits:
+                assert hit["distance"] == pytest.approx(scores[hit["id"]], abs=4e-5)
+                assert hit["raw_score"] == pytest.approx(similar[hit["id"]][number], abs=4e-5)
+
+
+@pytest.fixture(params=["COSINE", "IP"])
+def mixed(backend, request):
+    return Mixed(backend, request.param)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"strength": 0.0}, {"kinds": 0}, {"strength": 0.4}, {"kinds": 0.5}]
+)
+def test_a_copy_finds_by_the_scores_relative_to_the_means(mixed, options):
+    plan = mixed.correct()
+    assert plan.to_dict()["kinds"]["counts"] == {"image": 70, "text": 70}
+    assert any("10 rows have no kind" in remark for remark in plan.remarks)
+    assert status(mixed.store, mixed.name).kinds["shares"] == {"image": 0.5, "text": 0.5}
+    mixed.assert_found(**options)
+
+
+def test_without_strength_and_kinds_the_ranking_is_the_raw_one(mixed):
+    mixed.correct()
+    raw = mixed.plain.search(mixed.source, list(mixed.queries), limit=40)
+    ours = mixed.client.search(mixed.name, list(mixed.queries), limit=40, strength=0, kinds=0)
+    assert [hits.ids for hits in ours] == [hits.ids for hits in raw]
+    for hits, others in zip(ours, raw, strict=True):
+        np.testing.assert_allclose(hits.distances, others.distances, atol=2e-6)
+
+
+@pytest.mark.lite_only
+def test_both_kinds_are_found_where_queries_prefer_one(backend):
+    mixed = Mixed(backend, "COSINE")
+    mixed.correct()
+
+    def images(**options):
+        hits = mixed.client.search(mixed.name, list(mixed.queries), limit=10, **options)
+        return np.mean([mixed.kinds[hit["id"]] == "image" for found in hits for hit in found])
+
+    assert images(strength=0, kinds=0) < 0.15
+    assert 0.3 < images() < 0.7
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("where", ["vector", "second_vector"])
+def test_written_rows_get_their_kind(backend, where):
+    mixed = Mixed(backend, "IP", where)
+    mixed.correct()
+    mixed.assert_found()
+    rng = np.random.default_rng(3)
+    for key, kind in {3: "text", 7: None, 200: "image", 201: "audio", 202: None}.items():
+        mixed.items[key] = vectors(rng, 1, DIM)[0]
+        mixed.kinds[key] = kind
+    written = [mixed.row(key) for key in (3, 7, 200, 202)]
+    mixed.client.upsert(mixed.name, [*written, {**mixed.row(202), "id": 201, "modality": "audio"}])
+    mixed.items[201] = mixed.items[202]
+    mixed.kinds[201] = None
+    mixed.assert_found()
+
+    # The values that a partial update leaves out are those of the row.
+    mixed.items[200] = vectors(rng, 1, DIM)[0]
+    mixed.client.upsert(mixed.name, [{"id": 200, "vector": mixed.items[200]}], partial_update=True)
+    mixed.assert_found()
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("where", ["vector", "second_vector"])
+def test_rows_that_wait_for_biases_and_strangers_rows_are_filled(backend, where):
+    mixed = Mixed(backend, "COSINE", where)
+    mixed.correct()
+    mixed.items[300] = mixed.items[0] + 0.1
+    mixed.kinds[300] = "image"
+    mixed.client.upsert(mixed.name, [mixed.row(300)], bias="pending")
+    assert refresh(mixed.store, mixed.name, client_ttl=0).action == "pending"
+    mixed.assert_found()
+
+    # Its owner changes the kind of a row, and nothing else, by another client.
+    mixed.kinds[5] = "image" if mixed.kinds[5] != "image" else "text"
+    mixed.plain.upsert(mixed.name, [{"id": 5, "modality": mixed.kinds[5]}], partial_update=True)
+    assert refresh(mixed.store, mixed.name, client_ttl=0, force=True).action == "full"
+    mixed.assert_found()
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("where", ["vector", "second_vector"])
+def test_a_refresh_renews_the_means_and_is_taken_back(backend, where):
+    mixed = Mixed(backend, "COSINE", where)
+    mixed.correct()
+    former = mixed.state.profile.kinds
+    shifted = mixed.other_bank + np.float32(1)
+    result = refresh(mixed.store, mixed.name, bank=QueryBank(shifted), client_ttl=0, force=True)
+    assert result.action == "full"
+    assert mixed.state.profile.kinds != former
+    mixed.assert_found(shifted)
+
+    refresh(mixed.store, mixed.name, revert=True, client_ttl=0)
+    assert mixed.state.profile.kinds == former
+    mixed.assert_found()
+
+
+@pytest.mark.lite_only
+def test_a_refit_on_the_same_rows_writes_none(backend):
+    mixed = Mixed(backend, "COSINE")
+    mixed.correct()
+    former = mixed.state.profile.kinds
+    assert refresh(mixed.store, mixed.name, refit=True, client_ttl=0).written == 0
+    assert mixed.state.profile.kinds == former
+
+
+@pytest.mark.lite_only
+def test_a_rebuild_and_a_rollback_keep_the_kinds(backend):
+    mixed = Mixed(backend, "IP")
+    alias = backend.name("live")
+    mixed.correct(alias=alias)
+    backend.made += [f"{mixed.name}_r{number}" for number in (2, 3)]
+    mixed.name = alias
+    result = refresh(
+        mixed.store,
+        alias,
+        bank=QueryBank(mixed.other_bank),
+        rebuild_rows=1,
+        client_ttl=0,
+        force=True,
+    )
+    assert result.action == "rebuilt"
+    mixed.assert_found(mixed.other_bank)
+
+    rollback(mixed.store, alias)
+    raw = mixed.plain.search(alias, list(mixed.queries), limit=5)
+    wanted = mixed.plain.search(mixed.source, list(mixed.queries), limit=5)
+    assert [hits.ids for hits in raw] == [hits.ids for hits in wanted] or mixed.state is not None
+
+
+@pytest.mark.lite_only
+def test_a_second_profile_has_means_of_its_own_bank(backend):
+    mixed = Mixed(backend, "COSINE")
+    mixed.correct(profiles=2)
+    shifted = QueryBank(mixed.other_bank - np.float32(1))
+    refresh(
+        mixed.store,
+        mixed.name,
+        profile="other",
+        bank=shifted,
+        estimator=NNN(K, ALPHA),
+        client_ttl=0,
+        verdict="skip",
+    )
+    mixed.assert_found()
+    mixed.assert_found(shifted.vectors, profile="other")
+
+
+@pytest.mark.lite_only
+def test_ranges_pages_iterators_and_hybrids_have_the_same_scores(backend):
+    mixed = Mixed(backend, "COSINE")
+    mixed.correct()
+    query = mixed.queries[:1]
+    wanted = {key: scores[0] for key, scores in mixed.scores().items()}
+    best = sorted(wanted, key=lambda key: -wanted[key])
+    limit = (wanted[best[9]] + wanted[best[10]]) / 2
+    params = {"params": {"radius": limit}}
+    [hits] = mixed.client.search(mixed.name, list(query), limit=50, search_params=params)
+    assert [hit["id"] for hit in hits] == best[:10]
+    [page] = mixed.client.search(mixed.name, list(query), limit=5, offset=5)
+    assert [hit["id"] for hit in page] == best[5:10]
+
+    iterator = mixed.client.search_iterator(mixed.name, list(query), batch_size=7, limit=21)
+    found = []
+    while batch := iterator.next():
+        found += [hit["id"] for hit in batch]
+    assert found == best[:21]
+
+    request = AnnSearchRequest(list(query), "vector", {}, limit=8)
+    [merged] = mixed.client.hybrid_search(mixed.name, [request], RRFRanker(), limit=8)
+    assert [hit["id"] for hit in merged] == best[:8]
+    [weighed] = mixed.client.hybrid_search(
+        mixed.name, [request], WeightedRanker(1.0, norm_score=False), limit=8
+    )
+    np.testing.assert_allclose(weighed.distances, [wanted[key] for key in best[:8]], atol=4e-5)
+    raw = mixed.plain.search(mixed.source, list(query), limit=8)
+    [plainly] = mixed.client.hybrid_search(
+        mixed.name, [request], RRFRanker(), limit=8, strength=0, kinds=0
+    )
+    assert [hit["id"] for hit in plainly] == raw[0].ids
+
+
+@pytest.mark.lite_only
+def test_a_gate_corrects_hubs_and_leaves_the_kinds(backend):
+    """A gate opens by the nearest row of a search without biases, but relative to the means."""
+    mixed = Mixed(backend, "COSINE")
+    mixed.correct(gate=1)
+    answers = mixed.client.search(mixed.name, list(mixed.queries), limit=10)
+    full, none = mixed.scores(), mixed.scores(strength=0)
+    state = mixed.state
+    means = state.kinds_of(state.profile)
+    rows = np.array(list(mixed.items.values()))
+    numbers = [NAMES.index(kind) if kind else -1 for kind in mixed.kinds.values()]
+    of_rows = np.vstack([means.of_kinds, means.overall])[numbers]
+    opens = set(((unit(mixed.bank) - means.mean_query) @ (unit(rows) - of_rows).T).argmax(1))
+    for number, hits in enumerate(answers):
+        first = max(none, key=lambda key: none[key][number])
+        scores = full if first in opens else none
+        best = sorted(scores, key=lambda key: -scores[key][number])[:10]
+        assert [hit["id"] for hit in hits] == best
+
+
+@pytest.mark.lite_only
+def test_kinds_that_the_vectors_show_need_no_field(backend):
+    rng = np.random.default_rng(4)
+    gap = 6 * rng.normal(size=DIM) / np.sqrt(DIM)
+    is_text = np.arange(400) % 4 == 0
+    items = vectors(rng, 400, DIM) + np.outer(is_text, gap).astype(np.float32)
+    name, client = backend.name(), backend.client()
+    plain_collection(client, name, items, "COSINE")
+    store = backend.store()
+    bank = QueryBank(vectors(rng, 200, DIM) + np.float32(gap))
+    plan = plan_migration(store, name, bank, kind="auto")
+    assert sorted(plan.kinds.counts.values()) == [100, 300]
+    target = migrate(store, plan).target
+    rule = store.info(target).state.kinds
+    sides = rule.numbers_of(items, None)
+    assert len(set(sides[is_text])) == len(set(sides[~is_text])) == 1
+    assert sides[0] != sides[1]
+
+    # Queries for either cluster: a matter of topics, not of kinds.
+    of_both = vectors(rng, 200, DIM) + np.outer(np.arange(200) % 2, gap).astype(np.float32)
+    none = plan_migration(store, name, QueryBank(of_both), kind="auto", target=f"{name}_other")
+    assert none.kinds.rule is None
+    assert any("no kinds were found: queries prefer" in remark for remark in none.remarks)
+
+
+@pytest.mark.lite_only
+def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
+    mixed = Mixed(backend, "IP")
+    bank = QueryBank(mixed.bank)
+
+    def plan(**options):
+        return plan_migration(mixed.store, mixed.source, bank, **options)
+
+    far = backend.name()
+    plain_collection(mixed.plain, far, np.array(list(mixed.items.values())), "L2")
+    for error, message, call in [
+        (InvalidInput, "does not have two kinds of at least 30 rows", lambda: plan(kind="nothing")),
+        (InvalidInput, "'group' .* is a vector, or|two kinds", lambda: plan(kind="vector")),
+        (InvalidInput, "has more than 16 values", lambda: plan(kind="id")),
+        (InvalidInput, "kind is the name of a field", lambda: plan(kind="")),
+        (InvalidInput, "kind is the name of a field", lambda: plan(kind=["modality"])),
+        (InvalidInput, "a target bank has no kinds", lambda: plan(kind="auto", target_bank=bank)),
+        (
+            CannotMigrate,
+            "compared by L2",
+            lambda: plan_migration(mixed.store, far, bank, kind="auto"),
+        ),
+        (
+            InvalidInput,
+            "kinds need columns in the searched vectors",
+            lambda: plan_enable(mixed.store, mixed.source, bank, kind="modality"),
+        ),
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+    mixed.correct()
+    for factor in (-1, "1", float("nan")):
+        with pytest.raises(InvalidParameter, match="kinds is a number from 0 up"):
+            mixed.client.search(mixed.name, list(mixed.queries), kinds=factor)
+
+
+@pytest.mark.lite_only
+def test_a_field_of_floats_is_no_field_of_kinds(backend):
+    name, client = backend.name(), backend.client()
+    schema = client.create_schema(enable_dynamic_field=False)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    schema.add_field("price", DataType.DOUBLE)
+    schema.add_field("is_photo", DataType.BOOL)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    client.create_collection(name, schema=schema, index_params=index)
+    rows = vectors(np.random.default_rng(0), 100, DIM)
+    client.insert(
+        name,
+        [
+            {"id": i, "vector": row, "price": float(i), "is_photo": i % 2 == 0}
+            for i, row in enumerate(rows)
+        ],
+    )
+    store, bank = backend.store(), QueryBank(vectors(np.random.default_rng(1), 90, DIM))
+    for kind, message in {
+        "price": r"is DOUBLE, not a text, .*choose a field of .* \(id, is_photo\)",
+        "missing": r"has no field 'missing': choose a field of texts",
+    }.items():
+        with pytest.raises(InvalidInput, match=message):
+            plan_migration(store, name, bank, kind=kind)
+    plan = plan_migration(store, name, bank, kind="is_photo")
+    target = migrate(store, plan).target
+    assert store.info(target).state.kinds.values == (False, True)

@@ -1,0 +1,289 @@
+"""Kinds of items: scores relative to the means of kinds, without a change of any stored vector."""
+
+import base64
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.base import form_of
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import NNN, Blend
+from milvus_hubness.correction.fitted import Correction, measured_kinds
+from milvus_hubness.correction.kinds import (
+    UNKNOWN,
+    KindCounts,
+    KindMeans,
+    KindRule,
+    Kinds,
+    expect_factor,
+    expect_room,
+    rows_as_text,
+    rows_in,
+    rule_of_field,
+)
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+from tests.support.galleries import similarity, single_queries, vectors
+
+RULE = KindRule(field="kind", values=("image", "text", "video"))
+
+
+def two_means_apart(rng, count, dim):
+    """Items of three kinds, which lie apart, with their numbers; some have none."""
+    numbers = rng.integers(-1, 3, count)
+    apart = rng.normal(size=(4, dim))
+    items = rng.normal(size=(count, dim)) + apart[numbers]
+    return items.astype(np.float32), numbers
+
+
+def wanted(layout, kinds, queries, items, numbers, biases=0.0, strength=0.0, factor=1.0):
+    """The score in float64: that of vectors relative to their means, which an item at the mean of all has raw."""
+    q, r = queries.astype(float), items.astype(float)
+    if layout.metric == "COSINE":
+        q, r = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (q, r))
+    means = np.vstack([kinds.of_kinds, kinds.overall]).astype(float)
+    mean_query, overall = kinds.mean_query.astype(float), kinds.overall.astype(float)
+    centred = q - factor * mean_query
+    scores = centred @ r.T - factor * centred @ (means[numbers] - overall).T
+    return scores + factor * mean_query @ overall - strength * biases
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    metric=st.sampled_from(["IP", "COSINE"]),
+    dim=st.integers(2, 40),
+    scale=st.sampled_from([1.0, 1 / 16, 2.0**-6]),
+    factor=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    strength=st.sampled_from([0.0, 0.5, 1.0]),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+)
+def test_what_the_database_computes_is_the_score_relative_to_the_means(
+    seed, metric, dim, scale, factor, strength, dtype
+):
+    rng = np.random.default_rng(seed)
+    layout = Layout(dim, metric, slots=2, kinds=3, kind_scale=scale)
+    items, numbers = two_means_apart(rng, 12, dim)
+    queries = (rng.normal(size=(5, dim)) + rng.normal(size=dim)).astype(np.float32)
+    biases = rng.normal(size=12).astype(np.float32)
+    kinds = Kinds.measured(
+        RULE, layout.reduce_items(items), numbers, layout.reduce_queries(queries)
+    )
+    weights = kinds.weights(factor)
+
+    form = form_of(layout, dtype)
+    stored = layout.augment(items, biases, kinds=numbers)
+    sent = layout.encode_queries(queries, strength, slot=1, kinds=weights)
+    if dtype == "float32":
+        products = sent.astype(float) @ stored.astype(float).T
+    else:
+        decode = np.float16 if dtype == "float16" else None
+        rows = form.encode_rows(stored)
+        asked = form.encode_queries(sent)
+        both = [
+            np.frombuffer(b"".join(rows_of), decode).astype(float)
+            if decode
+            else (np.frombuffer(b"".join(rows_of), "<u2").astype(np.uint32) << 16)
+            .view(np.float32)
+            .astype(float)
+            for rows_of in (rows, asked)
+        ]
+        products = both[1].reshape(5, -1) @ both[0].reshape(12, -1).T
+    scores = layout.scores(products, queries, strength, kinds=weights)
+
+    expected = wanted(layout, kinds, queries, items, numbers, biases, strength, factor)
+    tolerance = {"float32": 2e-5, "float16": 2e-2, "bfloat16": 2e-1}[dtype]
+    size = np.abs(expected).max() + 1 + np.abs(biases).max()
+    np.testing.assert_allclose(scores, expected, atol=tolerance * size)
+    np.testing.assert_array_equal(layout.held_kinds(stored), numbers)
+    if not factor and not strength:
+        np.testing.assert_allclose(
+            scores, similarity(queries, items, metric), atol=tolerance * size
+        )
+
+
+def test_a_row_without_a_kind_counts_as_an_average_item():
+    layout = Layout(4, "IP", kinds=3)
+    items = np.eye(4, dtype=np.float32)
+    numbers = np.array([0, 1, 1, 2])
+    kinds = Kinds.measured(RULE, items, numbers, np.ones((3, 4), np.float32))
+    np.testing.assert_allclose(kinds.overall, items.mean(0), atol=5e-3)
+    query = np.array([[1, 2, 3, 4]], np.float32)
+    average = kinds.overall[None, :]
+    stored = layout.augment(average, np.zeros(1), kinds=[UNKNOWN])
+    sent = layout.encode_queries(query, kinds=kinds.weights())
+    scores = layout.scores(sent @ stored.T, query, kinds=kinds.weights())
+    np.testing.assert_allclose(scores, query @ average.T, rtol=1e-5)
+
+
+def test_biases_are_those_of_vectors_relative_to_their_means():
+    rng = np.random.default_rng(3)
+    layout = Layout(16, "COSINE", kinds=3)
+    items, numbers = two_means_apart(rng, 200, 16)
+    bank = single_queries(vectors(rng, 90, 16))
+    kinds = measured_kinds(layout, RULE, items, numbers, bank)
+    correction = Correction.fit(
+        layout, NNN(8, 0.75), bank, gallery=items, kinds=kinds, gallery_kinds=numbers
+    )
+
+    means = np.vstack([kinds.of_kinds, kinds.overall]).astype(float)
+    unit = items / np.linalg.norm(items.astype(float), axis=1, keepdims=True)
+    asked = bank.vectors / np.linalg.norm(bank.vectors.astype(float), axis=1, keepdims=True)
+    scores = (asked - kinds.mean_query) @ (unit - means[numbers]).T
+    expected = 0.75 * np.sort(scores, axis=0)[-8:].mean(axis=0)
+    np.testing.assert_allclose(correction.centred(items, kinds=numbers), expected, atol=1e-5)
+
+    values = np.array(["image", "text", "video", None], object)[numbers]
+    rows = Items(list(range(200)), [{"kind": value} for value in values])
+    np.testing.assert_allclose(correction.centred(items, rows), expected, atol=1e-5)
+    biases, _ = correction.of_rows(items, rows, are_new=False)
+    np.testing.assert_allclose(biases, expected, atol=1e-5)
+    with pytest.raises(RuntimeError, match="follow from their field 'kind'"):
+        correction.centred(items)
+
+
+def test_a_log_that_repeats_a_query_moves_no_mean():
+    """A bank that is a log says how often queries come, not where queries lie."""
+    rng = np.random.default_rng(5)
+    layout = Layout(12, "IP", kinds=3)
+    items, numbers = two_means_apart(rng, 60, 12)
+    queries = vectors(rng, 40, 12)
+    repeated = np.vstack([queries, np.repeat(queries[:1], 500, axis=0)])
+    groups = np.concatenate([np.arange(40), np.zeros(500, int)])
+    once = measured_kinds(layout, RULE, items, numbers, single_queries(queries))
+    log = measured_kinds(layout, RULE, items, numbers, QueryBank(repeated, groups=groups))
+    np.testing.assert_allclose(log.mean_query, once.mean_query, atol=1e-2)
+
+
+def test_further_profiles_leave_the_kinds_where_they_are():
+    layout = Layout(10, "IP", slots=2, kinds=3, kind_scale=0.25)
+    items, numbers = two_means_apart(np.random.default_rng(1), 20, 10)
+    stored = layout.augment(items, np.ones(20), kinds=numbers)
+    wider = replace(layout, slots=3)
+    assert wider.width == layout.width
+    changed = wider.with_biases(stored, {2: np.full(20, 5.0)})
+    np.testing.assert_array_equal(wider.held_kinds(changed), numbers)
+    np.testing.assert_array_equal(wider.biases(changed, slice(None)), [[1, 1, 5]] * 20)
+
+
+def test_new_biases_leave_the_kinds_and_new_kinds_the_biases():
+    layout = Layout(10, "COSINE", kinds=3)
+    items, numbers = two_means_apart(np.random.default_rng(1), 20, 10)
+    stored = layout.augment(items, np.ones(20), kinds=numbers)
+    assert (layout.held_kinds(layout.with_biases(stored, {0: np.zeros(20)})) == numbers).all()
+    moved = layout.with_biases(stored, {}, kinds=(numbers + 2) % 4 - 1)
+    assert (layout.held_kinds(moved) == (numbers + 2) % 4 - 1).all()
+    np.testing.assert_array_equal(layout.biases(moved), np.ones(20))
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 5), dim=st.integers(1, 30))
+def test_means_are_read_back_to_a_hundredth(seed, count, dim):
+    rows = np.random.default_rng(seed).normal(size=(count, dim)) * 10.0 ** (seed % 20 - 10)
+    read = rows_in(rows_as_text(rows), count, dim)
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    assert (np.abs(read - rows) <= largest / 250).all()
+
+
+def test_values_are_told_apart_by_their_type():
+    rule = KindRule(field="kind", values=(True, 1, "1"))
+    values = [1, True, "1", np.int64(1), np.bool_(True), 1.0, None, [1], {"a": 1}, "True"]
+    assert rule.numbers_of_values(values).tolist() == [1, 0, 2, 1, 0, -1, -1, -1, -1, -1]
+    again = KindRule.model_validate_json(rule.model_dump_json())
+    assert again.numbers_of_values(values).tolist() == [1, 0, 2, 1, 0, -1, -1, -1, -1, -1]
+
+
+def test_the_side_of_a_plane_is_a_kind_at_any_length():
+    direction = np.array([[0.0, 1.0]])
+    rule = KindRule(direction=rows_as_text(direction), threshold=0.5)
+    rows = np.array([[1, 0], [0, 3], [0.1, 0.1], [0, 1e-3], [0, 0], [np.nan, 1]], np.float32)
+    assert rule.numbers_of(rows, None).tolist() == [0, 1, 1, 1, UNKNOWN, UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({f"v{i}": 100 for i in range(17)}, "has more than 16 values, such as 'v0', 'v1', 'v2'"),
+        ({"image": 500}, "does not have two kinds of at least 30 rows each, only 'image' \\(500"),
+        ({"image": 500, "text": 29}, "only 'image' \\(500 rows\\), 'text' \\(29 rows\\)"),
+        ({}, "only rows without a value: leave the kinds out"),
+    ],
+)
+def test_too_many_values_or_one_kind_is_refused_in_one_line(counts, message):
+    with pytest.raises(InvalidInput, match=message) as caught:
+        rule_of_field("modality", "products", KindCounts(counts, 0))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rare_value_is_no_kind():
+    rule = rule_of_field("lang", "docs", KindCounts({"en": 400, "de": 30, "xx": 3}, 5))
+    assert rule.values == ("de", "en")
+
+
+def test_means_must_fit_the_state():
+    with pytest.raises(InvalidInput, match="have 24,000 numbers in their means"):
+        expect_room(RULE, 6_000)
+
+
+@pytest.mark.parametrize("factor", [-1, float("nan"), float("inf"), "1", True, [1]])
+def test_a_factor_of_kinds_is_a_number_from_0_up(factor):
+    with pytest.raises(InvalidParameter, match="kinds is a number from 0 up"):
+        expect_factor(factor)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"field": "kind", "values": ["a"]},
+        {"field": "kind", "values": ["a", "a"]},
+        {"field": "kind", "values": ["a", "b"], "direction": "AAAA"},
+        {},
+        {"direction": "no base64!"},
+        {"field": "kind", "values": [str(i) for i in range(17)]},
+    ],
+)
+def test_a_stranger_s_rule_is_refused(values):
+    with pytest.raises(ValueError):
+        KindRule.model_validate_json(json.dumps(values))
+
+
+def test_a_stranger_s_means_are_refused():
+    good = rows_as_text(np.ones((4, 3)))
+    scales = np.full(4, np.inf, "<f4").tobytes()
+    not_finite = base64.b64encode(scales + bytes(12)).decode()
+    assert Kinds(RULE, KindMeans(means=good, shares=(0.2, 0.3, 0.5)), 3).dim == 3
+    for means, shares, dim in [
+        (good, (0.5, 0.5), 3),
+        (good, (0.2, 0.3, 0.5), 4),
+        (not_finite, (0.2, 0.3, 0.5), 3),
+    ]:
+        with pytest.raises(InvalidParameter):
+            Kinds(RULE, KindMeans(means=means, shares=shares), dim)
+
+
+@pytest.mark.parametrize("options", [{"metric": "L2"}, {"metric": "IP", "spread": 8}])
+def test_layouts_without_room_for_kinds_refuse_them(options):
+    with pytest.raises(InvalidParameter, match="columns for kinds are for IP and COSINE"):
+        Layout(8, kinds=2, **options)
+
+
+def test_a_target_bank_is_refused():
+    rng = np.random.default_rng(0)
+    layout = Layout(8, "IP", kinds=3)
+    items, numbers = two_means_apart(rng, 50, 8)
+    bank = single_queries(vectors(rng, 80, 8))
+    kinds = measured_kinds(layout, RULE, items, numbers, bank)
+    with pytest.raises(InvalidInput, match="a target bank has no kinds"):
+        Correction.fit(
+            layout,
+            Blend(),
+            bank,
+            gallery=items,
+            target_bank=bank,
+            kinds=kinds,
+            gallery_kinds=numbers,
+        )
