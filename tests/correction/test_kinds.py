@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.base import form_of
@@ -247,7 +248,7 @@ def test_a_factor_of_kinds_is_a_number_from_0_up(factor):
     ],
 )
 def test_a_stranger_s_rule_is_refused(values):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValidationError):
         KindRule.model_validate_json(json.dumps(values))
 
 

@@ -310,15 +310,27 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
     unfinished = info.states.get(field)
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
 
+    gallery: Gallery | None = None
+    kinds = NO_KINDS
     if request.where == "second_vector":
-        location = _second_vector_location(store, info, field, suffix, unfinished)
+        layout = unfinished.layout if unfinished else _second_vector_layout(store, info, field)
+        request.kinds.expect_possible(layout, field)
+        # Their columns count in the width of the second field, so the kinds come before that.
+        if request.kinds.name is not None and unfinished is None:
+            gallery = read_gallery(store, info, field, progress=progress)
+            kinds = chosen_kinds(
+                store, info, request.kinds, gallery.layout, gallery.vectors, request.bank
+            )
+            layout = with_kinds(layout, kinds.rule, gallery.vectors)
+        location = _second_vector_location(store, info, field, suffix, layout)
     else:
         location = _field_or_side_location(store, info, suffix, request.where)
 
     if unfinished is not None:
         fitted = _continued(store, request, unfinished)
     else:
-        fitted = _fitted(store, request, info, field, suffix, location, progress)
+        gallery = gallery or read_gallery(store, info, field, progress=progress)
+        fitted = _fitted(store, request, info, gallery, suffix, location, kinds, progress)
 
     return EnablePlan(
         source=info,
@@ -370,32 +382,29 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
     return info, field
 
 
-def _second_vector_location(
-    store: Store,
-    info: CollectionInfo,
-    field: str,
-    suffix: str,
-    unfinished: CollectionState | None,
-) -> Location:
-    """Return the location of biases in a second vector field. Raises CannotMigrate."""
+def _second_vector_layout(store: Store, info: CollectionInfo, field: str) -> Layout:
+    """Return the columns of a second vector field, without kinds. Raises CannotMigrate."""
     vector = info.vector_fields[field]
     if not vector.metric:
         raise CannotMigrate(
             f"field {field!r} has no index, so its metric is unknown: create an index first"
         )
 
-    layout = Layout(
+    return Layout(
         vector.dim,
         as_metric(vector.metric),
         slots_for(1),
         store.width_multiple(vector),
         spread=store.bias_spread(info, field),
     )
-    if unfinished:
-        layout = unfinished.layout
 
+
+def _second_vector_location(
+    store: Store, info: CollectionInfo, field: str, suffix: str, layout: Layout
+) -> Location:
+    """Return the location of biases in a second vector field. Raises CannotMigrate."""
     second_vectors = capability(store, SecondVectors)
-    width = form_of(layout, vector.dtype).width
+    width = form_of(layout, info.vector_fields[field].dtype).width
     presence = second_vectors.second_vector_field(info, field, suffix, width)
     remarks = second_vectors.second_vector_remarks(info, suffix)
     return Location("second_vector", presence, remarks, layout)
@@ -441,25 +450,20 @@ def _fitted(
     store: Store,
     request: EnableRequest,
     info: CollectionInfo,
-    field: str,
+    gallery: Gallery,
     suffix: str,
     location: Location,
+    kinds: ChosenKinds,
     progress: Progress,
 ) -> FittedPlan:
-    """Read the gallery, choose and fit an estimator, and measure what candidates miss."""
-    gallery = read_gallery(store, info, field, progress=progress)
+    """Choose and fit an estimator on the gallery, and measure what candidates miss."""
+    field = request.field or only_field(info)
     request.bank.expect_dim(gallery.layout.dim, "the field")
     dtype = info.vector_fields[field].dtype
     # Also where biases leave the vectors as they are: scores that are equal in float32 cannot be
     # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
-    kinds = NO_KINDS
-    if location.layout is not None:
-        request.kinds.expect_possible(location.layout, field)
-        kinds = chosen_kinds(
-            store, info, request.kinds, gallery.layout, gallery.vectors, request.bank
-        )
     verdict = stored_verdict(info, field, request.bank, request.judging)
     if verdict is None and request.judging.mode != "skip":
         judged_rows = FitRows.of(gallery.vectors, gallery.items, NO_PRIOR, kinds.rule)
@@ -482,8 +486,7 @@ def _fitted(
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None
     if location.layout is not None:
-        layout = with_kinds(location.layout, kinds.rule, gallery.vectors)
-        correction = fit_measured(store, info, field, layout, rows, *banks)
+        correction = fit_measured(store, info, field, location.layout, rows, *banks)
     else:
         correction = fit_with_mean(gallery.layout, rows, *banks)
         side = _free_side(store, info, suffix) if location.where == "side_collection" else None

@@ -8,9 +8,9 @@ from typing import Any
 
 from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.kinds import kind_facts
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.common.kinds import kind_facts
 from milvus_hubness.jobs.common.priors import prior_facts
 from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
