@@ -339,9 +339,9 @@ def test_a_gate_corrects_hubs_and_leaves_the_kinds(backend):
 @pytest.mark.lite_only
 def test_kinds_that_the_vectors_show_need_no_field(backend):
     rng = np.random.default_rng(4)
-    gap = 12 * rng.normal(size=DIM) / np.sqrt(DIM)
+    gap = 4 * rng.normal(size=DIM) / np.sqrt(DIM)
     is_text = np.arange(400) % 4 == 0
-    items = vectors(rng, 400, DIM) + np.outer(is_text, gap).astype(np.float32)
+    items = vectors(rng, 400, DIM) + np.outer(2 * is_text - 1, gap).astype(np.float32)
     name, client = backend.name(), backend.client()
     plain_collection(client, name, items, "COSINE")
     store = backend.store()
@@ -355,7 +355,8 @@ def test_kinds_that_the_vectors_show_need_no_field(backend):
     assert sides[0] != sides[1]
 
     # Queries for either cluster: a matter of topics, not of kinds.
-    of_both = vectors(rng, 200, DIM) + np.outer(np.arange(200) % 2, gap).astype(np.float32)
+    side = np.arange(200) % 2 * 2 - 1
+    of_both = vectors(rng, 200, DIM) + np.outer(side, gap).astype(np.float32)
     none = plan_migration(store, name, QueryBank(of_both), kind="auto", target=f"{name}_other")
     assert none.kinds.rule is None
     assert any("no kinds were found: queries prefer" in remark for remark in none.remarks)
