@@ -10,10 +10,12 @@ without scaling to unit length afterwards):
 No stored vector changes for it. An item has h in the column of its kind and 0 in the others, and the
 means are sent with the query:
 
-    stored  < r          , b ,  h in the column of k     … 0 >
-    sent    < q − κ·μq   , −w , −κ·⟨q − κ·μq, μ1 − μ⟩/h  … , −κ·⟨q − κ·μq, μK − μ⟩/h … 0 >
+    stored  < r          , b ,  h in the column of k … 0 >
+    sent    < q − κ·μq   , −w , (a − κ·⟨q − κ·μq, μ1 − μ⟩)/h , … , (a − κ·⟨q − κ·μq, μK − μ⟩)/h , a/h … 0 >
 
-μ is the mean of all items: a row without a kind has 0 in all columns, and counts as an average item.
+μ is the mean of all items: a row without a kind has h in the last of these columns, and counts as an
+average item. a = κ·⟨μq, μ⟩ is in all scores, so that an item at μ has its raw score: what the database
+computes is the score, whatever its rankers, bounds and formulas do with it.
 κ is the factor of a search, `kinds`: 1 by default, 0 leaves kinds out. So kinds and the strength w
 of the biases are apart, and a refresh that renews the means writes no row for them.
 

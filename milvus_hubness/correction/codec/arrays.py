@@ -142,7 +142,7 @@ class KindWeights(NamedTuple):
     directions: Floats
     """(K, d): κ·(μk − μ), whose products with that difference are subtracted by kind."""
     added: float
-    """κ·⟨μq, μ⟩, added to the scores: an item at the mean of all has its raw score."""
+    """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:

@@ -325,15 +325,13 @@ class RowCodec(ABC):
         queries: npt.ArrayLike,
         strength: float = 1.0,
         biases: npt.ArrayLike | None = None,
-        *,
-        kinds: KindWeights | None = None,
     ) -> npt.NDArray[np.float64]:
         """Return the corrected scores (m, k), in the user's metric.
 
         scores: (m, k) as the database returns them. queries: (m, d). biases: (m, k) of candidates,
-        which need them; other scores contain them. kinds: those of the encoded queries.
+        which need them; other scores contain them.
         """
-        return self.layout.scores(scores, queries, strength, kinds=kinds)
+        return self.layout.scores(scores, queries, strength)
 
 
 class VectorCodec(RowCodec):

@@ -59,8 +59,6 @@ class CandidateCodec(RowCodec):
         queries: npt.ArrayLike,
         strength: float = 1.0,
         biases: npt.ArrayLike | None = None,
-        *,
-        kinds: KindWeights | None = None,
     ) -> npt.NDArray[np.float64]:
         raw = np.asarray(scores, np.float64)
         if biases is None:

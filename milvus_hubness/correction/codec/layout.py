@@ -92,7 +92,8 @@ class Layout:
     length_pull: float = 0.0
     """g, for IP only: the graph hint column is lower by g·½‖r‖², but by no more than a."""
     kinds: int = 0
-    """K, the number of columns for kinds of items, for IP and COSINE only."""
+    """K, the number of kinds of items, for IP and COSINE only: each has a column, and so have rows
+    without a kind."""
     kind_scale: float = 1.0
     """h, a power of two: the number of a row in the column of its kind. Its square is in the inner
     product of two stored vectors of one kind, so it is small beside their lengths."""
@@ -188,7 +189,7 @@ class Layout:
         """Column of slot 0."""
         # Under L2, u and the columns of v come before it. Those of kinds do too: they must not move
         # when a further profile takes slots of the spare columns.
-        return self._first_kind + self.kinds
+        return self._first_kind + self._kind_count
 
     @property
     def numbers(self) -> int:
@@ -199,6 +200,11 @@ class Layout:
     def _first_kind(self) -> int:
         """Column of kind 0."""
         return self.dim + (1 + self.spread) * (self.metric == "L2")
+
+    @property
+    def _kind_count(self) -> int:
+        """Number of columns for kinds: each row has h in one of them."""
+        return self.kinds + bool(self.kinds)
 
     @cached_property
     def width(self) -> int:
@@ -340,8 +346,7 @@ class Layout:
         in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
         by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
-        if kinds is not None:
-            self._set_kinds(stored, kinds)
+        self._set_kinds(stored, np.full(len(rows), -1) if kinds is None else kinds)
 
         # Last, because the graph hint column follows from the slots.
         return self._set_hints(stored, locality_hints)
@@ -382,17 +387,19 @@ class Layout:
 
     def _set_kinds(self, stored: Floats, kinds: npt.ArrayLike) -> None:
         """Set the columns of kinds (n,) of stored vectors, in place."""
+        if not self.kinds:
+            return
         numbers = np.asarray(kinds, np.int64)
+        # The last column is that of rows without a kind.
+        columns = np.where(numbers < 0, self.kinds, numbers)
         stored[:, self._kind_columns] = 0
-        if self.kinds:
-            rows = np.flatnonzero(numbers >= 0)
-            stored[rows, self._first_kind + numbers[rows]] = self.kind_scale
+        stored[np.arange(len(stored)), self._first_kind + columns] = self.kind_scale
 
     def held_kinds(self, stored: Floats) -> npt.NDArray[np.int64]:
         """Return the kinds of stored vectors, (n,), −1 for rows without one."""
-        columns = stored[:, self._kind_columns]
         if not self.kinds:
             return np.full(len(stored), -1, np.int64)
+        columns = stored[:, self._first_kind : self._first_kind + self.kinds]
         # Half of h, as another program may have rounded the numbers.
         has_kind = (columns > self.kind_scale / 2).any(axis=1)
         return np.where(has_kind, columns.argmax(axis=1), -1)
@@ -465,7 +472,9 @@ class Layout:
         query_vectors[:, : self.dim] = centred
         # Computed in float64: the products are divided by h, which is small.
         products = centred.astype(np.float64) @ kinds.directions.astype(np.float64).T
-        query_vectors[:, self._kind_columns] = -products / self.kind_scale
+        # A row without a kind counts as an average item, whose direction is 0.
+        sent = kinds.added - np.column_stack([products, np.zeros(len(products))])
+        query_vectors[:, self._kind_columns] = sent / self.kind_scale
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
@@ -490,18 +499,14 @@ class Layout:
         products: npt.ArrayLike,
         queries: npt.ArrayLike,
         strength: float | npt.ArrayLike = 1.0,
-        *,
-        kinds: KindWeights | None = None,
     ) -> npt.NDArray[np.float64]:
         """Convert inner products (m, k) to scores of the user's metric.
 
         products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP
-        and COSINE: s − w·b, the product itself without kinds. L2: the squared distance
-        ‖q−r‖² + 2w·b, which is never below 0 if w = 0. kinds: those of the augmented queries.
+        and COSINE: s − w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is
+        never below 0 if w = 0.
         """
         values = np.asarray(products, np.float64)
-        if kinds is not None:
-            values = values + kinds.added
         if self.metric != "L2":
             return values
 
@@ -510,13 +515,9 @@ class Layout:
         is_raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
         return np.where(is_raw, np.maximum(distances, 0), distances)
 
-    def products(
-        self, scores: npt.ArrayLike, query: npt.ArrayLike, *, kinds: KindWeights | None = None
-    ) -> npt.NDArray[np.float64]:
+    def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Convert scores of one query (d,) to inner products: the inverse of `scores`."""
         values = np.asarray(scores, np.float64)
-        if kinds is not None:
-            values = values - kinds.added
         if self.metric != "L2":
             return values
         [above] = self._above(self.rows(np.asarray(query)[None, :]))
@@ -618,8 +619,8 @@ class Layout:
 
     @property
     def _kind_columns(self) -> slice:
-        """The columns of all kinds."""
-        return slice(self._first_kind, self._first_kind + self.kinds)
+        """The columns of all kinds, and of rows without one."""
+        return slice(self._first_kind, self._first_kind + self._kind_count)
 
     @property
     def _bias_factor(self) -> float:

@@ -341,7 +341,7 @@ class Rewrite:
                 self._score(results, queries, strength, question)
                 return self.reading.hits_out(results, fields)
 
-            params = self.search_params(question.search_params, queries, kinds)
+            params = self.search_params(question.search_params, queries)
             return SearchRequest(
                 encoded, question.limit, question.offset, params, fields.requested, answer
             )
@@ -352,17 +352,11 @@ class Rewrite:
         """Whether the server's scores are the answer's, unless the client ranks candidates."""
         return (
             self.codec.layout.metric != "L2"
-            and self.kinds(question) is None
             and question.round_decimal < 0
             and not question.with_raw_score
         )
 
-    def search_params(
-        self,
-        requested: Mapping[str, Any] | None,
-        queries: Floats,
-        kinds: KindWeights | None = None,
-    ) -> dict[str, Any]:
+    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores.
 
         Raises InvalidParameter for another metric than the field's.
@@ -381,8 +375,7 @@ class Rewrite:
         for mapping in parameters_in(params):
             for name in RANGE_BOUNDS:
                 if mapping.get(name) is not None:
-                    product = self.codec.layout.products(mapping[name], queries[0], kinds=kinds)
-                    mapping[name] = float(product)
+                    mapping[name] = float(self.codec.layout.products(mapping[name], queries[0]))
 
         return params
 
@@ -390,7 +383,7 @@ class Rewrite:
         """Return one request that has every query twice, raw and corrected."""
         queries = self.queries(question)
         strength = self.strength(question)
-        params = self.search_params(question.search_params, queries, self.kinds(question))
+        params = self.search_params(question.search_params, queries)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
@@ -429,10 +422,9 @@ class Rewrite:
         if self.scores_are_products(question):
             return
 
-        kinds = self.kinds(question)
         for hits, query in zip(results, queries, strict=True):
             products = [[hit["distance"] for hit in list.__iter__(hits)]]
-            scores = self.codec.decode_scores(products, query[None, :], strength, kinds=kinds)[0]
+            scores = self.codec.decode_scores(products, query[None, :], strength)[0]
             rescore(hits, scores, question.round_decimal)
             if question.with_raw_score:
                 raw = self.codec.raw_scores(self.vectors_of(hits), query)
