@@ -124,7 +124,7 @@ class KindRule(FrozenModel):
     values: tuple[KindValue, ...] = Field(default=(), max_length=MOST_KINDS)
     """The values of the field, by kind; rows with others have no kind."""
     direction: RowsAsText = ""
-    """The direction (d,) from the centre of kind 0 to that of kind 1, as `rows_as_text`."""
+    """The direction (d,) from the mean of kind 0 to that of kind 1, as `rows_as_text`."""
     threshold: Number = 0.0
     """Vectors at unit length whose product with the direction is above it are of kind 1."""
 

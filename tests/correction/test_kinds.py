@@ -95,7 +95,7 @@ def test_what_the_database_computes_is_the_score_relative_to_the_means(
             for rows_of in (rows, asked)
         ]
         products = both[1].reshape(5, -1) @ both[0].reshape(12, -1).T
-    scores = layout.scores(products, queries, strength, kinds=weights)
+    scores = layout.scores(products, queries, strength)
 
     expected = wanted(layout, kinds, queries, items, numbers, biases, strength, factor)
     tolerance = {"float32": 2e-5, "float16": 2e-2, "bfloat16": 2e-1}[dtype]
@@ -118,7 +118,7 @@ def test_a_row_without_a_kind_counts_as_an_average_item():
     average = kinds.overall[None, :]
     stored = layout.augment(average, np.zeros(1), kinds=[UNKNOWN])
     sent = layout.encode_queries(query, kinds=kinds.weights())
-    scores = layout.scores(sent @ stored.T, query, kinds=kinds.weights())
+    scores = layout.scores(sent @ stored.T, query)
     np.testing.assert_allclose(scores, query @ average.T, rtol=1e-5)
 
 
@@ -162,8 +162,8 @@ def test_a_log_that_repeats_a_query_moves_no_mean():
 
 
 def test_further_profiles_leave_the_kinds_where_they_are():
-    layout = Layout(10, "IP", slots=2, kinds=3, kind_scale=0.25)
-    items, numbers = two_means_apart(np.random.default_rng(1), 20, 10)
+    layout = Layout(9, "IP", slots=2, kinds=3, kind_scale=0.25)
+    items, numbers = two_means_apart(np.random.default_rng(1), 20, 9)
     stored = layout.augment(items, np.ones(20), kinds=numbers)
     wider = replace(layout, slots=3)
     assert wider.width == layout.width

@@ -96,7 +96,7 @@ class Layout:
     without a kind."""
     kind_scale: float = 1.0
     """h, a power of two: the number of a row in the column of its kind. Its square is in the inner
-    product of two stored vectors of one kind, so it is small beside their lengths."""
+    product of two stored vectors of one kind, so it is small against their lengths."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)

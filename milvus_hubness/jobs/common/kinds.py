@@ -183,8 +183,8 @@ def of_clusters(layout: Layout, vectors: Floats, bank: QueryBank) -> ChosenKinds
     if len(items) < FEWEST_ROWS:
         return ChosenKinds(remarks=(f"{len(items)} rows are too few to look for kinds",))
 
-    centres, numbers = two_means(items)
-    preference = preferred(centres, unit_directions(layout.reduce_queries(bank.condensed.vectors)))
+    means, numbers = two_means(items)
+    preference = preferred(means, unit_directions(layout.reduce_queries(bank.condensed.vectors)))
     counts = np.bincount(numbers, minlength=2)
     if preference < LEAST_PREFERENCE:
         return ChosenKinds(
@@ -194,9 +194,9 @@ def of_clusters(layout: Layout, vectors: Floats, bank: QueryBank) -> ChosenKinds
             )
         )
 
-    direction = centres[1] - centres[0]
-    halves = 0.5 * float(centres[1] @ centres[1] - centres[0] @ centres[0])
-    rule = KindRule(direction=rows_as_text(direction[None, :]), threshold=halves)
+    direction = means[1] - means[0]
+    midpoint = 0.5 * float(means[1] @ means[1] - means[0] @ means[0])
+    rule = KindRule(direction=rows_as_text(direction[None, :]), threshold=midpoint)
     expect_room(rule, layout.dim)
     remark = (
         f"the rows show two kinds, of {counts[0]:,} and {counts[1]:,} of {len(items):,} rows: "
@@ -218,40 +218,40 @@ def kind_facts(kinds: Kinds | None) -> dict[str, Any] | None:
 def two_means(
     items: npt.NDArray[np.float64],
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Return the centres (2, d) of two clusters of items (n, d), and the cluster of each, (n,).
+    """Return the means (2, d) of two clusters of items (n, d), and the cluster of each, (n,).
 
     The larger cluster comes first. The starts are the same every time.
     """
     rng = np.random.default_rng(0)
     best: tuple[float, npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
     for _ in range(STARTS):
-        centres = items[rng.choice(len(items), 2, replace=False)]
+        means = items[rng.choice(len(items), 2, replace=False)]
         numbers = np.zeros(len(items), np.int64)
         for _ in range(ROUNDS):
-            distances = 0.5 * (centres**2).sum(axis=1) - items @ centres.T
+            distances = 0.5 * (means**2).sum(axis=1) - items @ means.T
             nearest = distances.argmin(axis=1)
             if np.array_equal(nearest, numbers):
                 break
             numbers = nearest
             if numbers.min() == numbers.max():
                 break
-            centres = np.stack([items[numbers == number].mean(axis=0) for number in (0, 1)])
+            means = np.stack([items[numbers == number].mean(axis=0) for number in (0, 1)])
         loss = float(distances.min(axis=1).sum())
         if best is None or loss < best[0]:
-            best = loss, centres, numbers
+            best = loss, means, numbers
 
     assert best is not None
-    _, centres, numbers = best
+    _, means, numbers = best
     if (numbers == 1).sum() > (numbers == 0).sum():
-        return centres[::-1], 1 - numbers
-    return centres, numbers
+        return means[::-1], 1 - numbers
+    return means, numbers
 
 
-def preferred(centres: npt.NDArray[np.float64], queries: npt.NDArray[np.float64]) -> float:
-    """Return how much nearer queries (m, d) are to one of two centres (2, d): the mean of the
+def preferred(means: npt.NDArray[np.float64], queries: npt.NDArray[np.float64]) -> float:
+    """Return how much nearer queries (m, d) are to one of two means (2, d): the mean of the
     differences of their scores, in standard deviations; 0 if it varies not at all.
     """
-    differences = queries @ (centres[1] - centres[0])
+    differences = queries @ (means[1] - means[0])
     deviation = float(differences.std())
     return abs(float(differences.mean())) / deviation if deviation else 0.0
 
