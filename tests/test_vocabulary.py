@@ -67,6 +67,9 @@ ELSEWHERE = {
 """Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, and a formula
 names its paper."""
 
+TEXTS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+"""Tokens of prose; from Python 3.12 on, the texts of f-strings are tokens of their own."""
+
 LIBRARIES = re.compile(
     r"(text)?wraps?|wrap_future|r?l?strip|append(_row)?|repeat(_interleave)?|tell|isfinite"
 )
@@ -94,7 +97,7 @@ def _texts(path, modules):
             is_librarys = before == "." and LIBRARIES.fullmatch(token.string)
             if not is_module and not is_librarys:
                 yield token.start[0], _parts(re.sub(r"NotFound|NOT_FOUND", "", token.string))
-        elif token.type in (tokenize.STRING, tokenize.COMMENT):
+        elif token.type in TEXTS:
             yield token.start[0], re.sub(r"[\w./]+/[\w./]+|\w+\.py\b", "", token.string)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
             before = token.string

@@ -23,7 +23,7 @@ from tests.support.galleries import plain_collection, single_queries, vectors
 
 ON_SERVERS = {"mixed": ["COSINE"]}
 
-DIM, ITEMS, QUERIES, K, ALPHA = 12, 150, 6, 8, 0.75
+DIM, ITEMS, QUERIES, K, ALPHA = 10, 150, 6, 8, 0.75
 NAMES = ["image", "text"]
 
 
