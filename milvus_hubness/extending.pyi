@@ -128,6 +128,9 @@ from milvus_hubness.correction.estimators import (
 from milvus_hubness.correction.estimators.base import (
     FitInputs,
 )
+from milvus_hubness.correction.kinds import (
+    expect_factor,
+)
 from milvus_hubness.correction.prior import (
     Items,
     Prior,
@@ -144,8 +147,8 @@ from milvus_hubness.correction.state import (
     Profile,
     described_property,
     expect_values,
-    prior_fields,
-    priors_of,
+    fields_read,
+    needs_rows,
     read_states,
     require_state,
     slots_for,
@@ -383,9 +386,11 @@ __all__ = [
     "drive_async",
     "expect_arguments",
     "expect_copy",
+    "expect_factor",
     "expect_helper",
     "expect_helpers",
     "expect_values",
+    "fields_read",
     "fitted_bank",
     "identity_in",
     "intent_log_name",
@@ -401,10 +406,9 @@ __all__ = [
     "migration_words",
     "name_some",
     "naming_extras",
+    "needs_rows",
     "owner_in",
     "packed_vectors",
-    "prior_fields",
-    "priors_of",
     "progress_bars",
     "read_bank",
     "read_states",

@@ -48,7 +48,8 @@ PANELS = {
     "Method": (
         "method", "param", "k", "alpha", "gate", "gate_targets", "strength", "profile", "where",
         "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
-        "with_bank", "one_to_one", "correction", "kind", "prior", "prior_from", "prior_weight", "no_prior",
+        "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
+        "no_prior",
     ),
     "Copy": (
         "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",

@@ -162,6 +162,11 @@ class Proxying:
     strength: Annotated[
         float | None, "Strength of searches that name none. [default: the collection's]"
     ] = None
+    kinds: Annotated[
+        float | None,
+        "Factor of the correction by kind for searches that name none; 0 leaves it out. [default: 1]",
+        {"min": 0},
+    ] = None
     state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = (
         STATE_TTL
     )

@@ -44,7 +44,7 @@ Bias = Literal["compute", "pending"]
 
 OF_SEARCHES = ("strength", "kinds", "profile", "rerank", "candidates", "with_raw_score")
 """Arguments that clients of this package add to searches."""
-OF_CLIENTS = ("strength", "state_ttl", "bank_budget", "sample_queries")
+OF_CLIENTS = ("strength", "kinds", "state_ttl", "bank_budget", "sample_queries")
 """Arguments that clients of this package add to the constructor."""
 ALIKE = 0.75
 """The similarity from which on a name counts as mistyped; pymilvus's own names are less alike."""

@@ -96,6 +96,7 @@ class Methods(CollectionMethods):
         timeout: float | None = None,
         *,
         strength: float | None = None,
+        kinds: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
         sample_queries: bool = True,
@@ -118,7 +119,7 @@ class Methods(CollectionMethods):
 
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(
-                strength, state_ttl, bank_budget, self._sampler, self.policy
+                strength, state_ttl, bank_budget, self._sampler, self.policy, kinds=kinds
             )
 
         kwargs = with_keepalive(uri, kwargs)

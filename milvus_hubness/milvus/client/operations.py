@@ -148,6 +148,8 @@ class Pages:
         expect_question(data, None, output_fields, question.search_params, rounding)
         if question.strength is None:
             question = replace(question, strength=self._searches.strength)
+        if question.kinds is None:
+            question = replace(question, kinds=self._searches.kinds)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
 
@@ -398,7 +400,7 @@ class AsyncQueryIterator:
 class Operations:
     """The operations of a client, by subject, over one cache of collection states.
 
-    Raises InvalidParameter for an invalid strength or TTL.
+    Raises InvalidParameter for an invalid strength, factor of kinds or TTL.
     """
 
     def __init__(
@@ -408,6 +410,8 @@ class Operations:
         bank_budget: int,
         sampler: Sampler | None = None,
         policy: ClientPolicy | None = None,
+        *,
+        kinds: float | None = None,
     ) -> None:
         self.states = StateCache(state_ttl, policy or ClientPolicy())
         self.biases = Biases(self.states, bank_budget)
@@ -416,5 +420,5 @@ class Operations:
         self.intents = WriteIntents(self.states)
         self.writes = Writes(self.states, self.biases, self.intents)
         self.dual_writes = DualWrites(self.states, self.reads, self.writes, self.intents)
-        self.searches = Searches(self.states, self.biases, self.reads, strength, sampler)
+        self.searches = Searches(self.states, self.biases, self.reads, strength, kinds, sampler)
         self.pages = Pages(self.states, self.biases, self.reads, self.searches)

@@ -13,6 +13,7 @@ from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
@@ -60,10 +61,13 @@ class Searches:
         biases: Biases,
         reads: Reads,
         strength: float | None,
+        kinds: float | None,
         sampler: Sampler | None,
     ) -> None:
         expect_strength(strength)
+        expect_factor(kinds)
         self.strength = strength
+        self.kinds = kinds
         self._states = states
         self._biases = biases
         self._reads = reads
@@ -204,6 +208,7 @@ class Searches:
             search_params=params,
             round_decimal=further.pop("round_decimal", -1),
             strength=self.strength if question.strength is None else question.strength,
+            kinds=self.kinds if question.kinds is None else question.kinds,
         )
         return whole, further
 
@@ -337,7 +342,7 @@ class Searches:
             options,
             self.strength if strength is None else strength,
             profile,
-            kinds,
+            self.kinds if kinds is None else kinds,
         )
         return self._states.retrying(collection, options.get("timeout"), call)
 

@@ -38,6 +38,7 @@ class HubnessClient(Methods, MilvusClient):
 
     strength: w of every search that names none; None uses the strength of the collection (1.0
     unless changed).
+    kinds: the factor of kinds of every search that names none; None uses 1.
     state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two
     refreshes.
     bank_budget: bytes of query banks in memory; with a larger bank, only bias="pending" writes

@@ -8,19 +8,21 @@ from typing import Any
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 STRENGTH_HEADER = "hubness-strength"
+KINDS_HEADER = "hubness-kinds"
 PROFILE_HEADER = "hubness-profile"
 AUTHORIZATION = "authorization"
 DATABASE = "dbname"
 
-_ONCE = (AUTHORIZATION, DATABASE, STRENGTH_HEADER, PROFILE_HEADER)
+_OF_CORRECTION = (STRENGTH_HEADER, KINDS_HEADER, PROFILE_HEADER)
+"""Entries that set the correction of a search."""
+
+_ONCE = (AUTHORIZATION, DATABASE, *_OF_CORRECTION)
 """Entries that the proxy reads.
 
 With two of them, the proxy and Milvus might each obey another one.
 """
 
-_OF_CONNECTION = frozenset(
-    {"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER}
-)
+_OF_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", *_OF_CORRECTION})
 
 _OF_ONE_CALL = frozenset(
     {

@@ -26,7 +26,12 @@ from milvus_hubness.milvus.proxy.columns import (
     put_vectors,
     vectors_in,
 )
-from milvus_hubness.milvus.proxy.headers import PROFILE_HEADER, STRENGTH_HEADER, header
+from milvus_hubness.milvus.proxy.headers import (
+    KINDS_HEADER,
+    PROFILE_HEADER,
+    STRENGTH_HEADER,
+    header,
+)
 
 
 class Send(Ask):
@@ -120,6 +125,7 @@ MOST_SHOWN = 80
 """Characters of a value in a message."""
 
 STRENGTH = "hubness_strength"
+KINDS = "hubness_kinds"
 PROFILE = "hubness_profile"
 """Parameters of a search for its correction."""
 
@@ -138,10 +144,14 @@ class Overrides(NamedTuple):
     profile: str | None = None
     """A bias profile; None for the active one."""
 
-    def updated(self, strength: Any, profile: Any) -> Overrides:
+    kinds: float | None = None
+    """κ, the factor of the correction by kind; None for 1."""
+
+    def updated(self, strength: Any, profile: Any, kinds: Any) -> Overrides:
         """Replace those settings that are set here, from text. Raises InvalidParameter."""
         weight = self.strength if strength in (None, "") else _number("strength", strength)
-        return Overrides(weight, str(profile) if profile else self.profile)
+        factor = self.kinds if kinds in (None, "") else _number("kinds", kinds)
+        return Overrides(weight, str(profile) if profile else self.profile, factor)
 
 
 class SearchParameters:
@@ -167,9 +177,11 @@ class SearchParameters:
         # Milvus would refuse them, so both forms are removed; the outer one counts.
         inner_strength = self._inner.pop(STRENGTH, None)
         inner_profile = self._inner.pop(PROFILE, None)
+        inner_kinds = self._inner.pop(KINDS, None)
         strength = self._pairs.pop(STRENGTH, None) or inner_strength
         profile = self._pairs.pop(PROFILE, None) or inner_profile
-        self.overrides = (default or Overrides()).updated(strength, profile)
+        kinds = self._pairs.pop(KINDS, None) or inner_kinds
+        self.overrides = (default or Overrides()).updated(strength, profile, kinds)
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
@@ -241,7 +253,11 @@ def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
 
     Raises InvalidParameter.
     """
-    return Overrides().updated(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
+    return Overrides().updated(
+        header(headers, STRENGTH_HEADER),
+        header(headers, PROFILE_HEADER),
+        header(headers, KINDS_HEADER),
+    )
 
 
 def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool:

@@ -20,6 +20,7 @@ from milvus_hubness.basics.defaults import (
     STATE_TTL,
 )
 from milvus_hubness.basics.files.opening import read_bytes
+from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.errors import InvalidParameter, UnreadableFile, redacted
 from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_strength
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
@@ -94,6 +95,9 @@ class ProxyOptions:
     strength: float | None = None
     """w of every search that names none; None uses that of each collection."""
 
+    kinds: float | None = None
+    """The factor of kinds of every search that names none; None uses 1."""
+
     state_ttl: float = STATE_TTL
     """Of the cached collection states, in seconds."""
 
@@ -119,6 +123,7 @@ class ProxyOptions:
             raise InvalidParameter(f"port must be from 0 to {LAST_PORT}, not {self.port}")
 
         expect_strength(self.strength)
+        expect_factor(self.kinds)
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca is not None:
             if not self.upstream_tls:

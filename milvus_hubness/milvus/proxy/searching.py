@@ -264,6 +264,9 @@ def _question(
     strength = params.overrides.strength
     if strength is None:
         strength = operations.searches.strength
+    kinds = params.overrides.kinds
+    if kinds is None:
+        kinds = operations.searches.kinds
     # The server rounds the scores of an aggregation.
     is_rounded_here = not request.HasField("search_aggregation")
     return Question(
@@ -274,6 +277,7 @@ def _question(
         output_fields=list(request.output_fields),
         round_decimal=params.number("round_decimal", -1) if is_rounded_here else -1,
         strength=strength,
+        kinds=kinds,
         profile=params.overrides.profile,
     )
 

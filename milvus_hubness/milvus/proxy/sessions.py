@@ -224,7 +224,11 @@ class Session:
         self._client: MilvusClient | None = None
         self._sampler = Sampler(self._put_samples)
         self.operations = Operations(
-            options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler
+            options.strength,
+            options.state_ttl,
+            DEFAULT_BANK_BUDGET,
+            self._sampler,
+            kinds=options.kinds,
         )
         self.pools = CollectionPools(options.max_calls)
 

@@ -23,6 +23,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         *args: Any,
         client: AsyncQdrantClient | None = None,
         strength: float | None = None,
+        kinds: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
@@ -35,7 +36,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
             self._shared = client
 
         self._shares = client is not None
-        self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
+        self._operations = Operations(strength, kinds, state_ttl, bank_budget, local=is_local(self))
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """As AsyncQdrantClient.close; the argument `client` stays open."""

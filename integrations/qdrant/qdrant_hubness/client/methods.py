@@ -13,7 +13,7 @@ from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
 from qdrant_hubness.client.state_cache import Operation
 
-OF_QUERIES = ("strength", "profile")
+OF_QUERIES = ("strength", "kinds", "profile")
 """Arguments that clients of this package add to queries."""
 
 
@@ -43,12 +43,14 @@ class Methods(ABC):
         lookup_from: Any = None,
         *,
         strength: float | None = None,
+        kinds: float | None = None,
         profile: str | None = None,
         **options: Any,
     ) -> Any:
         """As QdrantClient.query_points.
 
-        strength: w; 0 for a raw search. profile: the bias profile to use.
+        strength: w; 0 for a search without biases. kinds: 1 compares vectors with the means of their
+        kinds, where the vector has kinds; 0 does not. profile: the bias profile to use.
         """
         expect_arguments(options, OF_QUERIES)
         request = request_of(
@@ -65,7 +67,7 @@ class Methods(ABC):
             lookup_from=lookup_from,
         )
         return self._run(
-            self._operations.query(collection_name, request, options, strength, profile)
+            self._operations.query(collection_name, request, options, strength, kinds, profile)
         )
 
     def query_batch_points(
@@ -74,13 +76,14 @@ class Methods(ABC):
         requests: Sequence[models.QueryRequest],
         *,
         strength: float | None = None,
+        kinds: float | None = None,
         profile: str | None = None,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.query_batch_points; strength and profile as for query_points."""
+        """As QdrantClient.query_batch_points; strength, kinds and profile as for query_points."""
         expect_arguments(options, OF_QUERIES)
         return self._run(
-            self._operations.batch(collection_name, requests, options, strength, profile)
+            self._operations.batch(collection_name, requests, options, strength, kinds, profile)
         )
 
     def query_points_groups(
@@ -101,10 +104,11 @@ class Methods(ABC):
         lookup_from: Any = None,
         *,
         strength: float | None = None,
+        kinds: float | None = None,
         profile: str | None = None,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.query_points_groups; strength and profile as for query_points."""
+        """As QdrantClient.query_points_groups; strength, kinds and profile as for query_points."""
         expect_arguments(options, OF_QUERIES)
         request = request_of(
             query,
@@ -121,7 +125,7 @@ class Methods(ABC):
         options["with_lookup"] = with_lookup
         return self._run(
             self._operations.groups(
-                collection_name, request, group_by, group_size, options, strength, profile
+                collection_name, request, group_by, group_size, options, strength, kinds, profile
             )
         )
 

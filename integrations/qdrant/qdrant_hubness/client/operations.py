@@ -12,7 +12,7 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness import InvalidInput, UnsupportedOperation
-from milvus_hubness.extending import Ask, Floats
+from milvus_hubness.extending import Ask, Floats, expect_factor
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
     DEFAULT_LIMIT,
@@ -90,6 +90,7 @@ class Operations(Writing):
         request: models.QueryRequest,
         options: Options,
         strength: float | None,
+        kinds: float | None,
         profile: str | None,
     ) -> Operation[Any]:
         """As QdrantClient.query_points."""
@@ -98,7 +99,7 @@ class Operations(Writing):
             sent = {**arguments(requests[0]), **options}
             return [(yield Ask("query_points", (collection,), sent))]
 
-        return (yield from self._queried(collection, [request], send, strength, profile))[0]
+        return (yield from self._queried(collection, [request], send, strength, kinds, profile))[0]
 
     def batch(
         self,
@@ -106,6 +107,7 @@ class Operations(Writing):
         requests: Sequence[models.QueryRequest],
         options: Options,
         strength: float | None,
+        kinds: float | None,
         profile: str | None,
     ) -> Operation[list[Any]]:
         """As QdrantClient.query_batch_points."""
@@ -117,7 +119,7 @@ class Operations(Writing):
             )
             return answers
 
-        return self._queried(collection, requests, send, strength, profile)
+        return self._queried(collection, requests, send, strength, kinds, profile)
 
     def _queried(
         self,
@@ -125,10 +127,11 @@ class Operations(Writing):
         requests: Sequence[models.QueryRequest],
         send: Callable[[Sequence[models.QueryRequest]], Operation[list[Any]]],
         strength: float | None,
+        kinds: float | None,
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            rewriting = self._rewriting(cached, strength, profile)
+            rewriting = self._rewriting(cached, strength, kinds, profile)
             if len(requests) > 1:
                 rewriting = replace(rewriting, encoded=rewriting.encoded_together(requests))
 
@@ -167,13 +170,14 @@ class Operations(Writing):
         group_size: int,
         options: Options,
         strength: float | None,
+        kinds: float | None,
         profile: str | None,
     ) -> Operation[Any]:
         """As QdrantClient.query_points_groups."""
 
         def call(cached: CachedState) -> Operation[Any]:
             limit = (request.limit or DEFAULT_LIMIT) * group_size
-            rewriting = self._rewriting(cached, strength, profile)
+            rewriting = self._rewriting(cached, strength, kinds, profile)
             sent, decoding = yield from self._rewritten(collection, rewriting, request, limit)
             if decoding.mmr is not None:
                 raise UnsupportedOperation(
@@ -207,16 +211,22 @@ class Operations(Writing):
         return (yield from self.cached_state(collection))
 
     def _rewriting(
-        self, cached: CachedState, strength: float | None, profile: str | None
+        self,
+        cached: CachedState,
+        strength: float | None,
+        kinds: float | None,
+        profile: str | None,
     ) -> Rewriting:
         """Return the rewriting of requests that name no points.
 
-        Raises InvalidInput for the strength.
+        Raises InvalidInput for the strength and for the factor of kinds.
         """
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
-        return Rewriting(cached, {}, weight, profile)
+        factor = self.kinds if kinds is None else kinds
+        expect_factor(factor)
+        return Rewriting(cached, {}, weight, profile, factor)
 
     def _rewritten(
         self, collection: str, rewriting: Rewriting, request: models.QueryRequest, most: int

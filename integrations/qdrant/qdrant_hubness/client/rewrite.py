@@ -179,6 +179,9 @@ class Rewriting:
     profile: str | None = None
     """The name of the bias profile; None for the active one."""
 
+    kinds: float | None = None
+    """κ, the factor of the correction by kind; None for 1."""
+
     encoded: Mapping[int, Uncopied] = field(default_factory=dict)
     """Augmented queries that were made together, see `encoded_together`."""
 
@@ -373,7 +376,12 @@ class Rewriting:
         """Return the augmented queries of vectors (n, d),
         rounded as the vectors of the field are stored.
         """
-        packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
+        profile = self._profile(state)
+        kinds = state.kinds_of(profile)
+        weights = None
+        if kinds is not None:
+            weights = kinds.weights(1.0 if self.kinds is None else self.kinds)
+        packed_queries = state.codec.pack_queries(rows, weight, slot=profile.slot, kinds=weights)
         queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
         return queries
 

@@ -64,11 +64,20 @@ class StateCache:
     """The cached states, and the banks in memory."""
 
     def __init__(
-        self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool
+        self,
+        strength: float | None,
+        kinds: float | None,
+        state_ttl: float,
+        bank_budget: int,
+        *,
+        local: bool,
     ) -> None:
         """local: whether the client is in the local mode, which keeps metadata of collections."""
         self.strength = strength
         """w of queries without one; None for that of the collection."""
+
+        self.kinds = kinds
+        """The factor of kinds of queries without one; None for 1."""
 
         self._state_ttl = state_ttl
         """Seconds for which a state stays cached."""
@@ -326,13 +335,11 @@ class StateCache:
         items: Items,
     ) -> Operation[Floats]:
         bank = yield from self._bank(collection, state, profile)
-        biases: Floats = yield Compute(
-            lambda: bank.correction(state.layout).centred(vectors, items)
-        )
+        biases: Floats = yield Compute(lambda: bank.correction(state).centred(vectors, items))
         return biases
 
     def locality_hints(
-        self, collection: str, state: CollectionState, vectors: Floats
+        self, collection: str, state: CollectionState, vectors: Floats, items: Items
     ) -> Operation[Floats]:
         """Return the locality hint columns (n, c) of vectors (n, d), by the active bank."""
         profile = state.profile
@@ -340,7 +347,7 @@ class StateCache:
             return np.zeros((len(vectors), 0), np.float32)
 
         bank = yield from self._bank(collection, state, profile)
-        hints: Floats = yield Compute(lambda: bank.correction(state.layout).locality_hints(vectors))
+        hints: Floats = yield Compute(lambda: bank.correction(state).locality_hints(vectors, items))
         return hints
 
     def _bank(

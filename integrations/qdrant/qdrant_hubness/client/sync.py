@@ -37,9 +37,10 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
 
     client: a client whose connection or local data to use, instead of the arguments of
     QdrantClient. strength: w of queries without one; None for that of the collection (1.0 unless
-    changed). state_ttl: seconds for which the state of a collection stays cached; choose less than
-    the time between two refreshes. bank_budget: bytes of banks in memory. Raises
-    UnsupportedOperation for operations that corrected collections do not support.
+    changed). kinds: the factor of kinds of queries without one; None for 1. state_ttl: seconds for
+    which the state of a collection stays cached; choose less than the time between two refreshes.
+    bank_budget: bytes of banks in memory. Raises UnsupportedOperation for operations that corrected
+    collections do not support.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         *args: Any,
         client: QdrantClient | None = None,
         strength: float | None = None,
+        kinds: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
@@ -58,7 +60,7 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
             self._shared = client
 
         self._shares = client is not None
-        self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
+        self._operations = Operations(strength, kinds, state_ttl, bank_budget, local=is_local(self))
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """As QdrantClient.close; the argument `client` stays open."""

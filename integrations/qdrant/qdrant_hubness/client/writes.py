@@ -31,11 +31,11 @@ from milvus_hubness.extending import (
     Key,
     RowBiases,
     expect_values,
+    fields_read,
     logger_of,
     name_some,
+    needs_rows,
     packed_vectors,
-    prior_fields,
-    priors_of,
     with_columns,
 )
 from qdrant_hubness.client.cached_state import CachedState
@@ -383,8 +383,10 @@ class Writing(StateCache):
 
             items = yield from self._items(collection, state, present_points)
             slots: Floats = yield from self.slots(collection, state, rows, items)
-            locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
-            biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
+            locality_hints: Floats = yield from self.locality_hints(collection, state, rows, items)
+            kinds = None if state.kinds is None else state.kinds.numbers_of(rows, items)
+            by_slot = dict(enumerate(slots.T))
+            biases = RowBiases(by_slot, state.profile.epoch, locality_hints, kinds)
             encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
             # Where the vectors are augmented, Qdrant stores no further field.
@@ -399,10 +401,10 @@ class Writing(StateCache):
     def _items(
         self, collection: str, state: CollectionState, points: Sequence[Any]
     ) -> Operation[Items]:
-        """Return points as rows for a prior, with the payloads that they have if the call brings
-        vectors only.
+        """Return points as rows for a prior and for kinds, with the payloads that they have if the
+        call brings vectors only.
         """
-        if not priors_of(state):
+        if not needs_rows(state):
             return Items([], [])
 
         keys = [key_of(point.id) for point in points]
@@ -411,7 +413,7 @@ class Writing(StateCache):
             for key, point in zip(keys, points, strict=True)
             if hasattr(point, "payload")
         }
-        names = sorted(prior_fields(state))
+        names = sorted(fields_read(state))
         lacking = [key for key in keys if key not in payloads]
         if names and lacking:
             for some_keys in in_parts(lacking, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
