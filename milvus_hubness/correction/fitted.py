@@ -30,7 +30,7 @@ from milvus_hubness.correction.estimators.base import ITEMS, TargetBank, score_s
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
-from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
+from milvus_hubness.correction.kinds import GalleryKinds, KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Clicks, ItemRows, Prior, Values
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
@@ -491,6 +491,18 @@ def measured_kinds(
     valid = ~layout.invalid(vectors)
     queries = layout.reduce_queries(bank.condensed.vectors)
     return Kinds.measured(rule, layout.reduce_items(vectors[valid]), numbers[valid], queries)
+
+
+def gallery_kinds(
+    layout: Layout,
+    rule: KindRule | None,
+    vectors: Floats,
+    numbers: KindNumbers | None,
+    bank: QueryBank,
+) -> GalleryKinds | None:
+    """Return the kinds of vectors (n, d) with their means, see `measured_kinds`."""
+    kinds = measured_kinds(layout, rule, vectors, numbers, bank)
+    return None if kinds is None or numbers is None else GalleryKinds(kinds, numbers)
 
 
 def _where(valid: npt.NDArray[np.bool_], numbers: KindNumbers | None) -> KindNumbers | None:

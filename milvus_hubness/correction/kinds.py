@@ -28,7 +28,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, NamedTuple
 
@@ -137,6 +137,11 @@ class KindRule(FrozenModel):
         if len(set(map(_identity, self.values))) < len(self.values):
             raise InvalidParameter("kinds has a value twice")
         return self
+
+    @property
+    def source(self) -> str:
+        """What a caller names for these kinds: the field of the rows, or AUTO."""
+        return self.field or AUTO
 
     @property
     def count(self) -> int:
@@ -282,6 +287,48 @@ class Kinds:
             directions=np.float32(factor) * (self.of_kinds - self.overall),
             added=factor * float(self.mean_query.astype(np.float64) @ self.overall),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class GalleryKinds:
+    """The kinds of the n items of a gallery, whose vectors are as the layout reduces them."""
+
+    kinds: Kinds
+    numbers: KindNumbers
+    """(n,), the kind of each item."""
+
+    def take(self, items: npt.NDArray[np.int64]) -> GalleryKinds:
+        """Return the kinds of some of the items, by their numbers."""
+        return replace(self, numbers=self.numbers[items])
+
+    def centred_items(self, items: Floats) -> Floats:
+        """Return the items (n, d) less the means of their kinds."""
+        return self.kinds.centred_items(items, self.numbers)
+
+    def item_table(self, items: Floats) -> Floats:
+        """Return the items (n, d) with columns for their kinds, (n, d + K + 1).
+
+        Their products with `query_table` are the scores of searches, with any factor.
+        """
+        columns = np.zeros((len(items), self.kinds.rule.count + 1), np.float32)
+        with_kind = np.flatnonzero(self.numbers != UNKNOWN)
+        columns[with_kind, self.numbers[with_kind]] = 1
+        columns[:, -1] = 1
+        return np.hstack([items, columns])
+
+    def query_table(self, queries: Floats, factor: float = 1.0) -> Floats:
+        """Return queries (m, d) as a search with this factor sends them, (m, d + K + 1)."""
+        columns = np.zeros((len(queries), self.kinds.rule.count + 1), np.float32)
+        weights = self.kinds.weights(factor)
+        if weights is None:
+            return np.hstack([queries, columns])
+
+        moved = queries - weights.taken_off
+        # In float64, as directions of different kinds may nearly be one.
+        products = moved.astype(np.float64) @ weights.directions.T.astype(np.float64)
+        columns[:, :-1] = -products
+        columns[:, -1] = weights.added
+        return np.hstack([moved, columns])
 
 
 @lru_cache(maxsize=64)

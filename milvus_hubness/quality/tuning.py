@@ -21,6 +21,7 @@ from milvus_hubness.correction.estimators.base import (
     score_spread,
 )
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import (
     NearCopies,
     directions_of,
@@ -197,20 +198,27 @@ FEWEST_IN_BANK = 4
 
 
 def judge_bank(
-    bank: QueryBank, items: Vectors, *, queries: Vectors | None = None, seed: int = 0
+    bank: QueryBank,
+    items: Vectors,
+    *,
+    queries: Vectors | None = None,
+    kinds: GalleryKinds | None = None,
+    seed: int = 0,
 ) -> Judgement:
     """Return the verdict without labels on a bank for items (n, d), n ≥ 1, in some seconds.
 
     queries: (m, d) real ones, apart from the bank; by default half of the bank, which is then not
-    fitted.
+    fitted. kinds: those of the items, with whose means searches compare.
     """
     if queries is None:
         log = with_groups(bank, items, seed=seed)
-        return _judged_alone(figures_of(log, items, seed=seed), log)
+        return _judged_alone(figures_of(log, items, kinds=kinds, seed=seed), log)
 
     copies = near_copies(bank, items, seed=seed)
     examined = apart(copies, queries)
-    figures = figures_of(examined, items, queries=queries, whole=copies.bank, seed=seed)
+    figures = figures_of(
+        examined, items, queries=queries, whole=copies.bank, kinds=kinds, seed=seed
+    )
     return _judged_alone(figures, copies.bank)
 
 
@@ -220,15 +228,18 @@ def figures_of(
     *,
     queries: Vectors | None = None,
     whole: QueryBank | None = None,
+    kinds: GalleryKinds | None = None,
     seed: int = 0,
 ) -> Figures | None:
     """Return what a bank with groups shows of the default method; None if they are too few.
 
-    whole: the log that the bank is a part of, if it is.
+    whole: the log that the bank is a part of, if it is. kinds: as in `examine`.
     """
     if len(bank.condensed) < FEWEST_IN_BANK:
         return None
-    return examine(bank, items, default_biases, queries=queries, whole=whole, seed=seed)
+    return examine(
+        bank, items, default_biases, queries=queries, whole=whole, kinds=kinds, seed=seed
+    )
 
 
 def _judged_alone(figures: Figures | None, bank: QueryBank) -> Judgement:

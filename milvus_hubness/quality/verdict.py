@@ -19,6 +19,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import correlation
 from milvus_hubness.correction.estimators.with_demand import dispersion_of
+from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.quality.bank_checks import AT_LEAST, THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import DEPTH, nearest
 from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
@@ -136,6 +137,9 @@ class Figures(NamedTuple):
     real_queries: bool = False
     """Whether the searches were with real queries, not with queries of the bank."""
 
+    by_kind: bool = False
+    """Whether items and queries were compared by the means of kinds; the biases count in full then."""
+
     logged: int = 0
     """Number of queries in the whole log, each as often as users sent it; 0 if it was not read."""
 
@@ -209,6 +213,7 @@ def examine(
     *,
     queries: Vectors | None = None,
     whole: QueryBank | None = None,
+    kinds: GalleryKinds | None = None,
     seed: int = 0,
 ) -> Figures:
     """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d).
@@ -216,30 +221,40 @@ def examine(
     At most 5,000 and 10,000 rows of them are read. Near copies, or only repeats if the bank has no
     groups, have the weight of one query. biases_of: fits items (n, d) at full strength, on half of
     the bank's groups. queries: by default those of the other half. whole: the log that the bank is
-    a part of, by default the bank.
+    a part of, by default the bank. kinds: those of the gallery, with whose means searches compare;
+    all vectors are given as they are.
     """
     rng = np.random.default_rng(seed)
     bank = _with_repeats(QueryBank.of(bank))
     sample = bank.take(rng.permutation(len(bank))[:MOST_QUERIES])
-    items = gallery[np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])]
+    rows = np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])
     # Rows that a gallery has twice share their answers by chance, and would count as hubs do.
-    items = items[distinct_rows(items)]
+    rows = rows[distinct_rows(gallery[rows])]
+    items = gallery[rows]
 
     # No bias may be judged by the queries that it was fitted on: they flatter it. So all near
     # copies are in one half, which is fitted on their means, and only one of them is searched.
     singles, means = _in_random_order(sample)
+    # One permutation: the share of the variance is read, its p-value is not.
+    drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
+    if kinds is not None:
+        # Only now: less their means, any bank and any gallery are about the same point.
+        items = kinds.take(rows).centred_items(items)
+        singles, means = map(kinds.kinds.centred_queries, (singles, means))
+        queries = None if queries is None else kinds.kinds.centred_queries(queries)
+
     middle = len(means) // 2
     fitted = means[:middle]
     searched = singles[middle:] if queries is None else queries[:MOST_QUERIES]
 
     bias = biases_of(QueryBank(fitted), items)
     agreement = correlation(bias, biases_of(QueryBank(means[middle:]), items))
-    outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
+    # As the jobs apply them: with kinds, the default method is applied in full.
+    share = np.float32(agreement if kinds is None else 1)
+    outcome = assess(searched, items, [np.zeros_like(bias), share * bias])
     before, after = excess_answers_of(outcome, len(items)).tolist()
 
     answers_per_item = min(DEPTH, len(items)) * len(searched) / len(items)
-    # One permutation: the share of the variance is read, its p-value is not.
-    drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
     return Figures(
         agreement=agreement,
         **_two_view_agreements(fitted, searched, singles[:SCORED], items, biases_of, rng),
@@ -253,6 +268,7 @@ def examine(
         alike=drift.statistic if min(drift.bank, drift.recent) >= AT_LEAST else 1.0,
         signal=agreement / max(1 - agreement, 1e-9) / max(len(fitted), 1),
         real_queries=queries is not None,
+        by_kind=kinds is not None,
         **_demand_in(bank if whole is None else _with_repeats(whole)),
     )
 
@@ -327,7 +343,9 @@ def _on_kind(figures: Figures) -> Finding:
 def _on_agreement(figures: Figures) -> Finding:
     # Of a log, each half has other groups here, but a fit has some of each group in both.
     meaning = "which is the share of the bias to apply"
-    if figures.is_log:
+    if figures.by_kind:
+        meaning = "compared by kind"
+    elif figures.is_log:
         meaning = "with all near copies of a query in one of them"
     return _finding(
         "agreement",

@@ -18,7 +18,7 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, not_among,
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.fitted import measured_kinds, reduced_items, reduced_queries
+from milvus_hubness.correction.fitted import gallery_kinds
 from milvus_hubness.correction.kinds import KindRule
 from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.inputs import FitRows
@@ -109,16 +109,16 @@ def judged(
         return None
 
     layout = with_mean(layout, vectors)
-    numbers = None if rows.kinds is None else rows.kinds[valid]
-    kinds = measured_kinds(layout, rule, vectors, numbers, bank)
     queries = _apart_from(bank, judging.queries)
     if queries is not None:
         bank.expect_dim(queries.shape[1], "a query")
-        queries = reduced_queries(layout, queries, kinds)
+        queries = layout.reduce_queries(queries)
+    numbers = None if rows.kinds is None else rows.kinds[valid]
     judgement = judge_bank(
-        replace(bank, vectors=reduced_queries(layout, bank.vectors, kinds)),
-        reduced_items(layout, vectors, kinds, numbers),
+        replace(bank, vectors=layout.reduce_queries(bank.vectors)),
+        layout.reduce_items(vectors),
         queries=queries,
+        kinds=gallery_kinds(layout, rule, vectors, numbers, bank),
     )
     return TuningRecord(
         field=field,
