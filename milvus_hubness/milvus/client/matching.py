@@ -296,7 +296,7 @@ class _Matching:
         """Add the rows that the index finds for each query."""
         # Without a sampler: a batch does not stand for the queries of users.
         operations = self.operations
-        searches = Searches(operations.states, operations.biases, operations.reads, 0.0, None)
+        searches = Searches(operations.states, operations.biases, operations.reads, 0.0, 0.0, None)
         pool = self.pool
         at_once = max(1, HITS_PER_REQUEST // candidates)
         while pool.searched < len(self.bank):
@@ -308,7 +308,6 @@ class _Matching:
                 search_params=params,
                 output_fields=[self.info.key_field],
                 strength=0.0,
-                kinds=0.0,
             )
             answers = yield from searches.search(self.info.name, question, self.filter, self.search)
 
