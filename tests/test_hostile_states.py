@@ -68,7 +68,7 @@ def assert_no_faults(lite, place, share, record_property, per_mutation=1):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("place", ["vector", "side_collection"])
+@pytest.mark.parametrize("place", ["vector", "side_collection", "kinds"])
 def test_no_hostile_record_ends_in_anything_but_one_line(lite, place, record_property):
     assert_no_faults(lite, place, FEW, record_property, per_mutation=4)
 

@@ -56,6 +56,7 @@ PLACES = (
     "fields",
     "side_collection",
     "profiles",
+    "kinds",
     "refreshing",
     "records",
 )
@@ -284,6 +285,16 @@ def crossed(text: str) -> Iterator[Mutation]:
     yield Mutation("10^9 candidates", dumped({**value, "reranking": reranked}))
     yield Mutation("reranking and a second vector", dumped({**value, "reranking": {**reranked, "candidates": 9},
                                                             "second_vector": "hubness_vector"}))  # fmt: skip
+    for count in (1, 2, 3, 17, 20_000):
+        yield Mutation(f"{count} kinds", dumped(changed(value, ("layout", "kinds"), count)))
+        values = list(range(count))
+        rule = {"field": "modality", "values": values, "direction": "", "threshold": 0.0}
+        yield Mutation(f"a rule of {count} kinds", dumped({**value, "kinds": rule}))
+    for means in ("", "AAAA", "é", "A" * 300_000):
+        of_profile = {"means": means, "shares": [0.5, 0.5]}
+        yield Mutation(f"means of kinds {means[:9]}", dumped(with_profile(kinds=of_profile)))
+        rule = {"field": "", "values": [], "direction": means, "threshold": 0.0}
+        yield Mutation(f"a direction {means[:9]}", dumped({**value, "kinds": rule}))
     yield Mutation("a second vector", dumped({**value, "second_vector": "vector"}))
     yield Mutation(
         "a bank that is not there",
@@ -332,7 +343,9 @@ class World:
         self.client = backend.hubness_client(policy={"cut_over_seconds": 0.2})
         self.store = backend.store()
         rng = np.random.default_rng(7)
-        self.items, self.bank = vectors(rng, ITEMS, DIM), QueryBank(vectors(rng, BANK, DIM))
+        # Kinds take 30 rows each.
+        count = 64 if place == "kinds" else ITEMS
+        self.items, self.bank = vectors(rng, count, DIM), QueryBank(vectors(rng, BANK, DIM))
         self.query = vectors(rng, 1, DIM)
         self.properties: dict[str, str] = {}
         self.name = ""
@@ -351,6 +364,15 @@ class World:
             with_bias_fields(self.plain, name, self.items, metric, default_value=0)
         else:
             plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
+        if self.place == "kinds":
+            rows = enumerate(self.items.tolist())
+            self.plain.upsert(
+                name,
+                [
+                    {"id": key, "vector": row, "group": 0, "modality": ("image", "text")[key % 2]}
+                    for key, row in rows
+                ],
+            )
         if self.place in ("second_vector", "fields", "side_collection"):
             plan = plan_enable(
                 self.store,
@@ -364,6 +386,8 @@ class World:
         else:
             estimator = Blend() if self.place == "vector" else NNN(4)
             options = {"profiles": 2} if self.place in ("profiles", "refreshing") else {}
+            if self.place == "kinds":
+                options = {"kind": "modality"}
             plan = plan_migration(
                 self.store, name, self.bank, estimator=estimator, verdict="warn", **options
             )
