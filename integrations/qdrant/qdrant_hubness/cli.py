@@ -136,6 +136,13 @@ def migrate(
     judging: JudgingOptions,
     writers: Writers,
     connection: Connection,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Key of the payload with the kind of each point, such as its modality or language, or "
+            "auto for two kinds that the vectors show: points are compared less the mean of their kind."
+        ),
+    ] = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
     ] = None,
@@ -183,6 +190,7 @@ def migrate(
                 queries=judging.read_queries(store),
                 prior=correcting.read_prior(),
                 prior_weight=correcting.prior_weight,
+                kind=kind,
                 verdict=judging.verdict,
             )
             if plan:
