@@ -1,4 +1,7 @@
-"""Kinds of items: scores less the means of kinds, writes, renewals, profiles, refusals, the way back."""
+"""Kinds of items on every database: scores, writes, renewals, profiles, refusals, the way back.
+
+What is Milvus's alone: test_kinds.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +14,6 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
-    enable,
     migrate,
     plan_enable,
     plan_migration,
@@ -19,6 +21,7 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from tests.support.databases import OnQdrant
 from tests.support.galleries import all_keys
 
 DIM, ITEMS, K, ALPHA = 12, 220, 8, 0.75
@@ -137,7 +140,7 @@ class Mixture:
     def found(self, limit=ITEMS, **options):
         """The scores of a search, by key."""
         client = self.database.application()
-        if isinstance(self.database.field, str) and self.database.field == "":
+        if isinstance(self.database, OnQdrant):
             points = client._client.query_points(
                 self.name, self.query.tolist(), limit=limit, **options
             ).points
@@ -152,13 +155,13 @@ class Mixture:
         np.testing.assert_allclose([found[key] for key in self.keys], wanted, atol=atol)
 
     def set_values(self, values):
-        """Write the field alone, as a client that knows of no correction does."""
+        """Write the field alone where it is set, as a client that knows of no correction does."""
         self.values = values
         batch = self.store.get(self.name, self.keys, self.state.field)
         for key, row in zip(batch.keys, batch.rows, strict=True):
-            row.pop(FIELD, None)
             value = values[self.keys.index(key)]
             if value is not None:
+                row.pop(FIELD, None)
                 row[FIELD] = value
         self.store.upsert(self.name, batch, self.state.field)
 
@@ -192,13 +195,13 @@ def test_vectors_are_compared_less_the_means_of_their_kinds(database, metric):
     found = mixture.found(strength=0, kinds=0)
     np.testing.assert_allclose([found[key] for key in mixture.keys], raw, atol=2e-5)
 
-    # Queries lie near the texts: without kinds, no image is among the best ones.
+    # Queries lie near the texts: without kinds, nearly no image is among the best ones.
     def images(**options):
         best = [mixture.keys.index(key) for key in mixture.found(limit=40, **options)]
         return np.count_nonzero(numbers[best] == 0)
 
-    assert images(kinds=0) == images(strength=0, kinds=0) == 0
-    assert images() > 5
+    assert max(images(kinds=0), images(strength=0, kinds=0)) < 3
+    assert images() > 8
 
 
 def test_rows_of_a_client_get_their_kind(mixture):
@@ -233,7 +236,8 @@ def test_a_kind_that_a_write_leaves_out_is_read(mixture, found):
         mixture.assert_scores()
         client.upsert(mixture.name, [{"id": key, FIELD: "video"}], partial_update=True)
 
-    mixture.assert_scores(), "the value alone waits for a refresh of all rows"
+    # The value alone waits for a refresh of all rows.
+    mixture.assert_scores()
     refresh(mixture.store, mixture.name, force=True, client_ttl=0)
     mixture.values[5] = "video"
     mixture.assert_scores()
@@ -263,7 +267,7 @@ def test_a_refresh_of_all_rows_repairs_changed_kinds(mixture):
     mixture.migrate()
     values = list(mixture.values)
     values[20:60] = ["text"] * 40
-    values[100] = None
+    values[100] = "video"
     mixture.set_values(values)
     assert refresh(mixture.store, mixture.name, client_ttl=0).action == "none"
 
@@ -396,9 +400,9 @@ def test_kinds_that_are_none_are_refused(mixture):
     mixture.database.put(mixture.source, [mixture.row(i) for i in range(ITEMS)])
     with pytest.raises(InvalidInput, match="has more than 16 values, such as 'n"):
         mixture.plan()
+    where = {"where": "fields", "kind": FIELD}
     with pytest.raises(InvalidInput, match="migrate the collection with --kind") as refused:
-        options = {"where": "fields", "kind": FIELD}
-        plan_enable(mixture.store, mixture.source, QueryBank(mixture.bank), **options)
+        plan_enable(mixture.store, mixture.source, QueryBank(mixture.bank), **where)
     assert "\n" not in str(refused.value)
     assert mixture.database.database.collections() == before, "nothing is written"
 
@@ -415,37 +419,6 @@ def test_factors_that_are_none_are_refused(mixture):
     for factor in (-0.5, float("nan"), float("inf"), "much", True):
         with pytest.raises(InvalidParameter, match=r"^kinds is a number from 0 up"):
             mixture.found(kinds=factor)
-
-
-def test_a_second_vector_compares_by_kind_too(mixture, found):
-    if found[0].startswith("qdrant"):
-        pytest.skip("second vectors are Milvus's")
-    pytest.importorskip("pymilvus")
-    plan = _second_vector_plan(mixture)
-    enable(mixture.store, plan, client_ttl=0)
-    mixture.assert_means(mixture.state.profile, mixture.bank)
-    mixture.assert_scores()
-    client = mixture.database.application()
-    client.upsert(mixture.name, [mixture.row(i) for i in range(20)])
-    mixture.assert_scores()
-
-    values = list(mixture.values)
-    values[20:60] = ["text"] * 40
-    mixture.set_values(values)
-    refresh(mixture.store, mixture.name, force=True, client_ttl=0)
-    mixture.assert_scores()
-
-
-def _second_vector_plan(mixture):
-    return plan_enable(
-        mixture.store,
-        mixture.source,
-        QueryBank(mixture.bank),
-        estimator=NNN(K, ALPHA),
-        where="second_vector",
-        kind=FIELD,
-        verdict="skip",
-    )
 
 
 def test_each_row_holds_one_kind(mixture):

@@ -27,6 +27,7 @@ from milvus_hubness.extending import (
     ClientTtl,
     EstimatorOptions,
     JudgingOptions,
+    Kind,
     Leftovers,
     Migration,
     MigrationLedger,
@@ -136,13 +137,7 @@ def migrate(
     judging: JudgingOptions,
     writers: Writers,
     connection: Connection,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            help="Key of the payload with the kind of each point, such as its modality or language, or "
-            "auto for two kinds that the vectors show: points are compared less the mean of their kind."
-        ),
-    ] = None,
+    kind: Kind = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
     ] = None,
