@@ -27,6 +27,7 @@ from milvus_hubness.extending import (
     ClientTtl,
     EstimatorOptions,
     JudgingOptions,
+    Kind,
     Leftovers,
     Migration,
     MigrationLedger,
@@ -136,6 +137,7 @@ def migrate(
     judging: JudgingOptions,
     writers: Writers,
     connection: Connection,
+    kind: Kind = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
     ] = None,
@@ -183,6 +185,7 @@ def migrate(
                 queries=judging.read_queries(store),
                 prior=correcting.read_prior(),
                 prior_weight=correcting.prior_weight,
+                kind=kind,
                 verdict=judging.verdict,
             )
             if plan:

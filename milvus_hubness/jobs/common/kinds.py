@@ -70,15 +70,17 @@ class KindRequest:
         """Raise CannotMigrate if vectors in this layout have no columns for kinds."""
         if self.name is None:
             return
+        # Qdrant's unnamed vector has an empty name.
+        vectors = f"field {field!r}" if field else "the vector"
         if layout.metric == "L2":
             raise CannotMigrate(
-                f"field {field!r} is compared by L2, under which kinds would change ½‖r‖² of each "
-                "row: leave the kinds out, or give the field the metric COSINE or IP"
+                f"{vectors} is compared by L2, under which kinds would change ½‖r‖² of each row: "
+                "leave the kinds out, or give it the metric COSINE or IP"
             )
         if layout.spread > 1:
             raise CannotMigrate(
-                f"the quantizer of field {field!r} rounds all columns alike, and would clip what "
-                "queries send for kinds: leave the kinds out, or turn the quantization off"
+                f"the quantizer of {vectors} rounds all columns alike, and would clip what queries "
+                "send for kinds: leave the kinds out, or turn the quantization off"
             )
 
     def expect_no_targets(self, target_bank: QueryBank | None) -> None:

@@ -209,7 +209,8 @@ class EnableRequest:
         if self.kinds.name is not None and self.where != "second_vector":
             raise InvalidInput(
                 "kinds need columns in the searched vectors, or the items of one kind fill the "
-                "candidates: use --where second_vector, or migrate the collection with --kind"
+                "candidates: migrate the collection with --kind or, on Milvus, use --where "
+                "second_vector"
             )
         if not 0 < self.max_miss_rate < 1:
             raise InvalidParameter(
