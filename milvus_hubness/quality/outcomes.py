@@ -52,6 +52,13 @@ class Outcome(NamedTuple):
         """Return the outcome under these biases only, by their numbers or by a mask."""
         return Outcome(self.ranks[rows], self.retrieved[rows], self.values[rows])
 
+    def over(self, raw: Outcome) -> Outcome:
+        """Return this outcome with the first search of another one, of the same queries, as the raw
+        one, in place of its own first.
+        """
+        first = zip(raw, self, strict=True)
+        return Outcome(*(np.concatenate([theirs[:1], ours[1:]]) for theirs, ours in first))
+
     def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
         """Return the outcome with a gate on each search but the first, the raw one.
 
