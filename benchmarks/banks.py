@@ -42,6 +42,7 @@ from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import (
     decide,
     default_biases,
+    folds,
     judge_unlabelled,
     tune,
 )
@@ -439,9 +440,8 @@ class Comparison:
                 TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True
             ):
                 outcome = self.searched(tried, result)
-                chosen, judged = decide(
-                    tried, outcome, copies.bank, task.gallery, pairs, cosine=copies.cosine
-                )
+                fold = folds(pairs.queries, copies.cosine)
+                chosen, judged, *_ = decide(tried, outcome, copies.bank, task.gallery, pairs, fold)
                 yield Decision(
                     told, judged.verdict, found, at_strength(chosen, judged.strength), measured
                 )

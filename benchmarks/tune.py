@@ -24,7 +24,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import near_copies, with_groups
 from milvus_hubness.quality.outcomes import assess
 from milvus_hubness.quality.trials import Pairs, Trial, search, sweep
-from milvus_hubness.quality.tuning import decide, tune
+from milvus_hubness.quality.tuning import decide, folds, tune
 from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
 SPLITS = 20
@@ -80,8 +80,9 @@ def run(name: str, splits: int) -> dict[str, Any]:
             (without, seen.of_biases(np.array([True, *plain])), ungated),
             (trials, seen, labelled),
         ):
-            chosen, judged = decide(
-                tried, known, copies.bank, task.gallery, pairs, cosine=copies.cosine, seed=seed
+            fold = folds(pairs.queries, copies.cosine, seed)
+            chosen, judged, *_ = decide(
+                tried, known, copies.bank, task.gallery, pairs, fold, seed=seed
             )
             applied = chosen._replace(
                 bias=np.float32(judged.strength / chosen.strength) * chosen.bias

@@ -52,6 +52,18 @@ class Outcome(NamedTuple):
         """Return the outcome under these biases only, by their numbers or by a mask."""
         return Outcome(self.ranks[rows], self.retrieved[rows], self.values[rows])
 
+    def joined(self, other: Outcome) -> Outcome:
+        """Return this outcome, then another one of the same queries."""
+        both = zip(self, other, strict=True)
+        return Outcome(*(np.concatenate([ours, theirs]) for ours, theirs in both))
+
+    def over(self, raw: Outcome) -> Outcome:
+        """Return this outcome with the first search of another one, of the same queries, as the raw
+        one, in place of its own first.
+        """
+        rows = np.arange(len(self.retrieved))
+        return raw.of_biases(rows[:1]).joined(self.of_biases(rows[1:]))
+
     def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
         """Return the outcome with a gate on each search but the first, the raw one.
 

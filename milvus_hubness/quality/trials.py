@@ -136,12 +136,14 @@ def sweep(
     gallery: Vectors,
     target_bank: QueryBank | None = None,
     *,
+    in_full: bool = False,
     progress: Progress = silent,
 ) -> list[Trial]:
     """Return the trials on a gallery (n, d): all with each gate, then all without a gate.
 
     Near copies of a bank with groups have the weight of one query, as in `Estimator.fit`.
-    Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over
+    Those of Blend come last, with full strength at the very end. in_full: try Blend without the
+    agreement of the bank's halves too, as `full_trial` finds it. NNN runs over `ALPHAS` and over
     `KS` up to |bank|; ½ of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES`
     scores. Trials with a gate share the biases of those without. All share one top-k pass in each
     direction, and the trials of a method their passes over all scores. Raises InvalidInput if all
@@ -159,7 +161,7 @@ def sweep(
     searched = _SearchedBank.of(bank, gallery)
     half_banks = searched.halves(queries, gallery)
     trials: list[Trial] = []
-    methods = _by_method(searched, half_banks, gallery, target_bank, targets, unit)
+    methods = _by_method(searched, half_banks, gallery, target_bank, targets, unit, in_full=in_full)
     for done, of_method in enumerate(methods, 1):
         trials += of_method
         progress("trying methods", done, METHODS)
@@ -295,6 +297,8 @@ def _by_method(
     target_bank: QueryBank | None,
     targets: Vectors | None,
     unit: float,
+    *,
+    in_full: bool,
 ) -> Iterator[list[Trial]]:
     """Yield the trials of each of `METHODS` methods.
 
@@ -332,7 +336,7 @@ def _by_method(
 
     # The halves are fitted in the whole bank's way, so that all three are one method.
     of_half_banks = [_sinkhorn_of_half(half, gallery, neighbors) for half in half_banks]
-    yield _blend_trials(relative, [blended, *of_half_banks], len(bank))
+    yield _blend_trials(relative, [blended, *of_half_banks], len(bank), in_full=in_full)
 
 
 def _mean_trials(ks: Sequence[int], nearest_scores: Vectors) -> list[Trial]:
@@ -461,9 +465,9 @@ def _neighbors(scores: int) -> int | None:
 
 
 def _blend_trials(
-    relative: Sequence[list[Vectors]], sinkhorns: Sequence[Fit], bank_size: int
+    relative: Sequence[list[Vectors]], sinkhorns: Sequence[Fit], bank_size: int, *, in_full: bool
 ) -> list[Trial]:
-    """Return the default Blend at every strength.
+    """Return the default Blend at every strength, before it also without the agreement if `in_full`.
 
     relative: the biases of RelativeNNN, and sinkhorns:
     the fits, of the whole bank and of its halves.
@@ -474,7 +478,14 @@ def _blend_trials(
     ]
     relative_nnn = RelativeNNN(RELATIVE_KS[0]).clamped(bank_size)
     blend = Blend((relative_nnn, sinkhorns[0][0].estimator))
-    return _agreed(blend, mixes, STRENGTHS)
+    full = _at(replace(blend, strength=1.0), mixes[0], STRENGTHS) if in_full else []
+    return full + _agreed(blend, mixes, STRENGTHS)
+
+
+def full_trial(trials: Sequence[Trial]) -> Trial:
+    """Return the default Blend without the agreement, of a sweep in full."""
+    # It comes just before the three that have it.
+    return trials[-1 - len(STRENGTHS)]
 
 
 def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list[Trial]:

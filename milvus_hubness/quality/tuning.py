@@ -21,7 +21,7 @@ from milvus_hubness.correction.estimators.base import (
     score_spread,
 )
 from milvus_hubness.correction.kernels.checks import whole_number
-from milvus_hubness.correction.kinds import GalleryKinds
+from milvus_hubness.correction.kinds import LEAST_PREFERENCE, GalleryKinds
 from milvus_hubness.correction.near_copies import (
     NearCopies,
     directions_of,
@@ -32,7 +32,15 @@ from milvus_hubness.correction.near_copies import (
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures, outcomes, retrieval
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
-from milvus_hubness.quality.trials import Pairs, Trial, merits_of, search, sweep
+from milvus_hubness.quality.trials import (
+    STRENGTHS,
+    Pairs,
+    Trial,
+    full_trial,
+    merits_of,
+    search,
+    sweep,
+)
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 
 MEMBERS = 8
@@ -54,6 +62,9 @@ WEAK = 0.6
 """Strength below which the verdict is "apply weakly"."""
 
 Verdict = Literal["apply", "apply weakly", "leave it alone"]
+LEAVE: Verdict = "leave it alone"
+VERDICTS: tuple[Verdict, ...] = (LEAVE, "apply weakly", "apply")
+"""From the one against a correction to the one for it."""
 Values = npt.NDArray[np.float64]
 
 
@@ -313,6 +324,31 @@ class Row(NamedTuple):
     """Of the measure over the raw search, with its 95% interval; None without labels."""
     gate: int | None = None
     gate_targets: int | None = None
+    kinds: bool = False
+    """Whether the search compares by kind."""
+
+
+class KindComparison(NamedTuple):
+    """Searches without the kinds of the items and with them."""
+
+    source: str
+    """The field of the kinds, or "auto"."""
+
+    chosen: bool
+    """Whether the choice is to compare by kind."""
+
+    reason: str
+
+    gain: measures.Interval | None
+    """Of the choice with kinds over the one without, in the measure, cross-validated on the same
+    folds, with its 95% interval; None without labels."""
+
+    preference: float
+    """How much nearer queries are to one kind than to another, see `Kinds.preference`."""
+
+    rows: tuple[Row, ...]
+    """The raw search; the default method, with the agreement of the bank's halves and in full; then
+    the means of kinds alone, and the default with them, in both ways."""
 
 
 @dataclass(frozen=True)
@@ -379,6 +415,15 @@ class Tuning:
     left_out: tuple[str, ...] = ()
     """What of the judgements is left out, a sentence for each reason."""
 
+    kinds: KindComparison | None = None
+    """The comparison with kinds, of which `choice` and `rows` follow from the better side; None if
+    there are none to compare with."""
+
+    @property
+    def kind(self) -> str:
+        """What a job names for the chosen kinds: a field, or "auto"; empty for none."""
+        return self.kinds.source if self.kinds is not None and self.kinds.chosen else ""
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return dict(measures.as_plain(self))
@@ -395,6 +440,7 @@ def tune(
     measure: str | retrieval.Measure = retrieval.R_AT_1,
     pair_weights: npt.ArrayLike | None = None,
     preference: Preference | None = None,
+    kinds: GalleryKinds | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuning:
@@ -405,7 +451,9 @@ def tune(
     decides, else the findings of `quality.verdict`. grades: for each query how right these are, by
     default equally. pair_weights: (n,), how often users send each query with positives; by default
     equally often. preference: the values of a prior, whose weight is chosen with the method
-    if there are positives. Near copies in the bank share the weight of one query. `queries` that are
+    if there are positives. kinds: those of the gallery, with whose means every method is tried too;
+    the better side is chosen, by the measure or, without positives, by the verdict, if the gap
+    between the kinds is real. Near copies in the bank share the weight of one query. `queries` that are
     in the bank are left out of the fit that these judge, once each. A gallery beyond 20,000 items
     and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput,
     BankTooSmall, DimensionMismatch, NonFiniteVectors.
@@ -417,6 +465,11 @@ def tune(
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
+    if targets is not None and kinds is not None:
+        raise InvalidInput(
+            "a target bank has no kinds, with whose means its items would be compared: leave the "
+            "target bank out, or the kinds"
+        )
     if positives is None:
         bank.require(at_least=2 * FEWEST_QUERIES)
     real = None if queries is None else _checked_queries(bank, queries)
@@ -440,6 +493,9 @@ def tune(
         real = real[_some(len(real), rng)]
     items, pairs, numbers = _some_items(items, pairs, rng)
 
+    kinds = None if kinds is None else kinds.take(numbers)
+    preference = None if preference is None else preference.take(numbers)
+
     copies = near_copies(bank, items, seed=seed)
     if real is None:
         fitted, searched = _halves(copies.bank, rng)
@@ -449,29 +505,36 @@ def tune(
         examined = apart(copies, real)
         # Labels say what a query is worth as users send it: with near copies in the log, or without.
         fitted = examined if pairs is None else bank_before(copies.bank, real)
-    trials = sweep(fitted, items, targets, progress=progress)
-    outcome = pairs.search(trials, items) if pairs else search(trials, searched, items)
 
-    figures = None
-    if len(bank) >= 2 * FEWEST_QUERIES:
-        figures = figures_of(examined, items, queries=real, whole=copies.bank, seed=seed)
-    weight = None
-    if pairs is not None and preference is not None:
-        of_items = preference.take(numbers)
-        chosen, judged, weight = decide_with_prior(
-            trials, outcome, fitted, items, pairs, of_items, cosine=copies.cosine, seed=seed
-        )
-    elif pairs is not None:
-        chosen, judged = decide(
-            trials, outcome, fitted, items, pairs, cosine=copies.cosine, seed=seed
-        )
-    else:
-        # Without labels no trial can be chosen: the last one is the default Blend at full strength,
-        # which the default takes the demand of the bank from.
-        blend = trials[-1]
-        chosen = blend._replace(estimator=replace(DEFAULT_ESTIMATOR, estimators=(blend.estimator,)))
-        judged = _judged_alone(figures, copies.bank)
+    def figures_with(kinds: GalleryKinds | None) -> Figures | None:
+        if len(bank) < 2 * FEWEST_QUERIES:
+            return None
+        return figures_of(examined, items, queries=real, whole=copies.bank, kinds=kinds, seed=seed)
 
+    side = _Side(items, fitted, searched, targets, pairs)
+    judging = _Judging(
+        fold=None if pairs is None else folds(pairs.queries, copies.cosine, seed),
+        preference=preference,
+        log=copies.bank,
+        seed=seed,
+    )
+    best = _tried(side, None, judging, figures_with(None), progress, in_full=kinds is not None)
+    comparison = None
+    if kinds is not None:
+        without = best
+        compared = _tried(
+            side.less(kinds),
+            without.outcome,
+            judging,
+            figures_with(kinds),
+            progress,
+            in_full=True,
+        )
+        comparison = _comparison(kinds, without, compared, copies.bank, seed)
+        best = compared if comparison.chosen else without
+
+    chosen = best.decision.chosen
+    judged = best.decision.judged
     # The candidate stays in the result either way: a user may overrule the verdict.
     applies = judged.verdict != "leave it alone"
     return Tuning(
@@ -479,9 +542,9 @@ def tune(
         choice=chosen.estimator if applies else None,
         gate=chosen.gate if applies else None,
         gate_targets=chosen.gate_targets if applies else None,
-        findings=tuple(findings(figures)) if figures else (),
+        findings=tuple(findings(best.figures)) if best.figures else (),
         candidate=chosen.estimator,
-        rows=_table(trials, outcome, len(items), pairs, seed),
+        rows=_table(best, len(items), pairs, seed),
         labelled=pairs is not None,
         measure=str(chosen_measure),
         demand=demand,
@@ -490,8 +553,175 @@ def tune(
         queries=len(searched),
         real_queries=0 if real is None else len(searched),
         seed=seed,
-        prior_weight=weight if applies else None,
+        prior_weight=best.decision.prior_weight if applies else None,
+        kinds=comparison,
     )
+
+
+class _Side(NamedTuple):
+    """The vectors of a tuning as searches compare them: as they are, or less the means of kinds."""
+
+    items: Vectors
+    fitted: QueryBank
+    """What the trials are fitted on."""
+    searched: Vectors
+    targets: QueryBank | None
+    pairs: Pairs | None
+    with_kinds: bool = False
+
+    def less(self, kinds: GalleryKinds) -> _Side:
+        """Return the vectors less the means of their kinds."""
+        of_queries = kinds.kinds.centred_queries
+        pairs = self.pairs
+        return self._replace(
+            items=kinds.centred_items(self.items),
+            fitted=replace(self.fitted, vectors=of_queries(self.fitted.vectors)),
+            searched=of_queries(self.searched),
+            pairs=None if pairs is None else pairs._replace(queries=of_queries(pairs.queries)),
+            with_kinds=True,
+        )
+
+    def search(self, trials: Sequence[Trial]) -> outcomes.Outcome:
+        """Return the outcome without a bias, then that of each trial."""
+        if self.pairs is not None:
+            return self.pairs.search(trials, self.items)
+        return search(trials, self.searched, self.items)
+
+
+class _Judging(NamedTuple):
+    """What all trials of a tuning are judged with."""
+
+    fold: npt.NDArray[np.int64] | None
+    """(n_queries,) of the pairs; None without pairs."""
+    preference: Preference | None
+    log: QueryBank
+    """The whole bank, with groups."""
+    seed: int
+
+
+class _Tried(NamedTuple):
+    """The trials of one side, and what they decide."""
+
+    side: _Side
+    trials: list[Trial]
+    outcome: outcomes.Outcome
+    """Of the raw search, without kinds, then of the trials."""
+    unbiased: outcomes.Outcome
+    """Of the search of this side without a bias: with kinds, of their means alone."""
+    decision: Decision
+    figures: Figures | None
+
+
+def _tried(
+    side: _Side,
+    raw: outcomes.Outcome | None,
+    judging: _Judging,
+    figures: Figures | None,
+    progress: Progress,
+    *,
+    in_full: bool,
+) -> _Tried:
+    """Return the trials of one side, and the choice among them.
+
+    raw: begins with the raw search; None if that is the search of this side without a bias.
+    """
+    trials = sweep(side.fitted, side.items, side.targets, in_full=in_full, progress=progress)
+    own = side.search(trials)
+    # Gains are those over what users have without this package.
+    outcome = own if raw is None else own.over(raw)
+    decision = _decided(side, trials, outcome, judging, figures)
+    return _Tried(side, trials, outcome, own.of_biases(np.array([0])), decision, figures)
+
+
+def _decided(
+    side: _Side,
+    trials: list[Trial],
+    outcome: outcomes.Outcome,
+    judging: _Judging,
+    figures: Figures | None,
+) -> Decision:
+    """Return the choice among the trials of one side, by labels or by what the bank shows."""
+    pairs = side.pairs
+    if pairs is None or judging.fold is None:
+        # Without labels no trial can be chosen: the last one is the default Blend at full strength,
+        # which the default takes the demand of the bank from. With kinds it goes without the
+        # agreement, see `suited_to_kinds`.
+        blend = full_trial(trials) if side.with_kinds else trials[-1]
+        default = replace(DEFAULT_ESTIMATOR, estimators=(blend.estimator,))
+        chosen = blend._replace(estimator=default)
+        return Decision(chosen, _judged_alone(figures, judging.log), np.empty(0))
+
+    options = (trials, outcome, side.fitted, side.items, pairs, judging.fold)
+    if judging.preference is not None:
+        return decide_with_prior(*options, judging.preference, seed=judging.seed)
+    return decide(*options, seed=judging.seed)
+
+
+def _comparison(
+    kinds: GalleryKinds, without: _Tried, compared: _Tried, log: QueryBank, seed: int
+) -> KindComparison:
+    """Return whether to compare by kind, and why.
+
+    without, compared: the sides without and with kinds. log: the bank as it is.
+    """
+    preference = kinds.kinds.preference(log.condensed.vectors)
+    before = without.decision.judged.verdict
+    after = compared.decision.judged.verdict
+    verdicts = f"the verdict without kinds is {before!r}, with them {after!r}"
+    pairs = without.side.pairs
+    gain = None
+    if pairs is None:
+        # A verdict alone does not see that kinds are topics, of which each query has one.
+        is_real = preference >= LEAST_PREFERENCE
+        chosen = is_real and VERDICTS.index(after) >= VERDICTS.index(before)
+        reason = (
+            f"queries prefer one kind by {preference:.1f} standard deviations, and a gap between "
+            f"kinds is real from {LEAST_PREFERENCE:g} on; {verdicts}"
+        )
+        if not is_real:
+            reason += ": labelled pairs (--pairs) can show a gain all the same"
+    else:
+        gain = measures.paired_difference(
+            without.decision.cross_fitted, compared.decision.cross_fitted, pairs.weights, seed=seed
+        )
+        chosen = after != LEAVE and (before == LEAVE or gain.estimate > 0)
+        reason = (
+            f"cross-validated, {pairs.measure} with kinds differs by {points(gain)} from that "
+            f"without; {verdicts}"
+        )
+    rows = _default_rows(without, compared, seed)
+    return KindComparison(kinds.kinds.rule.source, chosen, reason, gain, preference, rows)
+
+
+def _default_rows(without: _Tried, compared: _Tried, seed: int) -> tuple[Row, ...]:
+    """Return the searches of a comparison of kinds, as its rows have them."""
+    trials: list[Trial | None] = [None]
+    outcome = without.outcome.of_biases(np.array([0]))
+    for tried in (without, compared):
+        if tried is compared:
+            trials.append(None)
+            outcome = outcome.joined(tried.unbiased)
+        defaults = [tried.trials[-1], full_trial(tried.trials)]
+        # The outcome has the raw search first.
+        numbers = [len(tried.trials), len(tried.trials) - len(STRENGTHS)]
+        trials += defaults
+        outcome = outcome.joined(tried.outcome.of_biases(np.array(numbers)))
+
+    are_by_kind = [False, False, False, True, True, True]
+    side = without.side
+    rows = _rows(trials, are_by_kind, outcome, len(side.items), side.pairs, seed)
+    return tuple(rows)
+
+
+class Decision(NamedTuple):
+    """What labels choose."""
+
+    chosen: Trial
+    judged: Judgement
+    cross_fitted: Values
+    """(n_queries,) the measure of each query, under a choice that was made without it."""
+    prior_weight: float | None = None
+    """The weight of the prior; None without one."""
 
 
 def decide(
@@ -500,14 +730,14 @@ def decide(
     swept: QueryBank,
     gallery: Vectors,
     pairs: Pairs,
+    fold: npt.NDArray[np.int64],
     *,
-    cosine: float,
     seed: int = 0,
-) -> tuple[Trial, Judgement]:
+) -> Decision:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
     outcome: of the raw search, then the trials. swept: the bank that the trials were fitted on.
-    cosine: the smallest one between near copies.
+    fold: (n_queries,), see `folds`.
     """
     excess = outcomes.excess_answers_of(outcome, len(gallery))
     merits = merits_of(outcome, pairs.measure)[1:]
@@ -518,7 +748,6 @@ def decide(
     # Picked on all queries, the mix would be judged by the labels that chose it. So each query is
     # judged under a mix that was picked without its fold; what users get is the mix of all.
     # Its near copies would pick for it from another fold.
-    fold = _folds(pairs.queries, cosine, seed)
     cross_fitted = np.empty(len(raw))
     for left_out in range(fold.max() + 1):
         held_out = np.flatnonzero(fold == left_out)
@@ -541,7 +770,7 @@ def decide(
         measure=pairs.measure,
         seed=seed,
     )
-    return chosen, judged
+    return Decision(chosen, judged, cross_fitted)
 
 
 def _fall(trial: Trial, excess: Values, gallery: Vectors, pairs: Pairs) -> float:
@@ -589,18 +818,17 @@ def decide_with_prior(
     swept: QueryBank,
     gallery: Vectors,
     pairs: Pairs,
+    fold: npt.NDArray[np.int64],
     preference: Preference,
     *,
-    cosine: float,
     seed: int = 0,
-) -> tuple[Trial, Judgement, float]:
+) -> Decision:
     """Return the method, the verdict on it, and the weight of the prior, as `decide` does.
 
     preference: the values of the prior for the gallery. The excess answers are those without the
     prior: that popular items have more is its purpose.
     """
     excess = outcomes.excess_answers_of(outcome, len(gallery))
-    fold = _folds(pairs.queries, cosine, seed)
     unit = score_spread(swept.condensed, gallery)
     searches = PriorTrials(trials, gallery, pairs, preference, unit, fold)
 
@@ -625,11 +853,15 @@ def decide_with_prior(
     # Searches multiply what is stored by the strength, the prior too, which was tried in full.
     weight = round(chosen.weight / strength, 3)
     with_prior = f"with {preference.prior.words} as a prior of weight {chosen.weight:g}"
-    return chosen.method, judged._replace(reason=f"{judged.reason}, {with_prior}"), weight
+    judged = judged._replace(reason=f"{judged.reason}, {with_prior}")
+    return Decision(chosen.method, judged, cross_fitted, weight)
 
 
-def _folds(queries: Vectors, cosine: float, seed: int) -> npt.NDArray[np.int64]:
-    """Return the fold of each query (n,), one for all near copies; folds are about as large."""
+def folds(queries: Vectors, cosine: float, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Return the fold of each query (n,), one for all near copies; folds are about as large.
+
+    cosine: the smallest one between near copies.
+    """
     groups = groups_at(directions_of(queries), cosine)
     sizes = np.bincount(groups)
     fold_of_group = np.empty(len(sizes), np.int64)
@@ -731,16 +963,26 @@ def _some_items(
     return items[chosen], pairs, chosen
 
 
-def _table(
-    trials: Sequence[Trial],
+def _table(tried: _Tried, n_items: int, pairs: Pairs | None, seed: int) -> tuple[Row, ...]:
+    """Return the raw search, then the trials, best first."""
+    trials: list[Trial | None] = [None, *tried.trials]
+    are_by_kind = [False, *(tried.side.with_kinds for _ in tried.trials)]
+    raw, *rows = _rows(trials, are_by_kind, tried.outcome, n_items, pairs, seed)
+    rows.sort(key=lambda row: row.excess_answers if row.value is None else -row.value)
+    return (raw, *rows)
+
+
+def _rows(
+    trials: Sequence[Trial | None],
+    are_by_kind: Sequence[bool],
     outcome: outcomes.Outcome,
     n_items: int,
     pairs: Pairs | None,
     seed: int,
-) -> tuple[Row, ...]:
-    """Return the raw search, then the trials, best first.
+) -> list[Row]:
+    """Return a row for each trial, with its gain over the first one; None for a search without biases.
 
-    outcome: of the raw search, then of the trials.
+    outcome: of these trials.
     """
     values: Sequence[float | None] = [None] * len(outcome.retrieved)
     gains: Sequence[measures.Interval | None] = [None] * len(values)
@@ -752,10 +994,17 @@ def _table(
         )
 
     excess = outcomes.excess_answers_of(outcome, n_items).tolist()
-    raw = Row(None, 0.0, excess[0], values[0], gains[0])
-    rows = [
-        Row(trial.estimator, trial.strength, share, value, gain, *trial.form)
-        for trial, share, value, gain in zip(trials, excess[1:], values[1:], gains[1:], strict=True)
-    ]
-    rows.sort(key=lambda row: row.excess_answers if row.value is None else -row.value)
-    return (raw, *rows)
+    rows = []
+    for trial, share, value, gain, by_kind in zip(
+        trials, excess, values, gains, are_by_kind, strict=True
+    ):
+        row = Row(None, 0.0, share, value, gain, kinds=by_kind)
+        if trial is not None:
+            row = row._replace(
+                estimator=trial.estimator,
+                strength=trial.strength,
+                gate=trial.gate,
+                gate_targets=trial.gate_targets,
+            )
+        rows.append(row)
+    return rows

@@ -237,21 +237,23 @@ def examine(
     singles, means = _in_random_order(sample)
     # One permutation: the share of the variance is read, its p-value is not.
     drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
-    if kinds is not None:
-        # Only now: less their means, any bank and any gallery are about the same point.
-        items = kinds.take(rows).centred_items(items)
-        singles, means = map(kinds.kinds.centred_queries, (singles, means))
-        queries = None if queries is None else kinds.kinds.centred_queries(queries)
-
     middle = len(means) // 2
-    fitted = means[:middle]
     searched = singles[middle:] if queries is None else queries[:MOST_QUERIES]
+    raw = None
+    if kinds is not None:
+        # Only from here on: less their means, any bank and any gallery are about the same point.
+        raw = assess(searched, items, [np.zeros(len(items), np.float32)])
+        items = kinds.take(rows).centred_items(items)
+        singles, means, searched = map(kinds.kinds.centred_queries, (singles, means, searched))
 
+    fitted = means[:middle]
     bias = biases_of(QueryBank(fitted), items)
     agreement = correlation(bias, biases_of(QueryBank(means[middle:]), items))
     # As the jobs apply them: with kinds, the default method is applied in full.
     share = np.float32(agreement if kinds is None else 1)
     outcome = assess(searched, items, [np.zeros_like(bias), share * bias])
+    # What users have without this package is compared by no kind.
+    outcome = outcome if raw is None else outcome.over(raw)
     before, after = excess_answers_of(outcome, len(items)).tolist()
 
     answers_per_item = min(DEPTH, len(items)) * len(searched) / len(items)

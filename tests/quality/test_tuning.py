@@ -31,7 +31,15 @@ from milvus_hubness.quality.outcomes import assess, excess_answers_of
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import Measure, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
-from milvus_hubness.quality.tuning import bank_before, decide, judge_labelled, mix, pick, tune
+from milvus_hubness.quality.tuning import (
+    bank_before,
+    decide,
+    folds,
+    judge_labelled,
+    mix,
+    pick,
+    tune,
+)
 from tests.support.galleries import crowding, half_known
 from tests.support.real_data import load_task, needs_real_data
 
@@ -710,7 +718,8 @@ class TestRealData:
         trials = sweep(swept, task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
         outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)
-        chosen, judged = decide(trials, outcome, swept, task.gallery, pairs, cosine=copies.cosine)
+        fold = folds(pairs.queries, copies.cosine)
+        chosen, judged, *_ = decide(trials, outcome, swept, task.gallery, pairs, fold)
         told = labelled(V2T, labelled_half)
         assert (told.choice, told.strength, told.interval) == (
             chosen.estimator, judged.strength, judged.interval,

@@ -17,12 +17,14 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.kinds import (
     AUTO,
+    LEAST_PREFERENCE,
     MOST_KINDS,
     KindCounts,
     KindRule,
     Kinds,
     KindValue,
     expect_room,
+    preferred,
     rows_as_text,
     rule_of_field,
 )
@@ -31,13 +33,6 @@ from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
-LEAST_PREFERENCE = 3.0
-"""Least mean preference of queries for a cluster, in its standard deviations, for kinds of AUTO.
-
-Above it nearly all queries are nearer to the same cluster, whatever they look for, as between two
-modalities; between two topics some queries are nearer to each. Clusters of galleries of one kind have
-0.1 to 0.5, those of two modalities 7 and more (`benchmarks.mixed`).
-"""
 FEWEST_ROWS = 200
 """Fewer rows show no clusters."""
 ROUNDS = 30
@@ -247,15 +242,6 @@ def two_means(
     if (numbers == 1).sum() > (numbers == 0).sum():
         return means[::-1], 1 - numbers
     return means, numbers
-
-
-def preferred(means: npt.NDArray[np.float64], queries: npt.NDArray[np.float64]) -> float:
-    """Return how much nearer queries (m, d) are to one of two means (2, d): the mean of the
-    differences of their scores, in standard deviations; 0 if it varies not at all.
-    """
-    differences = queries @ (means[1] - means[0])
-    deviation = float(differences.std())
-    return abs(float(differences.mean())) / deviation if deviation else 0.0
 
 
 def with_kinds(layout: Layout, rule: KindRule | None, vectors: Floats) -> Layout:

@@ -107,6 +107,10 @@ class TuningRecord(FrozenModel):
     """Number of queries apart from the bank that decided; 0 if a part of the bank did."""
     bank_fingerprint: Fingerprint
     """Digest of the bank's queries."""
+    kind: Name = ""
+    """The field of the kinds with whose means vectors were compared, or "auto"; empty for none."""
+    kind_tried: Name = ""
+    """The kinds with and without which tuning compared searches, to choose `kind`; empty for none."""
     tuned_at: Moment
 
     @property
@@ -129,30 +133,46 @@ MOST_VERDICTS = 8
 
 
 class Verdicts(PropertyModel):
-    """The verdicts on banks, the latest first: one for each bank and field."""
+    """The verdicts on banks, the latest first: one for each bank, field and kinds."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     records: tuple[TuningRecord, ...] = Field(default=(), max_length=MOST_VERDICTS)
 
-    def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
-        """Return the verdict on this bank for this field; None if there is none."""
+    def of(self, field: str, bank_fingerprint: str, kind: str = "") -> TuningRecord | None:
+        """Return the verdict on this bank for this field and these kinds; None if there is none."""
+        subject = (field, bank_fingerprint, kind)
+        return next(
+            (
+                record
+                for record in self.records
+                if (record.field, record.bank_fingerprint, record.kind) == subject
+            ),
+            None,
+        )
+
+    def compared(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
+        """Return the latest choice of tuning between searches with kinds and without them."""
         subject = (field, bank_fingerprint)
         return next(
             (
                 record
                 for record in self.records
-                if (record.field, record.bank_fingerprint) == subject
+                if (record.field, record.bank_fingerprint) == subject and record.kind_tried
             ),
             None,
         )
 
     def with_record(self, record: TuningRecord) -> Verdicts:
         """Return the verdicts with a new one in place of
-        a former one on the same bank, or of the oldest.
+        a former one on the same bank and kinds, or of the oldest.
         """
-        replaced = (record.field, record.bank_fingerprint)
+        # A choice against kinds replaces the verdict with them too.
+        kinds = {record.kind} if record.kind else {"", record.kind_tried}
         others = [
-            other for other in self.records if (other.field, other.bank_fingerprint) != replaced
+            other
+            for other in self.records
+            if (other.field, other.bank_fingerprint) != (record.field, record.bank_fingerprint)
+            or other.kind not in kinds
         ]
         return Verdicts(records=(record, *others)[:MOST_VERDICTS])
 
