@@ -27,6 +27,8 @@ STRANGE_PARAMS = [
     '{"hubness_profile": 5}',
     '{"hubness_strength": 1e400}',
     '{"hubness_strength": NaN}',
+    '{"hubness_kinds": [1]}',
+    '{"hubness_kinds": -1}',
     "9" * 5_000,
     "\ud800".encode("utf-8", "surrogatepass").decode("utf-8", "replace"),
 ]
@@ -103,6 +105,7 @@ def searches(collection: str, rng: random.Random) -> Iterator[milvus_pb2.SearchR
         "offset",
         "round_decimal",
         "hubness_strength",
+        "hubness_kinds",
         "group_size",
         "anns_field",
         "metric_type",
@@ -207,6 +210,7 @@ def hostile_messages(
     for value in STRANGE_NUMBERS:
         shown = value if value.isascii() else "?"
         calls.append(("Search", good, [("hubness-strength", shown)]))
+        calls.append(("Search", good, [("hubness-kinds", shown)]))
         calls.append(("Search", good, [("hubness-profile", shown)]))
     for token in ("?", "=", "Bearer x", "AAAA", "/" * 3_000):
         calls.append((rng.choice(["Search", "Query"]), good, [("authorization", token)]))

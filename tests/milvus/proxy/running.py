@@ -102,9 +102,9 @@ class ForeignClient(MilvusClient):
 
     behind = None
 
-    def search(self, *args, strength=None, profile=None, search_params=None, **options):
+    def search(self, *args, strength=None, profile=None, kinds=None, search_params=None, **options):
         return super().search(
-            *args, search_params=wishing(search_params, strength, profile), **options
+            *args, search_params=wishing(search_params, strength, profile, kinds), **options
         )
 
     def hubness_state(self, name):
@@ -117,8 +117,12 @@ def at(request):
     return request.param, request.getfixturevalue(fixture)
 
 
-def wishing(search_params, strength, profile=None):
-    result = {"hubness_strength": strength, "hubness_profile": profile}
+def wishing(search_params, strength, profile=None, kinds=None):
+    result = {
+        "hubness_strength": strength,
+        "hubness_profile": profile,
+        "hubness_kinds": kinds,
+    }
     result = {name: value for name, value in result.items() if value is not None}
     if not result:
         return search_params

@@ -111,7 +111,9 @@ def test_a_bounded_number_of_callers_is_remembered():
     assert remembered.get(b"refused") is None
 
 
-@pytest.mark.parametrize("name", ["authorization", "dbname", "hubness-strength", "hubness-profile"])
+@pytest.mark.parametrize(
+    "name", ["authorization", "dbname", "hubness-strength", "hubness-kinds", "hubness-profile"]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_entries_of_which_one_counts_are_refused(upstream, channel, method, name):
     twice = [(name, VALID), (name, OTHER)]

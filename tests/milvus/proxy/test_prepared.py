@@ -141,6 +141,7 @@ INNER = st.fixed_dictionaries(
     optional={
         "ef": st.integers(1, 99),
         "hubness_strength": st.sampled_from([0.25, 0.0]),
+        "hubness_kinds": st.sampled_from([0.25, 0]),
         "radius": numbers,
     },
 )
@@ -153,6 +154,7 @@ PAIRS = st.fixed_dictionaries(
         "round_decimal": st.sampled_from(["-1", "3"]),
         "ignore_growing": st.just("False"),
         "hubness_strength": st.just("0.5"),
+        "hubness_kinds": st.just("0"),
         "group_by_field": st.just("group"),
     },
 )
@@ -192,6 +194,8 @@ def test_only_what_the_correction_needs_is_changed(
 
 
 def expect_rewritten(sent, request, state, queries, pairs, inner, header):
+    for parameters in (pairs, inner):
+        parameters.pop("hubness_kinds", None)
     strength = pairs.pop("hubness_strength", None)
     strength = next(
         s for s in (strength, inner.pop("hubness_strength", None), header, 0.75) if s is not None
