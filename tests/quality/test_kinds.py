@@ -31,6 +31,6 @@ def test_less_the_means_of_kinds_a_bank_of_queries_is_no_bank_of_items(mixed):
     assert "compared by kind" in judged.reason
 
     kinds = mixed.kinds
-    at_one_point = QueryBank(kinds.kinds.centred_queries(mixed.bank))
+    at_one_point = QueryBank(kinds.centred_queries(mixed.bank))
     mistaken = judge_bank(at_one_point, kinds.centred_items(mixed.items))
     assert "looks like a bank of items" in mistaken.reason
