@@ -142,13 +142,7 @@ def _show_comparison(kinds: dict[str, Any], measure: str) -> None:
     for row in kinds["rows"]:
         estimator = row["estimator"]
         method = describe(estimator) if estimator else "no bias"
-        rows.append(
-            (
-                "yes" if row["kinds"] else "no",
-                method if estimator is None or "agreement" in method else f"{method} in full",
-                *_figures_of(row),
-            )
-        )
+        rows.append(("yes" if row["kinds"] else "no", method, *_figures_of(row)))
     headings = ("by kind", "method", measure, "gain, 95%", "excess answers")
     console.show_table(f"\nWithout and with the kinds of {kinds['source']}", headings, rows)
 
