@@ -126,11 +126,13 @@ def _show_row(row: RowExplanation, top: int) -> None:
 def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -> None:
     # Under L2, scores are squared distances: a bias makes an item farther.
     sign = "+ 2 x" if explanation.metric == "L2" else "-"
-    formula = f"raw score {sign} {explanation.strength:g} x bias = corrected score"
-    gate = "not corrected: its raw best item is not among those that the gate lets through"
+    by_kind = " + by kind" if explanation.kind else ""
+    formula = f"raw score{by_kind} {sign} {explanation.strength:g} x bias = corrected score"
+    gate = "no bias: its best item without biases is not among those that the gate lets through"
     facts = {
         "text": explanation.text and visible_line(explanation.text),
         "gate": gate if explanation.gated else None,
+        "kinds": explanation.kind,
         "scores": f"{explanation.metric}: {formula}",
     }
     console.show_facts(f"Query {number}", facts)
@@ -138,6 +140,7 @@ def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -
         (
             f"> {answer.key}" if str(answer.key) == key else str(answer.key),
             f"{answer.raw_score:.4f}",
+            *([f"{answer.by_kind:+.4f}"] if explanation.kind else []),
             f"{answer.bias:+.4f}",
             f"{answer.corrected_score:.4f}",
             f"{answer.raw_rank:,}",
@@ -145,7 +148,9 @@ def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -
         )
         for answer in explanation.answers
     ]
-    console.show_table(None, ("key", "raw score", "bias", "corrected", "raw rank", "rank"), lines)
+    of_kind = ["by kind"] if explanation.kind else []
+    headings = ("key", "raw score", *of_kind, "bias", "corrected", "raw rank", "rank")
+    console.show_table(None, headings, lines)
 
 
 def hubs(

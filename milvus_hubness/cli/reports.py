@@ -21,6 +21,7 @@ from milvus_hubness.cli import console, options
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.status import Status
+    from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
     from milvus_hubness.reports.report import Diagnosis
     from milvus_hubness.reports.runs import RunFiles
@@ -52,6 +53,7 @@ def tune(
     prior_from: Annotated[
         str | None, "In place of --prior: a log of clicks in the form of --pairs."
     ] = None,
+    kind: options.Kind = None,
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -82,6 +84,7 @@ def tune(
             measure=judging.measure,
             target_bank=options.read_vectors(store, target_bank),
             prior=preferring.read_prior(),
+            kind=kind,
             progress=progress,
         ).to_dict()
 
@@ -116,8 +119,11 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
         over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
         console.say(GATED.format(*over))
 
+    if tuning["kinds"]:
+        _show_comparison(tuning["kinds"], tuning["measure"])
+
     # Without labels the reason quotes findings: what it has is not printed twice.
-    lines = [tuning["reason"]]
+    lines = [tuning["reason"], *tuning["remarks"]]
     if tuning["demand"] is not None:
         lines.append(f"the 1% of items with most pairs take {tuning['demand']:.0%} of the pairs")
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
@@ -128,6 +134,33 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     if note:
         lines.append(note)
     console.say("\n".join(filter(None, lines)))
+
+
+def _show_comparison(kinds: dict[str, Any], measure: str) -> None:
+    """Print the searches without and with kinds, and the choice between them."""
+    rows = []
+    for row in kinds["rows"]:
+        estimator = row["estimator"]
+        method = describe(estimator) if estimator else "no bias"
+        rows.append(("yes" if row["kinds"] else "no", method, *_figures_of(row)))
+    headings = ("by kind", "method", measure, "gain, 95%", "excess answers")
+    console.show_table(f"\nWithout and with the kinds of {kinds['source']}", headings, rows)
+
+    choice = "without kinds: leave --kind out"
+    if kinds["chosen"]:
+        choice = f"with kinds: migrate and enable follow it with --kind {kinds['source']}"
+    console.show_styled((f"\n{choice}", "bold"))
+    console.say(kinds["reason"])
+
+
+def _figures_of(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the measure of a trial, its gain, and the excess answers taken by hubs."""
+    gain = row["gain"]
+    return (
+        "" if row["value"] is None else f"{100 * row['value']:.1f}",
+        f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else "",
+        f"{row['excess_answers']:.1%}",
+    )
 
 
 def _mixed(choice: dict[str, Any] | None, *, is_mix: bool) -> dict[str, int]:
@@ -161,14 +194,11 @@ def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str
         share = f"{shares.pop(method)}%" if is_chosen else ""
         gate = f", gate {trial['gate']}" if trial["gate"] else ""
         targets = " over targets too" if trial["gate_targets"] else ""
-        gain = trial["gain"]
         rows.append(
             (
                 f"{method}{gate}{targets}",
                 f"{trial['strength']:.2f}",
-                "" if trial["value"] is None else f"{100 * trial['value']:.1f}",
-                f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else "",
-                f"{trial['excess_answers']:.1%}",
+                *_figures_of(trial),
                 share,
             )
         )
@@ -186,6 +216,11 @@ def diagnose(
     ] = None,
     query_text: options.QueryText = None,
     field: options.Field = None,
+    kind: Annotated[
+        str | None,
+        "If not corrected yet: field of the rows with the kind of each, or `auto`, as --kind of "
+        "migrate; a corrected collection has its own.",
+    ] = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
         str | None,
@@ -291,6 +326,7 @@ def diagnose(
             texts=texts,
             slice_by=slice_by,
             group_by=group_by,
+            kind=kind,
             runs=runs,
             progress=progress,
         )
@@ -376,6 +412,8 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = No
     console.show_facts(f"{diagnosis.title}, without and with correction", facts)
     if diagnosis.slices:
         _show_slices(diagnosis)
+    if diagnosis.kinds:
+        _show_kinds(diagnosis)
     if diagnosis.groups:
         _show_groups(diagnosis)
 
@@ -396,23 +434,42 @@ def _show_slices(diagnosis: Diagnosis) -> None:
     console.show_table("\nBy value", (str(diagnosis.slice_by), *measures), rows)
 
 
+def _show_kinds(diagnosis: Diagnosis) -> None:
+    rows = []
+    for kind in diagnosis.kinds:
+        value = ""
+        if kind.value_before is not None and kind.value_after is not None:
+            value = f"{kind.value_before:.1%} -> {kind.value_after:.1%}"
+        rows.append((*_share_cells(kind.shares), value))
+
+    headings = ("kind", *_share_headings(diagnosis), diagnosis.measure if diagnosis.gain else "")
+    title = f"\nBy kind: {diagnosis.kind}; excess of the first answers in points, 95%"
+    console.show_table(title, headings, rows)
+
+
 def _show_groups(diagnosis: Diagnosis) -> None:
-    rows = [
-        (
-            group.name,
-            f"{group.gallery:.1%}",
-            f"{group.right.estimate:.1%}" if group.right else "",
-            f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}",
-            f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}",
-            _in_points(group.excess_before),
-            _in_points(group.excess_after),
-        )
-        for group in diagnosis.groups
-    ]
-    answers = ("first answers", f"first {diagnosis.k}", "excess, raw", "corrected")
-    headings = (str(diagnosis.group_by), "items", "right answers", *answers)
+    rows = list(map(_share_cells, diagnosis.groups))
+    headings = (str(diagnosis.group_by), *_share_headings(diagnosis))
     title = "\nShares by value; excess of the first answers in points, 95%"
     console.show_table(title, headings, rows)
+
+
+def _share_headings(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return the headings of what `_share_cells` returns, without the first."""
+    answers = ("first answers", f"first {diagnosis.k}", "excess, raw", "corrected")
+    return ("items", "right answers", *answers)
+
+
+def _share_cells(group: Group) -> tuple[str, ...]:
+    return (
+        group.name,
+        f"{group.gallery:.1%}",
+        f"{group.right.estimate:.1%}" if group.right else "",
+        f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}",
+        f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}",
+        _in_points(group.excess_before),
+        _in_points(group.excess_after),
+    )
 
 
 def _in_points(interval: Interval) -> str:
@@ -511,6 +568,8 @@ def _verdict_words(verdict: dict[str, Any]) -> str:
     line = "{tuned_at:.16} UTC on {bank_fingerprint:.19}".format(**verdict)
     if verdict["in_use"]:
         line += ", the bank in use"
+    if verdict["kind"]:
+        line += f", by the kinds of {verdict['kind']}"
     line += f": {verdict['verdict']}"
     if verdict["choice"]:
         line += f", {describe(verdict['choice'])} at strength {verdict['strength']:g}"

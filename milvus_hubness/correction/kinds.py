@@ -328,9 +328,22 @@ class GalleryKinds:
         """Return the kinds of some of the items, by their numbers."""
         return replace(self, numbers=self.numbers[items])
 
+    @property
+    def members(self) -> list[tuple[str, npt.NDArray[np.bool_]]]:
+        """The name of each kind, with whether each item is of it, (n,); then the items without one,
+        if there are any.
+        """
+        members = [(name, self.numbers == kind) for kind, name in enumerate(self.kinds.rule.names)]
+        without = self.numbers == UNKNOWN
+        return [*members, ("no kind", without)] if without.any() else members
+
     def centred_items(self, items: Floats) -> Floats:
         """Return the items (n, d) less the means of their kinds."""
         return self.kinds.centred_items(items, self.numbers)
+
+    def centred_queries(self, queries: Floats) -> Floats:
+        """Return queries (m, d) less their mean."""
+        return self.kinds.centred_queries(queries)
 
     def item_table(self, items: Floats) -> Floats:
         """Return the items (n, d) with columns for their kinds, (n, d + K + 1).

@@ -467,6 +467,11 @@ class CollectionState(FrozenModel):
         """The profile that searches use when they name none."""
         return self.profiles[self.active]
 
+    @property
+    def kind(self) -> str:
+        """What a caller names for the kinds: a field, or "auto"; empty without kinds."""
+        return self.kinds.source if self.kinds is not None else ""
+
     def kinds_of(self, profile: Profile) -> Kinds | None:
         """Return the kinds with the means of a profile; None without kinds."""
         if self.kinds is None or profile.kinds is None:

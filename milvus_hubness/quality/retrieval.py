@@ -55,6 +55,23 @@ class PositiveRanks(NamedTuple):
         """Return (n_queries,) the sums over each query's positives of values (p,)."""
         return np.add.reduceat(values, self.starts[:-1])
 
+    def among(self, inside: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.bool_], PositiveRanks]:
+        """Return which queries, (n_queries,), have positives in a group of items, and their ranks.
+
+        inside: (n_items,) whether an item is in the group. Other positives count as any items.
+        """
+        assert self.items is not None, "ranks that are asked for by item come with their items"
+        is_inside = inside[self.items]
+        counts = np.add.reduceat(is_inside.astype(np.int64), self.starts[:-1])
+        has_one = counts > 0
+        ranks = PositiveRanks(
+            self.ranks[is_inside],
+            np.concatenate([[0], np.cumsum(counts[has_one])]),
+            None if self.grades is None else self.grades[is_inside],
+            self.items[is_inside],
+        )
+        return has_one, ranks
+
     def where(self, is_ours: npt.NDArray[np.bool_], other: PositiveRanks) -> PositiveRanks:
         """Return these ranks for some of the queries, (n_queries,) bool, and others for the rest.
 

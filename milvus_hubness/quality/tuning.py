@@ -415,6 +415,9 @@ class Tuning:
     left_out: tuple[str, ...] = ()
     """What of the judgements is left out, a sentence for each reason."""
 
+    remarks: tuple[str, ...] = ()
+    """What the user should know of the kinds, a sentence each."""
+
     kinds: KindComparison | None = None
     """The comparison with kinds, of which `choice` and `rows` follow from the better side; None if
     there are none to compare with."""
@@ -571,7 +574,7 @@ class _Side(NamedTuple):
 
     def less(self, kinds: GalleryKinds) -> _Side:
         """Return the vectors less the means of their kinds."""
-        of_queries = kinds.kinds.centred_queries
+        of_queries = kinds.centred_queries
         pairs = self.pairs
         return self._replace(
             items=kinds.centred_items(self.items),

@@ -244,7 +244,7 @@ def examine(
         # Only from here on: less their means, any bank and any gallery are about the same point.
         raw = assess(searched, items, [np.zeros(len(items), np.float32)])
         items = kinds.take(rows).centred_items(items)
-        singles, means, searched = map(kinds.kinds.centred_queries, (singles, means, searched))
+        singles, means, searched = map(kinds.centred_queries, (singles, means, searched))
 
     fitted = means[:middle]
     bias = biases_of(QueryBank(fitted), items)

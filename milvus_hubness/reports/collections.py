@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from itertools import chain, compress
 
 import numpy as np
@@ -17,13 +18,21 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_b
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
-from milvus_hubness.correction.fitted import Correction, reduced_targets
+from milvus_hubness.correction.fitted import Correction, gallery_kinds, reduced_targets
+from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import store_verdict
+from milvus_hubness.jobs.common.kinds import (
+    ChosenKinds,
+    KindRequest,
+    chosen_kinds,
+    suited_to_kinds,
+)
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
     ChosenPrior,
@@ -85,10 +94,27 @@ class BiasedGallery:
     """The reference queries, reduced to inner products."""
 
     activated: frozenset[Key] | None
-    """The keys of the raw best items whose queries are corrected; None without a gate."""
+    """The keys of the best items without biases whose queries are corrected; None without a gate."""
 
     verdict: TuningRecord | None
     """The verdict of tuning on this bank; None if there is none."""
+
+    kinds: GalleryKinds | None
+    """The kinds of the rows, by whose means corrected searches compare; None for none."""
+
+    @cached_property
+    def items(self) -> Floats:
+        """The rows, reduced to inner products with what `sent` and `raw` return, (n, w)."""
+        items = self.gallery.layout.reduce_items(self.gallery.vectors)
+        return items if self.kinds is None else self.kinds.item_table(items)
+
+    def raw(self, queries: Floats) -> Floats:
+        """Return reduced queries (m, d) as raw searches send them, (m, w)."""
+        return queries if self.kinds is None else self.kinds.query_table(queries, 0.0)
+
+    def sent(self, queries: Floats) -> Floats:
+        """Return reduced queries (m, d) as corrected searches send them, without biases, (m, w)."""
+        return queries if self.kinds is None else self.kinds.query_table(queries)
 
 
 def read_biased(
@@ -99,12 +125,14 @@ def read_biased(
     target_bank: BankLike | None = None,
     estimator: Estimator | None = None,
     field: str | None = None,
+    kind: str | None = None,
     progress: Progress = silent,
 ) -> BiasedGallery:
     """Read the rows of a collection and their biases.
 
     If it is not corrected, `estimator` computes them from `bank`; by default that is the choice of
-    tuning, else the default. Raises as `diagnose` does.
+    tuning, else the default. kind: the kinds of its rows, see `plan_migration`; a corrected one has
+    its own. Raises as `diagnose` does.
     """
     bank = optional_bank(bank)
     target_bank = optional_bank(target_bank)
@@ -112,9 +140,11 @@ def read_biased(
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
     state = info.state_of(field)
+    kinds = None
     if gallery.biases is not None and state is not None:
         profile = state.profile
         biases = gallery.biases
+        kinds = _kinds_in_use(info, state, gallery, kind)
         strength = profile.strength
         activated = None
         # The bank is many rows to load: only if something in it is needed.
@@ -125,16 +155,70 @@ def read_biased(
     elif bank is None:
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
-        verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
+        searched = field or only_field(info)
+        kinds, _ = _kinds_to_try(store, info, searched, gallery, kind, bank, target_bank)
+        source = kinds.kinds.rule.source if kinds is not None else ""
+        verdict = info.verdicts.of(searched, bank.fingerprint, source)
         # That with which jobs follow the verdict, see `choose`.
         is_followed = estimator is None and verdict and verdict.verdict != "leave it alone"
         strength = verdict.strength if verdict and is_followed else 1.0
-        biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict)
+        biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict, kinds)
 
     bank.expect_dim(layout.dim, "the field")
     reduced = replace(bank, vectors=layout.reduce_queries(bank.vectors))
-    verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
-    return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict)
+    source = kinds.kinds.rule.source if kinds is not None else ""
+    verdict = info.verdicts.of(field or only_field(info), bank.fingerprint, source)
+    return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict, kinds)
+
+
+def _kinds_in_use(
+    info: CollectionInfo, state: CollectionState, gallery: Gallery, kind: str | None
+) -> GalleryKinds | None:
+    """Return the kinds of a corrected collection. kind: what the caller names. Raises InvalidInput."""
+    if kind is not None and kind != state.kind:
+        present = f"with the kinds of {state.kind!r}" if state.kind else "without kinds"
+        raise InvalidInput(
+            f"{info.name!r} is corrected {present}: leave --kind out, or migrate it with other kinds"
+        )
+    kinds = state.kinds_of(state.profile)
+    if kinds is None:
+        return None
+    return GalleryKinds(kinds, kinds.rule.numbers_of(gallery.vectors, gallery.items))
+
+
+def _kinds_to_try(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    gallery: Gallery,
+    kind: str | None,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+) -> tuple[GalleryKinds | None, tuple[str, ...]]:
+    """Return the kinds that the caller names, as a migration would choose them, with remarks.
+
+    Raises as `plan_migration` does.
+    """
+    request = KindRequest.of(kind)
+    if request.name is None:
+        return None, ()
+    request.expect_no_targets(target_bank)
+    layout = gallery.layout
+    spread = store.bias_spread(info, field)
+    request.expect_possible(replace(layout, kinds=0, spread=spread), field)
+    state = info.states.get(field)
+    if state is not None and state.kind == request.name:
+        chosen = ChosenKinds(state.kinds)
+    else:
+        hidden = frozenset(
+            name for other in info.states.values() for name in other.codec.hidden_fields
+        )
+        chosen = chosen_kinds(store, info, request, layout, gallery.vectors, bank, hidden=hidden)
+    if chosen.rule is None:
+        return None, chosen.remarks
+    numbers = chosen.rule.numbers_of(gallery.vectors, gallery.items)
+    kinds = gallery_kinds(layout, chosen.rule, gallery.vectors, numbers, bank)
+    return kinds, chosen.remarks
 
 
 def _computed_biases(
@@ -143,6 +227,7 @@ def _computed_biases(
     target_bank: QueryBank | None,
     estimator: Estimator | None,
     verdict: TuningRecord | None,
+    kinds: GalleryKinds | None,
 ) -> tuple[Floats, frozenset[Key] | None]:
     """Return the biases (n,) that a migration with this bank would write, with mean 0.
 
@@ -155,20 +240,27 @@ def _computed_biases(
         estimator = from_dict(verdict.choice)
         gates = (verdict.gate, verdict.gate_targets)
 
+    numbers = None if kinds is None else kinds.numbers
+    default = DEFAULT_ESTIMATOR if kinds is None else suited_to_kinds(DEFAULT_ESTIMATOR)
     correction = Correction.fit(
         layout,
-        estimator or DEFAULT_ESTIMATOR,
+        estimator or default,
         bank,
         gallery=gallery.vectors,
         target_bank=target_bank,
+        kinds=None if kinds is None else kinds.kinds,
+        gallery_kinds=numbers,
     )
     targets = reduced_targets(layout, target_bank).asking if target_bank else None
     mask = activated_by(
-        gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets
+        gates,
+        correction.fitted.bank.vectors,
+        correction.items_of(gallery.vectors, numbers),
+        targets,
     )
     activated = None if mask is None else frozenset(compress(gallery.keys, mask))
 
-    biases = correction.centred(gallery.vectors)
+    biases = correction.centred(gallery.vectors, kinds=numbers)
     return biases - np.float32(biases.mean()), activated
 
 
@@ -186,6 +278,7 @@ def diagnose(
     texts: Sequence[str] | None = None,
     slice_by: str | None = None,
     group_by: str | None = None,
+    kind: str | None = None,
     runs: RunFiles | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
@@ -195,11 +288,12 @@ def diagnose(
     of tuning, else the default. queries: (n, d), or judgements with right rows. measure: of what users
     send of these, R@k, MRR, MAP or nDCG@k. texts: of the
     queries; those of judgements are in these. slice_by: a scalar field, whose values get a report
-    of their own; group_by: one whose values get their shares of the answers. runs: files for
-    evaluators, with the rankings and the judgements.
+    of their own; group_by: one whose values get their shares of the answers. kind: the kinds of the
+    rows, see `plan_migration`, if it is not corrected; else it has its own, by which the corrected
+    searches compare. runs: files for evaluators, with the rankings and the judgements.
 
-    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection, and with runs
-    InvalidParameter and UnreadableFile.
+    Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection, CannotMigrate for
+    kinds that are not possible, and with runs InvalidParameter and UnreadableFile.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -215,6 +309,7 @@ def diagnose(
         target_bank=target_bank,
         estimator=estimator,
         field=field,
+        kind=kind,
         progress=progress,
     )
     gallery = biased.gallery
@@ -266,6 +361,7 @@ def diagnose(
         title=biased.info.name,
         slice_by=slice_by,
         group_by=group_by,
+        kinds=biased.kinds,
         runs=run_writer,
     )
     if runs is not None and judged is not None:
@@ -309,6 +405,7 @@ def tune(
     measure: str | Measure = R_AT_1,
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
+    kind: str | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
@@ -318,9 +415,12 @@ def tune(
     that clients have sampled; or judgements, queries with right rows, on which the measure (R@k,
     MRR, MAP or nDCG@k) decides.
     prior: a field of the rows, or clicks by key, whose weight is chosen if there are judgements; by
-    default the prior of the corrected collection. Raises InvalidInput, CollectionNotFound,
-    EmptyCollection, CannotMigrate if the server computes the vectors, and as `quality.tuning.tune`
-    does.
+    default the prior of the corrected collection. kind: a field of the rows with the kind of each,
+    or "auto", see `plan_migration`, to compare searches without and with kinds; by default the kinds
+    of the corrected collection.
+
+    Raises InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes
+    the vectors or for kinds that are not possible, and as `quality.tuning.tune` does.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -359,6 +459,9 @@ def tune(
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
+    if kind is None and state is not None:
+        kind = state.kind or None
+    kinds, remarks = _kinds_to_try(store, info, field, gallery, kind, bank, target_bank)
     preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
     tuned = tuning.tune(
         replace(bank, vectors=layout.reduce_queries(bank.vectors)),
@@ -369,13 +472,15 @@ def tune(
         grades=sent.grades if sent is not None else None,
         measure=chosen_measure,
         preference=preference,
+        kinds=kinds,
         pair_weights=sent.weights if sent is not None else None,
         seed=seed,
         progress=progress,
     )
     chosen = preference.prior if preference is not None else None
     store_verdict(store, info.name, _record_of(field, bank, tuned, chosen))
-    return tuned if judged is None else replace(tuned, left_out=judged.left_out)
+    left_out = judged.left_out if judged is not None else ()
+    return replace(tuned, left_out=left_out, remarks=remarks)
 
 
 def _preference(
@@ -413,6 +518,7 @@ def _record_of(
     }
     # The bank as the user passed it: its fingerprint, not that of the reduced one, is looked up.
     values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
+    values |= {"kind": tuned.kind, "kind_tried": tuned.kinds.source if tuned.kinds else ""}
     if prior is not None and tuned.prior_weight is not None:
         # The jobs measure it on the gallery as it is then.
         values["prior"] = Prior(source=prior.source, field=prior.field, weight=tuned.prior_weight)

@@ -63,10 +63,12 @@ class Answer(NamedTuple):
 
     key: Key
     raw_score: float
+    by_kind: float
+    """What the means of kinds change in the score; 0 without kinds."""
     bias: float
     corrected_score: float
-    """Under IP and COSINE raw_score − strength · bias; under L2, where scores are distances,
-    raw_score + 2 · strength · bias."""
+    """Under IP and COSINE raw_score + by_kind − strength · bias; under L2, where scores are
+    distances, raw_score + 2 · strength · bias."""
     raw_rank: int
     corrected_rank: int
 
@@ -77,9 +79,11 @@ class QueryExplanation(NamedTuple):
     text: str | None
     metric: str
     strength: float
-    """0 if the gate leaves the query uncorrected."""
+    """0 if the gate leaves the query without biases."""
     gated: bool
-    """Whether the gate leaves the query uncorrected."""
+    """Whether the gate leaves the query without biases."""
+    kind: str | None
+    """The field of the kinds by whose means searches compare, or "auto"; None for none."""
     answers: list[Answer]
     """The first ones by their corrected rank, then the named row if it is not among them."""
 
@@ -123,24 +127,24 @@ def explain_row(
     texts: of these queries. Raises InvalidInput for an unknown key.
     """
     row = _position(biased, key)
-    items = biased.gallery.layout.reduce_items(biased.gallery.vectors)
-    queries = biased.bank.vectors
+    items = biased.items
+    queries = biased.raw(biased.bank.vectors)
+    sent = biased.sent(biased.bank.vectors)
     weighted_biases = biased.strength * biased.biases
 
     # The row is the positive of every query, so its ranks are those of a positive.
     positives = np.full(len(queries), row)
     before = retrieval.ranks(queries, items, positives).best
-    after = retrieval.ranks(queries, items, positives, weighted_biases).best
+    after = retrieval.ranks(sent, items, positives, weighted_biases).best
 
     # Inner products of reduced vectors rank as the metric does, but users know its own scores.
-    similarities = queries @ items[row]
     names: Sequence[str | None] = texts or [None] * len(queries)
     ranks = map(
         Rank,
         range(len(queries)),
         names,
-        _as_metric(biased, similarities).tolist(),
-        _as_metric(biased, similarities - weighted_biases[row]).tolist(),
+        _as_metric(biased, queries @ items[row]).tolist(),
+        _as_metric(biased, sent @ items[row] - weighted_biases[row]).tolist(),
         before.tolist(),
         after.tolist(),
     )
@@ -182,15 +186,18 @@ def explain_query(
             f"no query {number}: choose one from 0 to {len(reduced) - 1} with --query-number"
         )
 
-    raw = layout.reduce_items(biased.gallery.vectors) @ reduced[number]
-    # A gate corrects a query only if its raw best item is activated.
-    gated = biased.activated is not None and keys[int(raw.argmax())] not in biased.activated
+    query = reduced[number : number + 1]
+    raw = biased.items @ biased.raw(query)[0]
+    unbiased = biased.items @ biased.sent(query)[0]
+    # A gate corrects a query only if its best item without biases is activated.
+    gated = biased.activated is not None and keys[int(unbiased.argmax())] not in biased.activated
     strength = 0.0 if gated else biased.strength
-    corrected = raw - strength * biased.biases
+    corrected = unbiased - strength * biased.biases
 
     # One column for each field of Answer after the key.
     columns = (
         _as_metric(biased, raw),
+        unbiased - raw,
         biased.biases,
         _as_metric(biased, corrected),
         _ranks(raw),
@@ -205,7 +212,8 @@ def explain_query(
             shown.append(of_key)
 
     text = None if texts is None else texts[number]
-    return QueryExplanation(text, layout.metric, strength, gated, shown)
+    kind = biased.kinds.kinds.rule.source if biased.kinds is not None else None
+    return QueryExplanation(text, layout.metric, strength, gated, kind, shown)
 
 
 def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
@@ -214,15 +222,15 @@ def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: in
     queries: those that are counted; by default the bank's. Raises DimensionMismatch.
     """
     reduced = _reduced(biased, queries)
-    items = biased.gallery.layout.reduce_items(biased.gallery.vectors)
+    items = biased.items
     k = min(DEPTH, len(items))
 
-    def occurrence(bias: npt.NDArray[np.float32] | None) -> measures.Counts:
-        retrieved = measures.nearest(reduced, items, k, bias)
+    def occurrence(queries: Vectors, bias: npt.NDArray[np.float32] | None) -> measures.Counts:
+        retrieved = measures.nearest(queries, items, k, bias)
         return measures.k_occurrence(retrieved, len(items), k)
 
-    before = occurrence(None)
-    after = occurrence(biased.strength * biased.biases)
+    before = occurrence(biased.raw(reduced), None)
+    after = occurrence(biased.sent(reduced), biased.strength * biased.biases)
 
     # One column for each field of Occurrence after the key.
     total = k * len(reduced)

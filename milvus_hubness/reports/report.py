@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.kernels.checks import finite_number
+from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.quality import measures, retrieval
@@ -94,6 +95,8 @@ class Point(NamedTuple):
     hubness: measures.HubnessSummary
     value: measures.Interval | None
     """Of the measure of the diagnosis; None without positives."""
+    by_kind: bool = False
+    """Whether it compares by the means of kinds."""
 
 
 class Region(NamedTuple):
@@ -149,9 +152,25 @@ class Slice(NamedTuple):
         return "another value" if self.value is None else self.value
 
 
+class KindReport(NamedTuple):
+    """The items of one kind, before and after correction."""
+
+    shares: Group
+    """Their shares of the answers."""
+    queries: int | None
+    """Number of queries with a right item of this kind; None without positives."""
+    value_before: float | None
+    """The measure of these queries, for which only right items of this kind are right; None without
+    such queries."""
+    value_after: float | None
+    """The same after correction."""
+    gain: measures.Interval | None
+    """Paired difference of both; None for fewer than two queries."""
+
+
 @dataclass(frozen=True)
 class Diagnosis:
-    """The report before correction, at strength 0, and after it."""
+    """The report before correction, at strength 0 and without kinds, and after it."""
 
     title: str
     n_queries: int
@@ -214,6 +233,12 @@ class Diagnosis:
     groups: list[Group]
     """Largest first."""
 
+    kind: str | None
+    """The field of the kinds by whose means corrected searches compare, or "auto"; None for none."""
+
+    kinds: list[KindReport]
+    """Of each kind, and of the items without one."""
+
     left_out: tuple[str, ...] = ()
     """What of the judgements is left out, a sentence for each reason."""
 
@@ -251,7 +276,9 @@ class Diagnosis:
                 f"{self.slice_by} is {worst.name}."
             )
         if len(self.groups) > 1:
-            sentences.append(self._group_sentence())
+            sentences.append(_group_sentence(str(self.group_by), self.groups))
+        if len(self.kinds) > 1:
+            sentences.append(_group_sentence("kind", [each.shares for each in self.kinds]))
         return sentences
 
     def _retrieval_sentence(self) -> str:
@@ -277,18 +304,19 @@ class Diagnosis:
             f"{self.value_after:.1%} with it: {change}"
         )
 
-    def _group_sentence(self) -> str:
-        """Return the sentence on the group with the most answers beyond its due."""
-        most = max(self.groups, key=lambda group: group.excess_before.estimate)
-        if most.right is None:
-            due = f"{most.gallery:.1%} of the items"
-        else:
-            due = f"{most.right.estimate:.1%} of the right answers"
-        return (
-            f"Items whose {self.group_by} is {most.name} are {due}. They take "
-            f"{most.first_before.estimate:.1%} of the first answers without correction and "
-            f"{most.first_after.estimate:.1%} with it."
-        )
+
+def _group_sentence(field: str, groups: Sequence[Group]) -> str:
+    """Return the sentence on the group with the most answers beyond its due."""
+    most = max(groups, key=lambda group: group.excess_before.estimate)
+    if most.right is None:
+        due = f"{most.gallery:.1%} of the items"
+    else:
+        due = f"{most.right.estimate:.1%} of the right answers"
+    return (
+        f"Items whose {field} is {most.name} are {due}. They take "
+        f"{most.first_before.estimate:.1%} of the first answers without correction and "
+        f"{most.first_after.estimate:.1%} with it."
+    )
 
 
 HUBS = 9
@@ -324,6 +352,7 @@ def diagnose(
     title: str = "Gallery",
     slice_by: str | None = None,
     group_by: str | None = None,
+    kinds: GalleryKinds | None = None,
     runs: RunWriter | None = None,
 ) -> Diagnosis:
     """Search queries in a gallery by <q, r> − w·b(r) for every strength w, and report the hubs.
@@ -336,77 +365,83 @@ def diagnose(
     nDCG@k. sendings: how often users send the queries, over which measures are means; hubs count
     each query once. keys and fields, one per item, and query_texts, one per query, are read only
     where shown. slice_by: a field, whose values get a report of their own; group_by: one whose
-    values get their shares of the answers. runs: gets the rankings at strength 0 and w. Raises
+    values get their shares of the answers. kinds: those of the gallery, by whose means all searches
+    compare but the raw one, that at strength 0. runs: gets the rankings at strength 0 and w. Raises
     InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
-    query_vectors, stored = measures.with_bias(queries, gallery, bias)
-    _expect_length("keys", keys, len(stored))
-    _expect_length("fields", fields, len(stored))
+    query_vectors, items = measures.with_bias(queries, gallery, None)
+    _expect_length("keys", keys, len(items))
+    _expect_length("fields", fields, len(items))
     _expect_length("query_texts", query_texts, len(query_vectors))
+    _expect_length("the kinds", None if kinds is None else kinds.numbers.tolist(), len(items))
     chosen = retrieval.Measure.of(measure)
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
 
+    sent = _Sent.of(query_vectors, items, bias, kinds)
+    has_kinds = kinds is not None
     strength = float(strength)
-    searches: dict[float, _Search] = {}
+    # Raw and, with kinds, by their means alone, on which a gate decides; then all strengths.
+    wanted = {(0.0, False), (0.0, has_kinds), (strength, has_kinds)}
+    wanted |= {(float(value), has_kinds) for value in strengths}
+    searches: dict[tuple[float, bool], _Search] = {}
     # In ascending order, because a gate needs the search at 0.
-    for value in sorted({0.0, strength, *map(float, strengths)}):
-        # The last column of a query is the weight of the bias: one table serves all strengths.
-        query_vectors[:, -1] = -value
-        search = _Search.of(query_vectors, stored, k)
+    for value, by_kind in sorted(wanted):
+        search_queries = sent.at(value, by_kind=by_kind)
+        search = _Search.of(search_queries, sent.stored, k)
         if positives is not None:
-            of_positives = retrieval.ranks(query_vectors, stored, positives, grades=grades)
+            of_positives = retrieval.ranks(search_queries, sent.stored, positives, grades=grades)
             search = search._replace(ranks=of_positives, values=chosen.values(of_positives))
         if activated is not None and value:
-            search = search.gated(searches[0.0], np.asarray(activated))
-        searches[value] = search
+            search = search.gated(searches[0.0, has_kinds], np.asarray(activated))
+        searches[value, by_kind] = search
 
-    before = searches[0.0]
-    after = searches[strength]
+    before = searches[0.0, False]
+    after = searches[strength, has_kinds]
+    weights: npt.ArrayLike = strength
+    if activated is not None:
+        # The others have no bias subtracted.
+        weights = strength * searches[0.0, has_kinds].is_activated(activated)
     pair = _Comparison(before, after, keys, fields, query_texts)
     if runs is not None:
         depth = runs.files.depth
-        query_vectors[:, -1] = 0
-        runs.write(runs.files.raw, rankings(query_vectors, stored, depth, before.ranks))
-        query_vectors[:, -1] = -strength
-        if activated is not None:
-            # The others stay as they are.
-            query_vectors[~before.is_activated(activated), -1] = 0
-        runs.write(runs.files.corrected, rankings(query_vectors, stored, depth, after.ranks))
+        raw_queries = sent.at(0.0, by_kind=False)
+        runs.write(runs.files.raw, rankings(raw_queries, sent.stored, depth, before.ranks))
+        corrected = sent.at(weights, by_kind=has_kinds)
+        runs.write(runs.files.corrected, rankings(corrected, sent.stored, depth, after.ranks))
 
     gain = None
     if before.values is not None and after.values is not None:
         gain = sendings.interval(after.values - before.values)
 
-    # Without its bias column.
-    items = stored[:, :-1]
     log = None if bank is None else with_groups(QueryBank.of(bank), items)
-    figures = _figures(log, items)
+    figures = _figures(log, items, kinds)
     demand = None
     if log is not None and figures is not None and figures.is_uneven:
-        demand = compare(log, items, np.float32(strength) * stored[:, -1])
+        demand = compare(
+            log if kinds is None else replace(log, vectors=kinds.centred_queries(log.vectors)),
+            items if kinds is None else kinds.centred_items(items),
+            np.float32(strength) * sent.biases,
+        )
     return Diagnosis(
         title=title,
         n_queries=len(query_vectors),
-        n_items=len(stored),
+        n_items=len(items),
         k=k,
         strength=strength,
         before=measures.hubness_summary(before.counts, k),
         after=measures.hubness_summary(after.counts, k),
         reciprocity=_reciprocity(
-            # Without the weight of the bias.
-            query_vectors[:, :-1],
-            items,
-            stored[:, -1],
-            strength if activated is None else strength * before.is_activated(activated),
-            query_groups,
-            query_lengths,
+            query_vectors, items, sent.biases, weights, query_groups, query_lengths, kinds
         ),
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
-        strengths=[search.point(value, k, sendings) for value, search in searches.items()],
+        strengths=[
+            search.point(value, k, sendings, by_kind=by_kind)
+            for (value, by_kind), search in searches.items()
+        ],
         measure=str(chosen),
         gain=gain,
         value_before=before.mean(sendings),
@@ -426,14 +461,50 @@ def diagnose(
         groups=shares(
             by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives
         ),
+        kind=None if kinds is None else kinds.kinds.rule.source,
+        kinds=[] if kinds is None else pair.kinds(kinds, positives, chosen, sendings),
     )
 
 
-def _figures(log: QueryBank | None, gallery: Vectors) -> Figures | None:
+class _Sent(NamedTuple):
+    """What searches send, and what they search."""
+
+    raw: Vectors
+    """(n_queries, d), with a last column for the weight of the bias."""
+    by_kind: Vectors
+    """The same for searches that compare by kind; `raw` without kinds."""
+    stored: Vectors
+    """(n_items, d), with a last column of biases: one table serves all searches."""
+
+    @classmethod
+    def of(
+        cls, queries: Vectors, items: Vectors, bias: npt.ArrayLike, kinds: GalleryKinds | None
+    ) -> _Sent:
+        if kinds is None:
+            raw, stored = measures.with_bias(queries, items, bias)
+            return cls(raw, raw, stored)
+        table = kinds.item_table(items)
+        raw, stored = measures.with_bias(kinds.query_table(queries, 0.0), table, bias)
+        by_kind = np.hstack([kinds.query_table(queries), raw[:, -1:]])
+        return cls(raw, by_kind, stored)
+
+    @property
+    def biases(self) -> Vectors:
+        """(n_items,)."""
+        return self.stored[:, -1]
+
+    def at(self, strength: npt.ArrayLike, *, by_kind: bool) -> Vectors:
+        """Return the queries of a search until the next call. strength: a number, or (n_queries,)."""
+        queries = self.by_kind if by_kind else self.raw
+        queries[:, -1] = -np.asarray(strength)
+        return queries
+
+
+def _figures(log: QueryBank | None, gallery: Vectors, kinds: GalleryKinds | None) -> Figures | None:
     """Return what a bank with groups shows, as `tune` judges it; None for fewer than 40 queries."""
     if log is None or len(log) < 2 * FEWEST_QUERIES:
         return None
-    return figures_of(log, gallery)
+    return figures_of(log, gallery, kinds=kinds)
 
 
 def _reciprocity(
@@ -443,14 +514,27 @@ def _reciprocity(
     strength: npt.ArrayLike,
     groups: npt.NDArray[np.int64] | None,
     lengths: npt.ArrayLike | None,
+    kinds: GalleryKinds | None,
 ) -> Reciprocity:
     """Return the reciprocity without correction, and with that of `strength`."""
     if groups is None:
         groups = with_groups(QueryBank(queries), items).groups
     assert groups is not None
-    before, after = reciprocities(
-        queries, items, biases, [0.0, strength], groups=groups, lengths=lengths
-    )
+    if kinds is None:
+        before, after = reciprocities(
+            queries, items, biases, [0.0, strength], groups=groups, lengths=lengths
+        )
+    else:
+        [before] = reciprocities(queries, items, biases, [0.0], groups=groups, lengths=lengths)
+        # What items choose is by the means of kinds too.
+        [after] = reciprocities(
+            kinds.centred_queries(queries),
+            kinds.centred_items(items),
+            biases,
+            [strength],
+            groups=groups,
+            lengths=lengths,
+        )
     distinct = int(groups.max()) + 1
     return Reciprocity(before, after, distinct, min(1.0, len(items) / distinct))
 
@@ -512,11 +596,13 @@ class _Search(NamedTuple):
             values=np.where(is_corrected, self.values, raw.values),
         )
 
-    def point(self, strength: float, k: int, sendings: measures.Sendings) -> Point:
+    def point(
+        self, strength: float, k: int, sendings: measures.Sendings, *, by_kind: bool
+    ) -> Point:
         value = None
         if self.values is not None:
             value = sendings.interval(self.values)
-        return Point(strength, measures.hubness_summary(self.counts, k), value)
+        return Point(strength, measures.hubness_summary(self.counts, k), value, by_kind)
 
     def rank(self, query: int) -> int | None:
         """Return the rank of a query's best positive; None without positives."""
@@ -627,6 +713,41 @@ class _Comparison(NamedTuple):
             gain=gain,
             hubs=self.items(members[by_count[:HUBS_PER_SLICE]]),
         )
+
+    def kinds(
+        self,
+        kinds: GalleryKinds,
+        positives: retrieval.Positives | None,
+        measure: retrieval.Measure,
+        sendings: measures.Sendings,
+    ) -> list[KindReport]:
+        """Return the report of each kind, and of the items without one if there are any."""
+        groups = shares(kinds.members, self.before.retrieved, self.after.retrieved, positives)
+        return [
+            self._kind(group, inside, measure, sendings)
+            for group, (_, inside) in zip(groups, kinds.members, strict=True)
+        ]
+
+    def _kind(
+        self,
+        group: Group,
+        inside: Members,
+        measure: retrieval.Measure,
+        sendings: measures.Sendings,
+    ) -> KindReport:
+        before_ranks = self.before.ranks
+        after_ranks = self.after.ranks
+        if before_ranks is None or after_ranks is None:
+            return KindReport(group, None, None, None, None)
+        has_one, before_ranks = before_ranks.among(inside)
+        if not has_one.any():
+            return KindReport(group, 0, None, None, None)
+
+        before = measure.values(before_ranks)
+        after = measure.values(after_ranks.among(inside)[1])
+        sent = sendings.of(has_one)
+        gain = sent.interval(after - before) if len(before) > 1 else None
+        return KindReport(group, len(before), sent.mean(before), sent.mean(after), gain)
 
     def reach(self, bank: QueryBank, gallery: Vectors) -> BankReach:
         """Return what of the gallery (n_items, d) the bank reaches."""

@@ -397,7 +397,8 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
     if table.profile in (None, state.active):
         # A verdict is about one bank: the one that the next refresh uses, unless the file names
         # another.
-        verdict = info.verdicts.of(state.field, state.profile.bank.queries_fingerprint)
+        in_use = state.profile.bank.queries_fingerprint
+        verdict = info.verdicts.of(state.field, in_use, state.kind)
         if message := _differs_from_verdict(table, verdict):
             yield "method", message
 

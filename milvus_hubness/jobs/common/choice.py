@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
+from milvus_hubness.correction.kinds import KindRule
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.common.judging import Judging
+from milvus_hubness.jobs.common.kinds import suited_to_kinds
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 
 
@@ -68,11 +70,14 @@ def choose(
     target_bank: QueryBank | None,
     estimator: Estimator | None,
     gates: Gates,
+    *,
+    by_kind: bool = False,
 ) -> Choice:
     """Return the estimator to fit, with its strength and the gates.
 
-    verdict: on the bank. estimator: the caller's, at strength 1; without one, the choice of the
-    verdict counts, else the default. gates: the caller's, which overrule those of the verdict.
+    verdict: on the bank, with the kinds of the plan. estimator: the caller's, at strength 1;
+    without one, the choice of the verdict counts, else the default. gates: the caller's, which
+    overrule those of the verdict. by_kind: whether the plan has kinds.
 
     Raises as `checked_gates` does.
     """
@@ -86,7 +91,8 @@ def choose(
         if gates == NO_GATES:
             gates = Gates(verdict.gate, verdict.gate_targets)
 
-    return Choice(estimator or DEFAULT_ESTIMATOR, strength, checked_gates(gates, target_bank))
+    default = suited_to_kinds(DEFAULT_ESTIMATOR) if by_kind else DEFAULT_ESTIMATOR
+    return Choice(estimator or default, strength, checked_gates(gates, target_bank))
 
 
 def verdict_remarks(
@@ -109,6 +115,28 @@ def verdict_remarks(
         f"there is no verdict on this bank{elsewhere}: the default method applies; "
         "run tune with it to choose one"
     ]
+
+
+def kind_remarks(
+    info: CollectionInfo, field: str, bank: QueryBank, kind: str | None, kinds: KindRule | None
+) -> list[str]:
+    """Return that tuning chose otherwise about kinds than a plan does; nothing if it did not.
+
+    kind: what the caller names. kinds: those of the plan.
+    """
+    record = info.verdicts.compared(field, bank.fingerprint)
+    if record is None:
+        return []
+    if kind is None and record.kind:
+        return [
+            f"tune found searches better by the kinds of {record.kind!r}: pass --kind {record.kind} "
+            "(with --where second_vector, if without a copy)"
+        ]
+    if kinds is not None and not record.kind and record.kind_tried == kinds.source:
+        return [
+            f"tune found searches no better by the kinds of {record.kind_tried!r}: leave --kind out"
+        ]
+    return []
 
 
 def bank_facts(bank: QueryBank, target_bank: QueryBank | None, collection: str) -> dict[str, Any]:

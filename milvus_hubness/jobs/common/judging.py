@@ -81,10 +81,13 @@ def _modes() -> str:
 
 
 def stored_verdict(
-    info: CollectionInfo, field: str, bank: QueryBank, judging: Judging
+    info: CollectionInfo, field: str, bank: QueryBank, judging: Judging, kind: str
 ) -> TuningRecord | None:
-    """Return the stored verdict on a bank that counts; None if the bank is to be judged."""
-    record = info.verdicts.of(field, bank.fingerprint)
+    """Return the stored verdict on a bank that counts; None if the bank is to be judged.
+
+    kind: the field of the kinds, or "auto"; empty for none.
+    """
+    record = info.verdicts.of(field, bank.fingerprint, kind)
     # New real queries may know better than a verdict that had no labels.
     is_outdone = judging.queries is not None and record is not None and not record.labelled
     return None if is_outdone else record
@@ -129,6 +132,7 @@ def judged(
         labelled=False,
         real_queries=0 if queries is None else len(queries),
         bank_fingerprint=bank.fingerprint,
+        kind="" if rule is None else rule.source,
         tuned_at=datetime.now(timezone.utc),
     )
 

@@ -99,6 +99,11 @@ class ChosenKinds:
     """Rows by name of their kind, of those that were counted."""
 
     @property
+    def source(self) -> str:
+        """What a caller names for them: a field, or AUTO; empty without kinds."""
+        return self.rule.source if self.rule is not None else ""
+
+    @property
     def facts(self) -> dict[str, Any] | None:
         """What a plan says of them, as plain data; None without kinds."""
         if self.rule is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -38,6 +38,7 @@ from milvus_hubness.jobs.common.choice import (
     bank_facts,
     checked_gates,
     choose,
+    kind_remarks,
     verdict_remarks,
 )
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -55,7 +56,6 @@ from milvus_hubness.jobs.common.kinds import (
     ChosenKinds,
     KindRequest,
     chosen_kinds,
-    suited_to_kinds,
     with_kinds,
 )
 from milvus_hubness.jobs.common.priors import (
@@ -465,20 +465,25 @@ def _fitted(
     # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
-    verdict = stored_verdict(info, field, request.bank, request.judging)
+    verdict = stored_verdict(info, field, request.bank, request.judging, kinds.source)
     if verdict is None and request.judging.mode != "skip":
         judged_rows = FitRows.of(gallery.vectors, gallery.items, NO_PRIOR, kinds.rule)
         verdict = judged(
             gallery.layout, judged_rows, field, request.bank, request.judging, kinds.rule
         )
     remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
-    choice = choose(verdict, request.target_bank, request.estimator, request.gates)
+    choice = choose(
+        verdict,
+        request.target_bank,
+        request.estimator,
+        request.gates,
+        by_kind=kinds.rule is not None,
+    )
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])
     remarks += kinds.remarks
-    if kinds.rule is not None and request.estimator is None:
-        choice = replace(choice, estimator=suited_to_kinds(choice.estimator))
+    remarks += kind_remarks(info, field, request.bank, request.kinds.name, kinds.rule)
     estimator = joined_with(choice.estimator, request.prior, chosen)
     rows = FitRows.of(gallery.vectors, gallery.items, chosen, kinds.rule)
     bank = grouped(gallery.layout, request.bank, gallery.vectors)

@@ -25,6 +25,7 @@ from milvus_hubness.jobs.common.choice import (
     bank_facts,
     checked_gates,
     choose,
+    kind_remarks,
     verdict_remarks,
 )
 from milvus_hubness.jobs.common.inputs import FitRows, only_field
@@ -33,7 +34,6 @@ from milvus_hubness.jobs.common.kinds import (
     NO_KINDS,
     KindRequest,
     chosen_kinds,
-    suited_to_kinds,
     with_kinds,
 )
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
@@ -325,18 +325,24 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
 
     # Who continues a migration has decided already.
     judging = request.judging if unfinished is None else Judging("skip")
-    verdict = stored_verdict(info, field, request.bank, judging)
     kinds = NO_KINDS
-    if request.kinds.name is not None or (verdict is None and judging.mode != "skip"):
-        vectors, items = sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
-        kinds = chosen_kinds(store, info, request.kinds, layout, vectors, request.bank)
-        layout = with_kinds(layout, kinds.rule, vectors)
-        if verdict is None and judging.mode != "skip":
-            rows = FitRows.of(vectors, items, NO_PRIOR, kinds.rule)
-            verdict = judged(layout, rows, field, request.bank, judging, kinds.rule)
-    choice = choose(verdict, request.target_bank, request.estimator, request.gates)
-    if kinds.rule is not None and request.estimator is None:
-        choice = replace(choice, estimator=suited_to_kinds(choice.estimator))
+    sample = None
+    if request.kinds.name is not None:
+        sample = sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
+        kinds = chosen_kinds(store, info, request.kinds, layout, sample[0], request.bank)
+        layout = with_kinds(layout, kinds.rule, sample[0])
+    verdict = stored_verdict(info, field, request.bank, judging, kinds.source)
+    if verdict is None and judging.mode != "skip":
+        sample = sample or sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
+        rows = FitRows.of(*sample, NO_PRIOR, kinds.rule)
+        verdict = judged(layout, rows, field, request.bank, judging, kinds.rule)
+    choice = choose(
+        verdict,
+        request.target_bank,
+        request.estimator,
+        request.gates,
+        by_kind=kinds.rule is not None,
+    )
 
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     fitting = Fitting(
@@ -487,6 +493,7 @@ def _remarks(
 
     remarks += filter(None, [fitting.chosen.remark])
     remarks += fitting.kinds.remarks
+    remarks += kind_remarks(info, field, request.bank, request.kinds.name, fitting.kinds.rule)
     if fitting.estimator.needs_gallery:
         size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20
         remarks.append(

@@ -377,7 +377,7 @@ def plan_refresh(
     bank = _with(stored, optional_bank(options.bank), optional_bank(options.target_bank))
     profile = state.profile
     if is_new:
-        verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+        verdict = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
         prior = _measured_prior(store, info, state, options, NO_PRIOR, verdict)
         of_profile = options.estimator or from_dict(profile.estimator)
         return RefreshPlan(
@@ -405,7 +405,7 @@ def plan_refresh(
     former = ChosenPrior(profile.prior, stored.clicks)
     verdict = tuned
     if options.prior is not None:
-        verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+        verdict = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
     prior = _measured_prior(store, info, state, options, former, verdict)
     present = from_dict(profile.estimator)
     fitting = joined_with(estimator or present, options.prior_request, prior)
@@ -649,7 +649,7 @@ def _newly_tuned(
     A verdict on the bank in use counts from the last
     refresh on; one on another bank, whenever it was made.
     """
-    verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+    verdict = info.verdicts.of(state.field, bank.queries.fingerprint, state.kind)
     profile = state.profile
     if verdict is None or verdict.choice is None:
         return None

@@ -623,7 +623,7 @@ class Refreshing:
         """Return the verdict on the bank of the plan; None if it is not judged."""
         field = self.state.field
         bank = plan.bank.queries
-        verdict = stored_verdict(self.info, field, bank, self._judging)
+        verdict = stored_verdict(self.info, field, bank, self._judging, self.state.kind)
         if verdict is None and self._judging.mode != "skip":
             rule = self.state.kinds
             rows = sample.fit_rows(rule)
@@ -640,7 +640,9 @@ class Refreshing:
 
         # A strength that a former bank was given for its weakness does not stay with the next.
         in_use = self.state.profile
-        former = self.info.verdicts.of(self.state.field, in_use.bank.queries_fingerprint)
+        former = self.info.verdicts.of(
+            self.state.field, in_use.bank.queries_fingerprint, self.state.kind
+        )
         was_weak = former is not None and former.verdict == "apply weakly"
         if was_weak and former is not None and in_use.strength == former.strength:
             return max(plan.strength, verdict.strength)
@@ -651,9 +653,9 @@ class Refreshing:
         had none: a collection that is created with a bank has no rows to judge it on.
         """
         in_use = self.state.profile.bank.queries_fingerprint
-        has_verdict = self.info.verdicts.of(self.state.field, in_use) is not None
+        has_verdict = self.info.verdicts.of(self.state.field, in_use, self.state.kind)
         is_skipped = self.options.verdict == "skip" or self.options.plan
-        if has_verdict or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
+        if has_verdict is not None or is_skipped or self.info.rows < FEWEST_ROWS_JUDGED:
             return result
 
         sample = sampled(self.store, self.info, self.state, None, self.options.progress)

@@ -187,12 +187,23 @@ def pending_rows(store: Store, collection: str, field: str | None) -> tuple[int,
 
 def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
     """Return the verdicts on banks as plain data."""
-    shown = {"field", "verdict", "choice", "strength", "bank_fingerprint", "tuned_at", "reason"}
+    shown = {
+        "field",
+        "verdict",
+        "choice",
+        "strength",
+        "bank_fingerprint",
+        "kind",
+        "tuned_at",
+        "reason",
+    }
     verdicts = []
     for record in info.verdicts.records:
         state = info.states.get(record.field)
         in_use = (
-            state is not None and state.profile.bank.queries_fingerprint == record.bank_fingerprint
+            state is not None
+            and state.profile.bank.queries_fingerprint == record.bank_fingerprint
+            and state.kind == record.kind
         )
         facts = record.model_dump(mode="json", include=shown)
         verdicts.append({**facts, "judged_by": record.judged_by, "in_use": in_use})
