@@ -138,7 +138,7 @@ def copied(client: MilvusClient, found: Gallery, kind: str | None) -> Copy:
         store, "items", QueryBank(found.bank), kind=kind, target=name, bank_collection=f"{name}_bank",
         verdict="skip",
     )  # fmt: skip
-    migrate(store, plan)
+    migrate(store, plan, client_ttl=0.0)
     state = store.info(name).state
     assert state is not None
 

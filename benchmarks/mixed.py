@@ -118,7 +118,7 @@ def searched(mixed: Mixed, kind: str | None) -> Searched:
         store = MilvusStore(plain)
         # The verdict changes neither the bank nor the method of the copy, only its strength.
         plan = plan_migration(store, SOURCE, QueryBank(mixed.bank), kind=kind, verdict="warn")
-        name = migrate(store, plan).target
+        name = migrate(store, plan, client_ttl=0.0).target
 
         client = HubnessClient(uri)
         inserted(client, mixed, np.flatnonzero(mixed.is_late), name)
@@ -396,16 +396,20 @@ def main() -> int:
         print(markdown({name: run(name, draws()) for name, draws in of_folders.items()}, {}))
         return 0
 
-    path = RESULTS / "mixed.json"
-    former = json.loads(path.read_text()) if path.exists() else {"galleries": {}, "plain": {}}
-    every, every_plain = former["galleries"], former["plain"]
+    every: dict[str, Any] = {}
+    every_plain: dict[str, Any] = {}
+    text = ""
     for name in options.galleries or [*GALLERIES, *EMBEDDING_TASKS]:
-        if name in GALLERIES:
-            every[name] = run(name, GALLERIES[name]())
-        else:
-            every_plain[name] = plain(name)
+        result = run(name, GALLERIES[name]()) if name in GALLERIES else plain(name)
+        # Read again: another process may measure other galleries.
+        path = RESULTS / "mixed.json"
+        former = json.loads(path.read_text()) if path.exists() else {"galleries": {}, "plain": {}}
+        every, every_plain = former["galleries"], former["plain"]
+        (every if name in GALLERIES else every_plain)[name] = result
+
         # What was measured before stays, in the order of the galleries.
         every = {name: every[name] for name in GALLERIES if name in every}
+        every_plain = {name: every_plain[name] for name in EMBEDDING_TASKS if name in every_plain}
         text = markdown(every, every_plain)
         results = {"environment": environment(started), "galleries": every, "plain": every_plain}
         save("mixed", results, text)

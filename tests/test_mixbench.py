@@ -86,7 +86,7 @@ def test_a_missing_file_ends_it_in_one_line(folder, name, message):
 def test_vectors_of_another_number_than_lines_are_refused(folder):
     np.save(folder / "queries.npy", np.ones((N_QUERIES - 1, DIM), np.float32))
 
-    with pytest.raises(SystemExit, match="shape.*12 lines"):
+    with pytest.raises(SystemExit, match=r"shape.*12 lines"):
         list(mixbench(folder))
 
 
