@@ -18,7 +18,7 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_b
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
-from milvus_hubness.correction.fitted import Correction, gallery_kinds, reduced_targets
+from milvus_hubness.correction.fitted import Correction, gallery_kinds, grouped, reduced_targets
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
@@ -217,6 +217,8 @@ def _kinds_to_try(
     if chosen.rule is None:
         return None, chosen.remarks
     numbers = chosen.rule.numbers_of(gallery.vectors, gallery.items)
+    # As a job measures them: near copies of a query count once.
+    bank = grouped(layout, bank, gallery.vectors)
     kinds = gallery_kinds(layout, chosen.rule, gallery.vectors, numbers, bank)
     return kinds, chosen.remarks
 
@@ -245,7 +247,7 @@ def _computed_biases(
     correction = Correction.fit(
         layout,
         estimator or default,
-        bank,
+        grouped(layout, bank, gallery.vectors),
         gallery=gallery.vectors,
         target_bank=target_bank,
         kinds=None if kinds is None else kinds.kinds,
