@@ -198,6 +198,8 @@ class Labelled:
     """(g, d'): their counterpart for the gallery."""
     biases: Floats | None = None
     """(g,): subtracted by the search that chooses the candidates."""
+    kind: str = ""
+    """The kinds by whose means searches of the collection compare, a field or "auto"; empty for none."""
 
     @property
     def pairs(self) -> Pairs:
@@ -213,8 +215,13 @@ class Labelled:
 
         All searches are exact, in memory. The names are raw, corrected (only with biases) and
         reranked. An answer that is no candidate has its former rank. Raises DimensionMismatch, and
-        InvalidInput for fewer than two pairs.
+        InvalidInput for fewer than two pairs, and for a collection whose searches compare by kind.
         """
+        if self.kind:
+            raise InvalidInput(
+                f"searches of this collection compare by the kinds of {self.kind!r}, by which no "
+                "re-ranking is evaluated: name the collection that it was copied from"
+            )
         reranker.expect_dim(self.queries.shape[1])
         if len(self.queries) < 2:
             raise InvalidInput(f"an evaluation needs at least two pairs, not {len(self.queries)}")
@@ -362,4 +369,5 @@ def read_labelled(
         query_vectors=rows.layout.reduce_queries(judged.queries.vectors),
         stored=rows.layout.reduce_items(rows.vectors),
         biases=rows.biases,
+        kind=state.kind if (state := info.state_of(field)) is not None else "",
     )
