@@ -60,7 +60,7 @@ class PositiveRanks(NamedTuple):
 
         inside: (n_items,) whether an item is in the group. Other positives count as any items.
         """
-        assert self.items is not None, "ranks that are asked for by item come with their items"
+        assert self.items is not None, "ranks among some items come with their items"
         is_inside = inside[self.items]
         counts = np.add.reduceat(is_inside.astype(np.int64), self.starts[:-1])
         has_one = counts > 0
