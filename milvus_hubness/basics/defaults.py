@@ -30,6 +30,14 @@ VerdictMode = Literal["require", "warn", "skip"]
 alone", goes on and says so, or does not have the bank judged.
 """
 
+OnHub = Literal["off", "warn", "quarantine", "refuse"]
+"""What clients do with a new row that looks like a planted hub: nothing, log it, write it where no
+search returns it, or refuse the write.
+"""
+
+FALSE_ALARMS = 0.001
+"""Share of genuine rows that the hub guard may stop."""
+
 Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 

@@ -275,7 +275,7 @@ def fit_with_mean(
     valid = ~layout.invalid(vectors)
     biases = correction.centred(vectors)[valid]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
-    correction = replace(correction, mean_bias=mean_bias)
+    correction = replace(correction, mean_bias=mean_bias).measured(vectors)
     if chosen.prior is not None and values is not None:
         prior = chosen.prior.with_factor(correction.spread(vectors))
         correction = replace(correction, prior=prior, clicks=chosen.clicks)

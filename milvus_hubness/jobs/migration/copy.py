@@ -98,6 +98,9 @@ def prepared(
         gate=plan.gate,
         gate_targets=plan.gate_targets,
         prior=correction.prior,
+        evidence=correction.evidence,
+        on_hub=plan.guard.on_hub,
+        false_alarms=plan.guard.false_alarms,
     ).model_copy(update={"migration": migration.id})
 
     # The phase comes last: a run that is killed before this prepares all of it again.
