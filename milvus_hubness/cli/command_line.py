@@ -50,6 +50,9 @@ PANELS = {
         "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "prior", "prior_from", "prior_weight", "no_prior",
     ),
+    "Hub guard": (
+        "on_hub", "false_alarms", "suspicious", "alert_budget", "quarantined", "release", "replace", "forget",
+    ),
     "Copy": (
         "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",
         "rebuild_rows", "restart", "drop", "keep",

@@ -21,6 +21,7 @@ def enable(
     estimating: options.EstimatorOptions,
     preferring: options.PriorOptions,
     judging: options.JudgingOptions,
+    guarding: options.GuardOptions,
     connection: options.Connection,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
@@ -69,6 +70,8 @@ def enable(
             prior=preferring.read_prior(),
             prior_weight=preferring.prior_weight,
             verdict=judging.verdict,
+            on_hub=guarding.on_hub,
+            false_alarms=guarding.false_alarms,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

@@ -146,7 +146,7 @@ class RowEvidence(NamedTuple):
     """(n,) shares of the bank; None if the estimator keeps no scores of the gallery."""
 
     def stopped(self, evidence: Evidence, false_alarms: float) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows that look like hubs beside this gallery."""
+        """Return the positions of the rows that look like hubs next to this gallery."""
         measured = self.reaches if evidence.reaches else self.biases
         # The fit has changed its kind since the gallery was measured: its quantiles do not apply.
         if measured is None:

@@ -33,15 +33,12 @@ def rows_of(items, first=0):
     return [{"id": first + i, "vector": item, "note": f"n{i}"} for i, item in enumerate(items)]
 
 
-def raw(backend, *, with_fields=False):
-    """The name of a collection that is not corrected. with_fields: it has fields for biases."""
+def raw(backend):
+    """The name of a collection that is not corrected."""
     client, name = backend.client(), backend.name("shop")
     schema = client.create_schema(enable_dynamic_field=True)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    if with_fields:
-        schema.add_field("hubness_bias", DataType.FLOAT, nullable=True)
-        schema.add_field("hubness_epoch", DataType.INT64, nullable=True)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     client.insert(name, rows_of(ITEMS))
@@ -187,15 +184,14 @@ def test_a_new_collection_with_reference_items_is_guarded_at_once(lite):
         client.insert(name, rows_of(HUBS[:1], 9000))
 
 
-@pytest.mark.parametrize("where", ["fields", "side_collection"])
-def test_every_bias_location_has_the_gate(lite, where):
-    name = raw(lite, with_fields=where == "fields")
+def test_a_side_collection_has_the_gate(lite):
+    name = raw(lite)
     plan = plan_enable(
         lite.store(),
         name,
         QueryBank(BANK),
         estimator=Blend(),
-        where=where,
+        where="side_collection",
         on_hub="refuse",
         verdict="skip",
     )

@@ -32,7 +32,7 @@ def directions():
 
 
 def drawn(rng, count, drift):
-    far = rng.gamma(1, 0.2, count)
+    far = rng.gamma(2, 0.08, count)
     return unit(rng.standard_normal((count, DIM)) / DIM**0.5 + np.outer(far, drift))
 
 

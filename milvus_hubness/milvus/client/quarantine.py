@@ -46,7 +46,7 @@ class Quarantine:
             if there:
                 raise InvalidInput(
                     f"{collection!r} has a row of the key {there[0][cached.key_field]!r}: replace "
-                    "it (--replace, replaces=True), or drop the held row (--drop)"
+                    "it (--replace, replaces=True), or drop the held row (--forget)"
                 )
 
         for row in rows:
