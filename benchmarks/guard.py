@@ -1,9 +1,9 @@
-"""The hub guard: what the gate stops at insertion, what the scan finds, and what both cost genuine rows.
+"""The hub guard: what it stops at insertion, what the scan finds, and what both cost genuine rows.
 
     python -m benchmarks.guard [--seeds 20] [--save] [task …]
 
 Each task's gallery is cut into two halves, by another draw for each seed. The default Blend is fitted on
-one half, whose quantiles give the limit of the gate; the other half joins in batches of 100 as genuine
+one half, whose quantiles give the limit of the guard; the other half joins in batches of 100 as genuine
 rows. Then 1 to 50 rows are planted in one write, crafted on the task's test queries, none of which is in
 the bank:
 
@@ -14,14 +14,14 @@ topic      means of random halves of one of 16 clusters of queries
 copies     one popular query with a little noise
 
 The first three are crafted to answer everything. A row is a *universal hub* where it is the first raw
-answer of a tenth of the queries or more: on two tasks no single row is. Margins of the gate and of the
+answer of a tenth of the queries or more: on two tasks no single row is. Margins of the guard and of the
 scan were chosen on CHOSEN_ON; the figures of the other tasks are the test.
 
-bias: the rule of a plain quantile of the biases, without a margin. nnn: the gate of an estimator that
+bias: the rule of a plain quantile of the biases, without a margin. nnn: the guard of an estimator that
 keeps no scores of the gallery (NNN, 16). scan: planted rows are in the gallery, nobody knows since when.
 hubscan: detectors as HubScan (2602.22427) describes them, in code of our own: rank-weighted hits in the
 top 20 as a robust z, spread over clusters of queries, and stability under noise; its threshold, too, is
-the one that 0.2% of the genuine rows exceed. Exits with 1 where the gate stops less than 99% of the
+the one that 0.2% of the genuine rows exceed. Exits with 1 where the guard stops less than 99% of the
 universal hubs or more than 0.1% of the genuine rows.
 """
 
@@ -47,11 +47,12 @@ from milvus_hubness.quality.suspicion import scan
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 Rows = npt.NDArray[np.float32]
+STRENGTHS = ("default", "quantile", "guard", "full")
 CHOSEN_ON = ("docstring_code", "caption_document", "text_video_msrvtt t2v")
 PLANTED = (1, 2, 5, 10, 20, 50)
 UNIVERSAL = ("centroid", "gradient", "average")
 HARM = 0.1
-MOST_ROWS, MOST_BANK, MOST_QUERIES, BATCH = 6_000, 6_000, 3_000, 100
+MOST_ROWS, MOST_BANK, MOST_QUERIES, BATCH = 4_000, 4_000, 3_000, 100
 
 
 def unit(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -162,23 +163,25 @@ def run(name: str, seeds: int) -> dict[str, Any]:
     task = load(name)
     bank = QueryBank(task.bank)
     tally = Tally()
+    layout = Layout(task.gallery.shape[1], "IP", 2)
+    whole = Correction.fit(layout, Blend(), bank, gallery=task.gallery).measured(task.gallery)
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(task.gallery))
         half = len(order) // 2
         fitted, fresh = task.gallery[order[:half]], task.gallery[order[half:]]
         made = planted(task, fitted, PLANTED[seed % len(PLANTED)], rng)
-        measure_gate(tally, task, bank, fitted, fresh, made)
+        measure_guard(tally, task, bank, fitted, fresh, made)
         measure_scan(tally, task, made, rng)
-        measure_strength(tally, task, bank, made)
+        measure_strength(tally, task, whole, made)
     row = tally.means
-    row["universal hubs"] = tally.count("gate, universal hubs")
-    row["topic hubs"] = tally.count("gate, topic hubs")
+    row["universal hubs"] = tally.count("guard, universal hubs")
+    row["topic hubs"] = tally.count("guard, topic hubs")
     print(name, row, flush=True)
     return row
 
 
-def measure_gate(
+def measure_guard(
     tally: Tally,
     task: Task,
     bank: QueryBank,
@@ -187,7 +190,7 @@ def measure_gate(
     made: dict[str, tuple[Rows, npt.NDArray[np.float64]]],
 ) -> None:
     layout = Layout(task.gallery.shape[1], "IP", 2)
-    for gate, estimator in (("gate", Blend()), ("nnn", NNN(16))):
+    for guard, estimator in (("guard", Blend()), ("nnn", NNN(16))):
         correction = Correction.fit(layout, estimator, bank, gallery=fitted).measured(fitted)
         evidence = correction.evidence
         assert evidence is not None
@@ -202,18 +205,18 @@ def measure_gate(
             return flags, seen.biases
 
         batches = [stopped(fresh[start : start + BATCH]) for start in range(0, len(fresh), BATCH)]
-        tally.add(f"{gate}, genuine", np.concatenate([flags for flags, _ in batches]))
-        if gate == "gate":
+        tally.add(f"{guard}, genuine", np.concatenate([flags for flags, _ in batches]))
+        if guard == "guard":
             biases = np.concatenate([biases for _, biases in batches])
             tally.add("bias, genuine", biases > plain)
 
         for attack, (rows, first) in made.items():
             flags, biases = stopped(rows)
-            tally.add(f"{gate}, {attack}", flags)
+            tally.add(f"{guard}, {attack}", flags)
             hubs = first >= HARM
             kind = "universal hubs" if attack in UNIVERSAL else "topic hubs"
-            tally.add(f"{gate}, {kind}", flags[hubs])
-            if gate == "gate":
+            tally.add(f"{guard}, {kind}", flags[hubs])
+            if guard == "guard":
                 tally.add(f"first, {attack}", first)
                 tally.add(f"bias, {kind}", (biases > plain)[hubs])
                 tally.add(f"bias, {attack}", biases > plain)
@@ -228,9 +231,11 @@ def measure_scan(
     rows = len(task.gallery)
     for attack, (hubs, first) in made.items():
         items = np.concatenate([task.gallery, hubs])
-        found = scan(task.bank, items, top=0)
-        flags = np.zeros(len(items), np.bool_)
-        flags[list(found.suspicious)] = True
+        found = scan(task.bank, items, top=len(items))
+        suspicion = np.zeros(len(items))
+        suspicion[[row.row for row in found.listed]] = [row.suspicion for row in found.listed]
+        flags = suspicion > 1
+        ours = suspicion > np.quantile(suspicion[:rows], 1 - ALERT_BUDGET)
         scores = hubscan(task.bank, items, rng)
         theirs = scores > np.quantile(scores[:rows], 1 - ALERT_BUDGET)
 
@@ -239,6 +244,7 @@ def measure_scan(
         tally.add(f"hubscan, {attack}", theirs[rows:])
         kind = "universal hubs" if attack in UNIVERSAL else "topic hubs"
         tally.add(f"scan, {kind}", flags[rows:][first >= HARM])
+        tally.add(f"ours at 0.2%, {kind}", ours[rows:][first >= HARM])
         tally.add(f"hubscan, {kind}", theirs[rows:][first >= HARM])
 
 
@@ -279,29 +285,37 @@ def _top(queries: Rows, items: Rows, k: int) -> npt.NDArray[np.int64]:
 def measure_strength(
     tally: Tally,
     task: Task,
-    bank: QueryBank,
+    correction: Correction,
     made: dict[str, tuple[Rows, npt.NDArray[np.float64]]],
 ) -> None:
     """Full strength for rows above the quantile: what it leaves of hubs, and costs genuine rows."""
-    layout = Layout(task.gallery.shape[1], "IP", 2)
-    correction = Correction.fit(layout, Blend(), bank, gallery=task.gallery)
-    correction = correction.measured(task.gallery)
     share = correction.fitted.estimator.share
     bias = correction.centred(task.gallery)
     rows, _ = made["centroid"]
     _, _, seen = correction.of_written(rows, are_new=True, guarded=True)
 
-    limits = {
-        "default": np.inf,
-        "quantile": np.quantile(bias, 1 - FALSE_ALARMS),
-        "full": -np.inf,
+    evidence = correction.evidence
+    assert evidence is not None
+    assert seen is not None
+    reaches = correction.reaches(task.gallery)
+    above = {
+        "default": (np.zeros(len(bias), np.bool_), np.zeros(len(rows), np.bool_)),
+        "quantile": (
+            bias > (quantile := np.quantile(bias, 1 - FALSE_ALARMS)),
+            seen.biases > quantile,
+        ),
+        "guard": (
+            reaches > evidence.limit(FALSE_ALARMS),
+            seen.reaches > evidence.limit(FALSE_ALARMS),
+        ),
+        "full": (np.ones(len(bias), np.bool_), np.ones(len(rows), np.bool_)),
     }
     scores = task.query @ task.gallery.T
     hub_scores = task.query @ rows.T
     at = np.arange(len(task.query))
-    for name, limit in limits.items():
-        ours = np.where(bias > limit, bias / share, bias)
-        theirs = np.where(seen.biases > limit, seen.biases / share, seen.biases)
+    for name, (genuine, planted_rows) in above.items():
+        ours = np.where(genuine, bias / share, bias)
+        theirs = np.where(planted_rows, seen.biases / share, seen.biases)
         corrected = scores - ours
         right = corrected[at, task.positives] >= corrected.max(1) - 1e-6
         tally.add(f"R@1, {name}", right)
@@ -312,7 +326,7 @@ def measure_strength(
 
 
 def insert_cost() -> dict[str, float]:
-    """The time of the numbers of a write of 100 rows with the gate, as a multiple of that without."""
+    """The time of the numbers of a write of 100 rows with the guard, as a multiple of that without."""
     task = load("docstring_code")
     layout = Layout(task.gallery.shape[1], "IP", 2)
     correction = Correction.fit(layout, Blend(), QueryBank(task.bank), gallery=task.gallery)
@@ -325,41 +339,52 @@ def insert_cost() -> dict[str, float]:
             seconds[guarded].append(time.perf_counter() - began)
     return {
         "biases of 100 rows, ms": round(1000 * float(np.median(seconds[False])), 3),
-        "with the gate, ms": round(1000 * float(np.median(seconds[True])), 3),
+        "with the guard, ms": round(1000 * float(np.median(seconds[True])), 3),
     }
 
 
-def client_cost(rounds: int = 30) -> dict[str, float]:
-    """The time of an insert of 500 rows on Milvus Lite with the gate and without, in turns."""
+def client_cost(rounds: int = 40) -> dict[str, float]:
+    """The time of an insert of 500 rows on Milvus Lite with the guard and without, in turns."""
     import tempfile
     from pathlib import Path
 
-    from milvus_hubness import CorrectionConfig, HubnessClient
+    from milvus_hubness import (
+        HubnessClient,
+        MigrationOptions,
+        MilvusStore,
+        connect,
+        migrate,
+        plan_migration,
+    )
 
     task = load("docstring_code")
+    gallery, fresh = task.gallery[:1_000], task.gallery[1_000:]
     seconds: dict[str, list[float]] = {"off": [], "refuse": []}
     with tempfile.TemporaryDirectory() as folder:
-        client = HubnessClient(str(Path(folder) / "guard.db"))
+        uri = str(Path(folder) / "guard.db")
+        plain = connect(uri, create=True)
+        plain.create_collection("shop", dimension=gallery.shape[1], metric_type="COSINE")
+        plain.insert("shop", [{"id": i, "vector": row} for i, row in enumerate(gallery)])
+        store = MilvusStore(plain)
         for on_hub in seconds:
-            config = CorrectionConfig(
-                bank=task.bank,
-                estimator=NNN(16),
-                target_bank=task.gallery[:1_000],
-                on_hub=on_hub,
+            plan = plan_migration(
+                store,
+                "shop",
+                task.bank,
+                estimator=Blend(),
+                target=on_hub,
                 verdict="skip",
+                on_hub=on_hub,
                 false_alarms=1e-5,
             )
-            client.create_collection(
-                on_hub, dimension=task.gallery.shape[1], metric_type="COSINE", hubness=config
-            )
+            migrate(store, plan, MigrationOptions(no_writers=True))
+
+        client = HubnessClient(uri)
         for turn in range(rounds):
-            first = turn * 500
-            rows = [
-                {"id": first + i, "vector": row}
-                for i, row in enumerate(task.gallery[np.arange(first, first + 500) % 2_000])
-            ]
-            order = ("off", "refuse") if turn % 2 else ("refuse", "off")
-            for on_hub in order:
+            first = 1_000 + turn * 500
+            some = fresh[np.arange(turn * 500, turn * 500 + 500) % len(fresh)]
+            rows = [{"id": first + i, "vector": row} for i, row in enumerate(some)]
+            for on_hub in ("off", "refuse") if turn % 2 else ("refuse", "off"):
                 began = time.perf_counter()
                 client.insert(on_hub, rows)
                 if turn >= 2:
@@ -368,7 +393,7 @@ def client_cost(rounds: int = 30) -> dict[str, float]:
     ratios = np.array(seconds["refuse"]) / np.array(seconds["off"])
     return {
         "insert of 500 rows, ms": round(1000 * float(np.median(seconds["off"])), 2),
-        "with the gate, ms": round(1000 * float(np.median(seconds["refuse"])), 2),
+        "with the guard, ms": round(1000 * float(np.median(seconds["refuse"])), 2),
         "median ratio": round(float(np.median(ratios)), 4),
     }
 
@@ -378,14 +403,14 @@ def percent(row: dict[str, float], name: str, digits: int = 0) -> str:
 
 
 def pages(rows: dict[str, dict[str, Any]]) -> str:
-    gate = [
+    guard = [
         [
             name + (" *" if name in CHOSEN_ON else ""),
             *(percent(row, f"first, {attack}") for attack in ATTACKS),
             str(row["universal hubs"]),
-            percent(row, "gate, universal hubs", 1),
-            percent(row, "gate, genuine", 3),
-            percent(row, "gate, topic hubs"),
+            percent(row, "guard, universal hubs", 1),
+            percent(row, "guard, genuine", 3),
+            percent(row, "guard, topic hubs"),
             percent(row, "nnn, universal hubs", 1),
             percent(row, "nnn, genuine", 3),
             percent(row, "bias, universal hubs", 1),
@@ -394,7 +419,7 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
         for name, row in rows.items()
     ]
     by_attack = [
-        [name, *(percent(row, f"gate, {attack}") for attack in ATTACKS)]
+        [name, *(percent(row, f"guard, {attack}") for attack in ATTACKS)]
         for name, row in rows.items()
     ]
     scanned = [
@@ -404,6 +429,8 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
             percent(row, "scan, topic hubs"),
             percent(row, "scan, genuine", 2),
             *(percent(row, f"scan, {attack}") for attack in ATTACKS),
+            percent(row, "ours at 0.2%, universal hubs", 1),
+            percent(row, "ours at 0.2%, topic hubs"),
             percent(row, "hubscan, universal hubs", 1),
             percent(row, "hubscan, topic hubs"),
         ]
@@ -412,16 +439,16 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
     strength = [
         [
             name,
-            *(percent(row, f"R@1, {way}", 2) for way in ("default", "quantile", "full")),
-            *(percent(row, f"hub first, {way}", 1) for way in ("default", "quantile", "full")),
-            *(percent(row, f"hub in ten, {way}", 1) for way in ("default", "quantile", "full")),
+            *(percent(row, f"R@1, {way}", 2) for way in STRENGTHS),
+            *(percent(row, f"hub first, {way}", 1) for way in STRENGTHS),
+            *(percent(row, f"hub in ten, {way}", 1) for way in STRENGTHS),
         ]
         for name, row in rows.items()
     ]
     return "\n\n".join(
         [
             "Figures in percent; * margins were chosen there.",
-            "The gate: share of queries of which a planted row is first, by attack; universal hubs, "
+            "The guard: share of queries of which a planted row is first, by attack; universal hubs, "
             "and how many are stopped, with genuine rows of a fresh half.",
             table(
                 [
@@ -429,26 +456,29 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
                     *("nnn: stopped", "nnn: genuine"),
                     *("plain bias: stopped", "plain bias: genuine"),
                 ],
-                gate,
+                guard,
             ),
-            "The gate: share of all planted rows that are stopped, hubs or not.",
+            "The guard: share of all planted rows that are stopped, hubs or not.",
             table(["task", *ATTACKS], by_attack),
             "The scan: universal and topic hubs found, genuine rows suspected, all planted rows by "
-            "attack, and HubScan's detectors at 0.2% of the genuine rows.",
+            "attack; and both at the threshold that 0.2% of the genuine rows exceed, which only a "
+            "benchmark knows.",
             table(
                 [
                     *("task", "universal", "topic", "genuine", *ATTACKS),
+                    *("at 0.2%: universal", "at 0.2%: topic"),
                     *("hubscan: universal", "hubscan: topic"),
                 ],
                 scanned,
             ),
-            "Full strength for rows above the 99.9% quantile of the biases: R@1 of the default, with "
-            "the rule and at strength 1; planted centroids first, and in the top ten.",
+            "Full strength for rows above the 99.9% quantile of the biases, or above the limit of the "
+            "guard: R@1 of the default, with either rule and at strength 1; planted centroids "
+            "first, and in the top ten.",
             table(
                 [
-                    *("task", "R@1", "rule", "strength 1"),
-                    *("first", "rule", "strength 1"),
-                    *("in ten", "rule", "strength 1"),
+                    *("task", "R@1", "quantile", "guard", "strength 1"),
+                    *("first", "quantile", "guard", "strength 1"),
+                    *("in ten", "quantile", "guard", "strength 1"),
                 ],
                 strength,
             ),
@@ -474,8 +504,8 @@ def main() -> int:
         results = {"environment": environment(started), "tasks": rows, "costs": costs}
         save("guard", results, text)
 
-    stopped = [row.get("gate, universal hubs", 1.0) for row in rows.values()]
-    genuine = [row["gate, genuine"] for row in rows.values()]
+    stopped = [row.get("guard, universal hubs", 1.0) for row in rows.values()]
+    genuine = [row["guard, genuine"] for row in rows.values()]
     return int(min(stopped) < 0.99 or max(genuine) > 0.001)
 
 

@@ -31,7 +31,7 @@ def hubs(
     alert_budget: Annotated[
         float, "With --suspicious: exit with 1 if a larger share of the rows is suspicious."
     ] = ALERT_BUDGET,
-    quarantined: Annotated[bool, "List the rows that the hub gate has held back."] = False,
+    quarantined: Annotated[bool, "List the rows that the hub guard has held back."] = False,
     release: Annotated[
         list[str] | None, "Write the held row of this key or id after all; repeatable."
     ] = None,
@@ -181,8 +181,7 @@ def _show_scan(result: HubScan, top: int) -> None:
     lines = [
         (
             str(result.keys[row.row]),
-            row.kind if row.suspicion > 1 else "",
-            ", ".join(row.remarks),
+            ", ".join([row.kind, *row.remarks] if row.suspicion > 1 else row.remarks),
             f"{row.suspicion:.2f}",
             f"{row.reach:.1%}",
             f"{row.robust_z:.1f}",
@@ -192,11 +191,8 @@ def _show_scan(result: HubScan, top: int) -> None:
         )
         for row in found.listed[:top]
     ]
-    headings = (
-        *("key", "hub", "remarks", "suspicion", "reach", "robust z", "topics", "bias quantile"),
-        "nearest query",
-    )
-    console.show_table(None, headings, lines, texts=3)
+    headings = ("key", "why", "x limit", "reach", "z", "topics", "bias", "query")
+    console.show_table(None, headings, lines, texts=2)
 
 
 def _guard(

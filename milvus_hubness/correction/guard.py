@@ -51,12 +51,12 @@ FEWEST_ROWS = 200
 MOST_MEASURED = 20_000
 """Rows on which quantiles are measured; of more, so many are drawn."""
 
-REACH_MARGIN = 2.0
+REACH_MARGIN = 2.25
 """A row is stopped whose reach is this many times that of the quantile.
 
 Rows that join a gallery have a longer tail than those that a fit has seen. Chosen on
-docstring_code, caption_document and text_video_msrvtt t2v as the smallest of 1, 1.5 and 2 that stops
-no genuine row of a fresh half of these galleries.
+docstring_code, caption_document and text_video_msrvtt t2v as the smallest of 1.5, 2, 2.25 and 2.5
+that stops at most 0.1% of the genuine rows of a fresh half of each.
 """
 
 BIAS_MARGIN = 0.2
@@ -159,9 +159,9 @@ def reach_of(products: npt.NDArray[np.floating[Any]], finds: Floats) -> Floats:
 
     products: (n, m).
     """
-    counts = np.count_nonzero(products > finds, axis=1)
-    reaches: Floats = (counts / len(finds)).astype(np.float32)
-    return reaches
+    # Row by row: along an axis, NumPy counts several times slower.
+    counts = [np.count_nonzero(above) for above in products > finds]
+    return np.asarray(counts, np.float32) / np.float32(len(finds))
 
 
 def _quantiles(values: Floats) -> tuple[float, ...]:

@@ -36,7 +36,7 @@ class HubScan:
     invalid: int
     """Rows that have no usable vector: zero under COSINE, or not finite."""
     quarantined: int
-    """Rows that the hub gate has held back; they were not scanned."""
+    """Rows that the hub guard has held back; they were not scanned."""
 
     @property
     def suspicious(self) -> list[Key]:
@@ -100,7 +100,7 @@ def scan_hubs(
         biased.bank.condensed.vectors,
         gallery.layout.reduce_items(gallery.vectors),
         biases=biased.biases,
-        known=_by_gate(store, biased, state),
+        known=_by_guard(store, biased, state),
         lengths=np.linalg.norm(gallery.vectors, axis=1),
         top=top,
     )
@@ -114,8 +114,8 @@ def scan_hubs(
     )
 
 
-def _by_gate(store: Store, biased: BiasedGallery, state: CollectionState | None) -> Floats | None:
-    """Return the reach of each row at the fit as a multiple of the gate's limit.
+def _by_guard(store: Store, biased: BiasedGallery, state: CollectionState | None) -> Floats | None:
+    """Return the reach of each row at the fit as a multiple of the limit of the guard.
 
     Rows that were planted after the fit cannot hide behind each other there. None if the gallery was
     not measured at the fit.

@@ -88,7 +88,7 @@ class Reconciliation(BaseModel):
     suspicious_share: float | None = None
     """Their share of the scanned rows."""
     quarantined: int | None = None
-    """Rows that the hub gate has held back; None if the collection was not scanned."""
+    """Rows that the hub guard has held back; None if the collection was not scanned."""
 
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:

@@ -92,7 +92,7 @@ def test_a_collection_that_is_not_corrected_is_scanned_with_a_bank(shop, run):
         (("--on-hub", "warn", "--false-alarms", "0.5"), 2, "false_alarms is a share"),
         (("--false-alarms", "0.01"), 2, "--false-alarms needs --on-hub"),
         (("--replace",), 2, "--replace needs --release"),
-        (("--suspicious",), 1, "too few to tell a hub from others"),
+        (("--suspicious",), 1, "too few to see which are hubs"),
     ],
 )
 def test_mistakes_get_one_line(files, run, arguments, code, said):

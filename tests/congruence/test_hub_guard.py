@@ -142,7 +142,7 @@ def test_genuine_rows_pass(lite):
 
 def test_a_pending_bias_is_no_way_around_the_gate(lite):
     name, client = guarded(lite, "refuse")
-    with pytest.raises(InvalidParameter, match='bias="pending" would pass the hub gate'):
+    with pytest.raises(InvalidParameter, match='bias="pending" would pass the hub guard'):
         client.insert(name, rows_of(HUBS[:1], 9000), bias="pending")
 
 

@@ -3,7 +3,6 @@
 import logging
 import urllib.request
 
-import numpy as np
 import pytest
 
 from milvus_hubness import Blend, MigrationOptions, QueryBank, migrate, plan_migration, refresh

@@ -1,8 +1,9 @@
-"""Rows that the hub gate held back: they are in the ledger, so in no collection that is searched.
+"""Rows that the hub guard held back: they are in a collection of their own, which nobody searches.
 
 A mark in the row itself would have to be a filter of each search, of plain clients too, or a bias so
-large that it spoils the range of a quantiser and vanishes at strength 0. In the ledger a row costs
-searches nothing, and no job that rewrites the collection meets it.
+large that it spoils the range of a quantiser and vanishes at strength 0. Elsewhere a row costs searches
+nothing, and no job that rewrites the collection meets it. The ledger is no place for it: who may write
+there steers all jobs, and clients that only write rows may not.
 
 Whoever lists or releases rows names the collection as it was written, by its present name, or by an
 alias: an alias moves to a copy, and the rows that were held back before go with it.
@@ -23,12 +24,12 @@ import numpy as np
 from milvus_hubness.basics.bounds import Count, FrozenModel, Moment, Text
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.lease_records import now, read_ledger
-from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.ownership import QUARANTINE
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
-QUARANTINE = "quarantine"
-"""The group of the ledger's records of rows that were held back."""
+HELD = "held"
+"""The group of the records of rows that were held back."""
 
 PART_CHARACTERS = 40_000
 """Characters of a row in one record: JSON escapes may lengthen them by half."""
@@ -57,10 +58,10 @@ class _Body(FrozenModel):
 
 
 class HeldRow(FrozenModel):
-    """A row that the hub gate held back."""
+    """A row that the hub guard held back."""
 
     id: Text
-    """What names it in the ledger."""
+    """What names it in the quarantine."""
     collection: Text
     """The name by which it was written."""
     key: int | str | None
@@ -81,7 +82,7 @@ class HeldRow(FrozenModel):
         name = uuid.uuid4().hex if key is None else json.dumps(key)
         digest = uuid.uuid5(uuid.NAMESPACE_OID, json.dumps([collection, name])).hex
         return cls(
-            id=f"{QUARANTINE}/{digest}",
+            id=f"{HELD}/{digest}",
             collection=collection,
             key=key,
             at=now(),
@@ -101,11 +102,16 @@ class HeldRow(FrozenModel):
         return {"id": self.id.partition("/")[2], "key": self.key, "at": self.at.isoformat()}
 
 
+def make_quarantine(store: Store) -> None:
+    """Create the collection of rows that are held back, so that clients need not be allowed to."""
+    store.put_records(QUARANTINE, [])
+
+
 def hold_rows(rows: Sequence[HeldRow], store: Store) -> None:
     """Put rows into the quarantine; a former row of the same key and collection is replaced."""
     for row in rows:
         _drop(store, [row])
-    store.put_records(LEDGER, [record for row in rows for record in _records_of(row)])
+    store.put_records(QUARANTINE, [record for row in rows for record in _records_of(row)])
 
 
 def held_rows(store: Store, info: CollectionInfo, requested: str) -> list[HeldRow]:
@@ -116,7 +122,7 @@ def held_rows(store: Store, info: CollectionInfo, requested: str) -> list[HeldRo
     names = {requested, info.name, *info.aliases}
     bodies = [
         (record.key.rpartition("/")[0], read_ledger(_Body.model_validate_json, record))
-        for record in store.records(LEDGER, QUARANTINE)
+        for record in store.records(QUARANTINE, HELD)
     ]
     ordered = sorted(bodies, key=lambda named: (named[0], named[1].part))
     rows: list[HeldRow] = []
@@ -162,11 +168,11 @@ def _drop(store: Store, rows: Sequence[HeldRow]) -> None:
     wanted = {row.id for row in rows}
     keys = [
         record.key
-        for record in store.records(LEDGER, QUARANTINE)
+        for record in store.records(QUARANTINE, HELD)
         if record.key.rpartition("/")[0] in wanted
     ]
     if keys:
-        store.drop_records(LEDGER, QUARANTINE, keys)
+        store.drop_records(QUARANTINE, HELD, keys)
 
 
 def _records_of(row: HeldRow) -> list[Record]:
@@ -182,7 +188,7 @@ def _records_of(row: HeldRow) -> list[Record]:
             part=part,
             text=row.text[start : start + PART_CHARACTERS],
         )
-        records.append(Record(f"{row.id}/{part:06d}", QUARANTINE, body.model_dump_json()))
+        records.append(Record(f"{row.id}/{part:06d}", HELD, body.model_dump_json()))
     return records
 
 

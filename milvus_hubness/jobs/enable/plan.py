@@ -61,7 +61,7 @@ from milvus_hubness.jobs.common.priors import (
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
-    HubGates,
+    HubGuards,
     Presence,
     SecondVectors,
     SideCollections,
@@ -291,7 +291,7 @@ def plan_enable(
 def _planned(store: Store, request: EnableRequest, progress: Progress) -> EnablePlan:
     """Validate, choose the location, fit and measure, and assemble the plan."""
     if request.guard.on_hub != "off":
-        capability(store, HubGates).expect_hub_gate()
+        capability(store, HubGuards).expect_hub_guard()
     info, field = _correctable(store, request)
     unfinished = info.states.get(field)
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())

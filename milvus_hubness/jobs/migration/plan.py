@@ -52,7 +52,7 @@ from milvus_hubness.jobs.migration.survey import (
     survey,
 )
 from milvus_hubness.jobs.store.ownership import bank_name
-from milvus_hubness.jobs.store.protocols import HubGates, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.recall import RecallGate
 
@@ -305,7 +305,7 @@ def plan_migration(
 def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     """Validate, choose, measure, and assemble the plan."""
     if request.guard.on_hub != "off":
-        capability(store, HubGates).expect_hub_gate()
+        capability(store, HubGuards).expect_hub_guard()
     present, field = _correctable(store, request)
 
     # From here on, the source is described with the copy's index, which decides on the layout.

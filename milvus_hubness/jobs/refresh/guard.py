@@ -11,9 +11,10 @@ from milvus_hubness.correction.guard import Evidence, GuardPolicy
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
+from milvus_hubness.jobs.common.quarantine import make_quarantine
 from milvus_hubness.jobs.refresh.biases import sampled
 from milvus_hubness.jobs.refresh.plan import ready_state
-from milvus_hubness.jobs.store.protocols import HubGates, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 
@@ -27,7 +28,7 @@ class GuardStatus:
     false_alarms: float
     """The share of genuine rows that this may stop."""
     measured_rows: int
-    """Rows whose quantiles the gate compares with; 0 before they are measured, and then no row is
+    """Rows whose quantiles the guard compares with; 0 before they are measured, and then no row is
     stopped.
     """
     by: str
@@ -65,12 +66,12 @@ def guard_hubs(
 
     The quantiles of the gallery are measured if there are none. Raises NotCorrected,
     InvalidParameter, LeaseHeld, UnfinishedMigration, and UnsupportedOperation for a database whose
-    clients have no gate.
+    clients have no guard.
     """
     expect_store(store)
     policy = GuardPolicy(on_hub, false_alarms)
     if on_hub != "off":
-        capability(store, HubGates).expect_hub_gate()
+        capability(store, HubGuards).expect_hub_guard()
 
     with leasing(store, collection, lambda current: ready_state(current, field)) as (lease, info):
         store = lease.store
@@ -82,6 +83,8 @@ def guard_hubs(
         state = state.model_copy(
             update={"on_hub": policy.on_hub, "false_alarms": policy.false_alarms}
         )
+        if on_hub == "quarantine":
+            make_quarantine(store)
         lease.check()
         store.write_property(info.name, state.property_name, state)
         return GuardStatus.of(info.name, state)

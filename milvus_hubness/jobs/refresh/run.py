@@ -406,7 +406,7 @@ class Refreshing:
         )
 
     def _evidence(self, plan: RefreshPlan) -> Evidence | None:
-        """Return the quantiles for the hub gate: the present ones, or new ones if the gallery has
+        """Return the quantiles for the hub guard: the present ones, or new ones if the gallery has
         changed its size by a tenth since.
         """
         profile = self.state.profile

@@ -463,10 +463,10 @@ class SideCollections(Protocol):
 
 
 @runtime_checkable
-class HubGates(Protocol):
+class HubGuards(Protocol):
     """Clients that stop new rows which look like planted hubs."""
 
-    def expect_hub_gate(self) -> None:
+    def expect_hub_guard(self) -> None:
         """Raise UnsupportedOperation if clients of this database do not watch their writes."""
 
 
@@ -507,7 +507,7 @@ _MISSING: dict[Any, str] = {
     "location",
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
-    HubGates: "has no clients that watch their writes for hubs: leave on_hub off",
+    HubGuards: "has no clients that watch their writes for hubs: leave on_hub off",
     LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }
 Capability = TypeVar("Capability")

@@ -14,7 +14,7 @@ from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile, expect_values
 from milvus_hubness.errors import BankTooLarge, InvalidParameter
-from milvus_hubness.milvus.client.gate import Watched, expect_computed, is_guarded
+from milvus_hubness.milvus.client.guarding import Watched, expect_computed, is_guarded
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
 from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
@@ -128,7 +128,7 @@ class Biases:
         watches: bool = True,
     ) -> Operation[tuple[RowBiases, Watched | None]]:
         """Return the biases of rows with vectors (n, d) by slot, with their epoch and locality
-        hints; and their evidence, if the collection has a hub gate.
+        hints; and their evidence, if the collection has a hub guard.
 
         are_new: whether these rows are inserted together. While a job computes
         all biases, new rows get the biases that the job would give them: for

@@ -14,7 +14,7 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
 from milvus_hubness.jobs.store.records import DualWrite
 from milvus_hubness.milvus.client.catalog import Reads
-from milvus_hubness.milvus.client.gate import QUARANTINED
+from milvus_hubness.milvus.client.guarding import QUARANTINED
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import NOTHING, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation

@@ -236,7 +236,7 @@ class Write:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the method."""
     guarded: bool = True
-    """Whether the hub gate of the collection, if it has one, sees the rows."""
+    """Whether the hub guard of the collection, if it has one, sees the rows."""
 
     @property
     def rows(self) -> Any:

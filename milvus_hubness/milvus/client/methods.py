@@ -170,7 +170,7 @@ class Methods(CollectionMethods):
         """Insert rows as pymilvus does, and compute their biases from the bank.
 
         bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if
-        bank_budget has no room for the bank, HubRefused for a row that the hub gate of the
+        bank_budget has no room for the bank, HubRefused for a row that the hub guard of the
         collection refuses, and DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors,
         with the rows in the message. Rows that the gate holds back are not counted in the answer,
         whose "quarantined" has their positions.
@@ -231,7 +231,7 @@ class Methods(CollectionMethods):
         return self._run(self._operations.dual_writes.delete(deletion))
 
     def list_quarantined(self, collection_name: str) -> Any:
-        """Return the rows that the hub gate held back, oldest first.
+        """Return the rows that the hub guard held back, oldest first.
 
         Each is a dictionary with its `id` in the quarantine, its `key`, None where the server makes
         keys, the time `at`, and the `row` as it was written.
@@ -251,7 +251,7 @@ class Methods(CollectionMethods):
         )
 
     def drop_quarantined(self, collection_name: str, keys: list[Any]) -> Any:
-        """Forget rows of these keys or ids that the hub gate held back; return their number."""
+        """Forget rows of these keys or ids that the hub guard held back; return their number."""
         return self._run(self._operations.quarantine.drop(collection_name, keys))
 
     # -- searches and reads ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""List, release and drop the rows that the hub gate held back. No I/O."""
+"""List, release and drop the rows that the hub guard held back. No I/O."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from milvus_hubness.jobs.store.protocols import undo_save_bank
 from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.milvus.client import new_collections
 from milvus_hubness.milvus.client.biases import Biases
-from milvus_hubness.milvus.client.gate import QUARANTINED, stopped_rows
+from milvus_hubness.milvus.client.guarding import QUARANTINED, stopped_rows
 from milvus_hubness.milvus.client.messages import Bias, Deletion, Write
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig
 from milvus_hubness.milvus.client.parts import write_in_parts
@@ -179,7 +179,7 @@ class Writes:
         self, cached: CachedState, write: Write, are_new: bool, valid: bool
     ) -> Operation[tuple[Any, list[tuple[str, Columns]], list[int]]]:
         """Return the rows as they are stored, the columns of each side collection, and the positions
-        of the rows that the hub gate holds back. Raises HubRefused.
+        of the rows that the hub guard holds back. Raises HubRefused.
         """
         rows = write.rows
         held: set[int] = set()

@@ -31,7 +31,7 @@ from milvus_hubness.errors import (
     UnsupportedOperation,
     WriteIntentFailed,
 )
-from milvus_hubness.milvus.client.gate import QUARANTINED, is_guarded, stopped_rows
+from milvus_hubness.milvus.client.guarding import QUARANTINED, is_guarded, stopped_rows
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
@@ -71,7 +71,7 @@ class _RequestedWrite:
         """Whether it changes fields by what they hold: once more, it would change them twice."""
 
         self._held: list[int] = []
-        """Positions of the rows that the hub gate has held back."""
+        """Positions of the rows that the hub guard has held back."""
 
     def answer(self) -> Operation[Any]:
         """Write, and write to the copy too if there is one by then; return the first result."""

@@ -66,7 +66,7 @@ MOST_HITS = 16_384
 class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `milvus_server.connect`."""
 
-    def expect_hub_gate(self) -> None:
+    def expect_hub_guard(self) -> None:
         """Return: HubnessClient, AsyncHubnessClient and the proxy watch their writes."""
 
     # -- descriptions ------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The hub gate of writes: warn of, hold back or refuse new rows that look like planted hubs. No I/O.
+"""The hub guard of writes: warn of, hold back or refuse new rows that look like planted hubs. No I/O.
 
 The biases of a write need the products of its rows with the bank, and the evidence follows from
-these. So the gate costs a comparison of each product with one number.
+these. So the guard costs a comparison of each product with one number.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Watched(NamedTuple):
 def is_guarded(state: CollectionState) -> bool:
     """Whether writes by this state are watched.
 
-    A copy that a job still fills is not: its rows come from the collection, whose gate they passed.
+    A copy that a job still fills is not: its rows come from the collection, whose guard they passed.
     """
     return state.on_hub != "off" and state.phase == "ready"
 
 
 def expect_computed(collection: str, state: CollectionState, bias: str) -> None:
-    """Raise InvalidParameter for a write without biases that a gate should stop."""
+    """Raise InvalidParameter for a write without biases that a guard should stop."""
     if is_guarded(state) and state.on_hub != "warn" and bias == "pending":
         raise InvalidParameter(
-            f'bias="pending" would pass the hub gate of {collection!r} (on_hub={state.on_hub!r}): '
+            f'bias="pending" would pass the hub guard of {collection!r} (on_hub={state.on_hub!r}): '
             'write with bias="compute"'
         )
 
