@@ -1,6 +1,8 @@
 """The hub guard: rows planted to answer everything are logged, held back or refused at insertion."""
 
+import asyncio
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,8 +23,11 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
+from milvus_hubness.correction.prior import Items, Prior
+from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
+from tests.support.async_clients import opened
 from tests.support.planted import DIM, centroid, gallery, genuine
 
 ITEMS, BANK, USERS = gallery()
@@ -300,3 +305,48 @@ def test_refreshes_and_long_rows_leave_the_quarantine_alone(lite):
     assert 9000 not in first_answers(client, name, strength=0.0)
     [held] = client.list_quarantined(name)
     assert held["row"]["text"] == rows[0]["text"]
+
+
+def test_the_asynchronous_client_has_the_guard(lite):
+    name, _ = guarded(lite, "quarantine")
+
+    async def run():
+        async with opened(lite) as client:
+            done = await client.insert(name, rows_of(HUBS[:1], 9000) + rows_of(genuine(2), 5000))
+            held = await client.list_quarantined(name)
+            count = await client.release_quarantined(name, [9000])
+        return done["insert_count"], [row["key"] for row in held], count
+
+    assert asyncio.run(run()) == (2, [9000], 1)
+
+
+def test_rows_that_are_held_during_a_migration_of_the_copy_stay_held(lite):
+    name, client = guarded(lite, "quarantine")
+    client.insert(name, rows_of(HUBS[:1], 9000))
+    done = refresh(
+        lite.store(),
+        name,
+        bank=QueryBank(USERS),
+        verdict="skip",
+        force=True,
+        rebuild_rows=1,
+        rebuild_share=0.01,
+        client_ttl=0,
+    )
+    assert done.action == "rebuilt"
+    assert state_of(lite, name).on_hub == "quarantine"
+    [held] = client.list_quarantined(name)
+    assert held["key"] == 9000
+    assert client.get(name, ids=[9000]) == []
+
+
+def test_a_prior_does_not_hide_a_hub(lite):
+    name, _ = guarded(lite, "refuse")
+    correction = load_correction(lite.store(), state_of(lite, name), state_of(lite, name).profile)
+    neutral = correction.of_written(HUBS, are_new=True, guarded=True)[2]
+    prior = Prior(source="field", field="sales", factor=1.0, weight=1.0)
+    popular = replace(correction, prior=prior).of_written(
+        HUBS, Items([1] * 5, [{"sales": 1e6}] * 5), are_new=True, guarded=True
+    )
+    assert np.array_equal(popular[2].biases, neutral.biases)
+    assert (popular[0] < neutral.biases).all()
