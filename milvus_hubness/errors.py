@@ -197,6 +197,25 @@ class CorrectionNotRecommended(StateError):
     """The verdict on a bank is to leave the collection alone."""
 
 
+class HubRefused(StateError):
+    """A new row would answer so many queries that it looks like a planted hub; nothing of the write
+    is stored."""
+
+    key: object = None
+    """The key of the first such row; its position in the write where the server makes keys."""
+    bias: float = 0.0
+    """Its bias, as it would be stored."""
+    quantile: float = 0.0
+    """The share of the gallery's rows with a bias of at most this one."""
+    reach: float | None = None
+    """The share of bank queries that it would be among the ten best answers of; None if the
+    estimator keeps no scores of the gallery."""
+    queries: tuple[int, ...] = ()
+    """Numbers of these bank queries, from 0, those with the largest lead first."""
+    rows: tuple[int, ...] = ()
+    """Positions of all such rows in the write."""
+
+
 class UnknownStateVersion(StateError):
     """Another version of this package wrote the state."""
 

@@ -30,6 +30,20 @@ VerdictMode = Literal["require", "warn", "skip"]
 alone", goes on and says so, or does not have the bank judged.
 """
 
+OnHub = Literal["off", "warn", "quarantine", "refuse"]
+"""What clients do with a new row that looks like a planted hub: nothing, log it, write it where no
+search returns it, or refuse the write.
+"""
+
+FALSE_ALARMS = 0.001
+"""Share of genuine rows that the hub guard may stop."""
+
+ALERT_BUDGET = 0.002
+"""Share of the rows that may look like planted hubs without an alarm."""
+
+HUB_SCAN_ROWS = 200_000
+"""Rows up to which the service scans a collection for planted hubs: it reads all of them."""
+
 Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "tune": "milvus_hubness.cli.reports:tune",
     "diagnose": "milvus_hubness.cli.reports:diagnose",
     "explain": "milvus_hubness.cli.explain:explain",
-    "hubs": "milvus_hubness.cli.explain:hubs",
+    "hubs": "milvus_hubness.cli.hubs:hubs",
     "match": "milvus_hubness.cli.match:match",
     "enable": "milvus_hubness.cli.enable:enable",
     "disable": "milvus_hubness.cli.enable:disable",

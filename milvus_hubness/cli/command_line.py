@@ -51,6 +51,9 @@ PANELS = {
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
         "no_prior",
     ),
+    "Hub guard": (
+        "on_hub", "false_alarms", "suspicious", "alert_budget", "quarantined", "release", "replace", "forget",
+    ),
     "Copy": (
         "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",
         "rebuild_rows", "restart", "drop", "keep",

@@ -21,6 +21,7 @@ def enable(
     estimating: options.EstimatorOptions,
     preferring: options.PriorOptions,
     judging: options.JudgingOptions,
+    guarding: options.GuardOptions,
     connection: options.Connection,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
@@ -71,6 +72,8 @@ def enable(
             prior_weight=preferring.prior_weight,
             kind=kind,
             verdict=judging.verdict,
+            on_hub=guarding.on_hub,
+            false_alarms=guarding.false_alarms,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

@@ -1,4 +1,4 @@
-"""The commands milvus-hubness explain and hubs."""
+"""The command milvus-hubness explain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.estimators import Estimator
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
     from milvus_hubness.reports.collections import BiasedGallery
-    from milvus_hubness.reports.explain import Hubs, QueryExplanation, RowExplanation
+    from milvus_hubness.reports.explain import QueryExplanation, RowExplanation
 
 Top = Annotated[int, "Number of rows or queries to list.", {"min": 1}]
 
@@ -64,7 +64,7 @@ def explain(
     estimator = estimating.estimator()
     store = connection.open()
     queries = options.read_vectors(store, query)
-    biased = _read(store, collection, bank, estimator, field)
+    biased = read_rows(store, collection, bank, estimator, field)
     texts = None
     if query_text:
         texts = read_texts(store, texts_from, query_text, len(queries or biased.bank))
@@ -82,7 +82,7 @@ def explain(
     console.show_result(as_json, result, lambda: _show_answers(answers, query_number or 0, key))
 
 
-def _read(
+def read_rows(
     store: MilvusStore,
     collection: str,
     bank: options.BankOptions,
@@ -151,63 +151,3 @@ def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -
     of_kind = ["by kind"] if explanation.kind else []
     headings = ("key", "raw score", *of_kind, "bias", "corrected", "raw rank", "rank")
     console.show_table(None, headings, lines)
-
-
-def hubs(
-    collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
-    bank: options.BankOptions,
-    estimating: options.EstimatorOptions,
-    connection: options.Connection,
-    queries: Annotated[
-        str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"
-    ] = None,
-    field: options.Field = None,
-    top: Top = 50,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a table of comma-separated values.")
-    ] = False,
-    as_json: options.AsJson = False,
-) -> None:
-    """List the hubs and anti-hubs of a collection, before and after correction.
-
-    N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have
-    none; the share is that of all answers. A collection that is not corrected needs --bank.
-
-    Example: milvus-hubness hubs products --top 50 --csv
-    """
-    from milvus_hubness.quality.measures import as_plain
-    from milvus_hubness.reports import explain
-
-    if as_csv and as_json:
-        raise typer.BadParameter("give --csv or --json, not both")
-
-    estimator = estimating.estimator()
-    store = connection.open()
-    counted = options.read_vectors(store, queries)
-    biased = _read(store, collection, bank, estimator, field)
-    listed = explain.list_hubs(biased, counted, top=top)
-
-    if as_csv:
-        console.show_csv(explain.Occurrence._fields, listed.rows)
-    else:
-        result = {"hubs": {"collection": biased.info.name, **as_plain(listed)}}
-        console.show_result(as_json, result, lambda: _show_hubs(biased.info.name, listed))
-
-
-def _show_hubs(collection: str, listed: Hubs) -> None:
-    counts = f"{listed.antihubs_before:,} -> {listed.antihubs_after:,} of {listed.n_items:,} rows"
-    facts = {"queries": f"{listed.n_queries:,}", "anti-hubs": counts}
-    console.show_facts(f"{collection}, without and with correction", facts)
-    lines = [
-        (
-            row.kind,
-            str(row.key),
-            f"{row.before:,} -> {row.after:,}",
-            f"{row.share_before:.2%} -> {row.share_after:.2%}",
-            f"{row.bias:+.4f}",
-        )
-        for row in listed.rows
-    ]
-    console.show_table(
-        None, ("", "key", f"N_{listed.k}", "share of answers", "bias"), lines, texts=2
-    )

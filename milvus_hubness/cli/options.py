@@ -14,9 +14,11 @@ import typer
 from milvus_hubness.basics.defaults import (
     CLIENT_TTL_VARIABLE,
     DEFAULT_MEASURE,
+    FALSE_ALARMS,
     URI_VARIABLES,
     WHERE_FROM,
     Engine,
+    OnHub,
     VerdictMode,
 )
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
@@ -148,6 +150,18 @@ class BankOptions:
     def read(self, store: Store) -> QueryBank | None:
         """Return the bank; None if none is named."""
         return read_vectors(store, self.bank, self.bank_column)
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    """The options of the hub guard."""
+
+    on_hub: Annotated[
+        OnHub,
+        "What clients do with a new row that would be among the best answers of too much of the "
+        "bank: log it, hold it back, or refuse the write.",
+    ] = "off"
+    false_alarms: Annotated[float, "Share of genuine rows that --on-hub may stop."] = FALSE_ALARMS
 
 
 def read_vectors(store: Store, spec: str | None, column: str | None = None) -> QueryBank | None:

@@ -27,7 +27,9 @@ from milvus_hubness.correction.codec.index_hints import (
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.correction.estimators.base import ITEMS, TargetBank, score_spread
+from milvus_hubness.correction.estimators.finds import gallery_scores
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
+from milvus_hubness.correction.guard import MOST_MEASURED, Evidence, RowEvidence, reach_of
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
 from milvus_hubness.correction.kinds import GalleryKinds, KindNumbers, KindRule, Kinds
@@ -83,6 +85,8 @@ class Correction:
     kinds: Kinds | None = None
     """The kinds of items with whose means vectors are compared; methods then need the rows of the
     vectors, or their kinds. None for none."""
+    evidence: Evidence | None = None
+    """Quantiles of the gallery for the hub guard, where a job has measured them."""
 
     @classmethod
     def fit(
@@ -218,22 +222,44 @@ class Correction:
 
         are_new: in place of that of the correction.
         """
+        biases, hints, _ = self.of_written(vectors, rows, are_new=are_new)
+        return biases, hints
+
+    def of_written(
+        self, vectors: Floats, rows: ItemRows | None = None, *, are_new: bool, guarded: bool = False
+    ) -> tuple[Floats, Floats, RowEvidence | None]:
+        """Return what `of_rows` returns, and with `guarded` the evidence of the rows for the guard.
+
+        The reach follows from the same product with the bank.
+        """
         numbers = self.kinds_of(vectors, rows)
         if not self._computes_at_once(len(vectors)):
             correction = replace(self, are_new=are_new)
             biases = correction.centred(vectors, rows, kinds=numbers)
-            return biases, self.locality_hints(vectors, kinds=numbers)
+            stored = biases, self.locality_hints(vectors, kinds=numbers)
+            if not guarded:
+                return *stored, None
+            neutral = biases
+            if self.prior is not None:
+                neutral = replace(correction, prior=None).centred(vectors, kinds=numbers)
+            return *stored, RowEvidence(neutral, self.reaches(vectors, numbers))
 
         biases = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
         valid = ~self.layout.invalid(vectors)
         if not valid.any():
-            return biases, hints
+            return biases, hints, None
 
         items = self.items_of(vectors[valid], _where(valid, numbers))
         products = items @ self.fitted.bank.vectors.T
         uncentred = self.fitted.bias_of_products(products, are_new=are_new)
         biases[valid] = self._finite(uncentred - np.float32(self.mean_bias))
+
+        evidence = None
+        if guarded:
+            # A prior may be large: whoever plants a hub may also claim that it is popular.
+            reaches = self._reaches(products, valid)
+            evidence = RowEvidence(biases.copy(), reaches)
         biases = self.with_prior(biases, valid, rows)
 
         if hints.size:
@@ -243,7 +269,74 @@ class Correction:
             count = min(NEAR, scores.shape[1])
             near = np.argpartition(scores, -count, axis=1)[:, -count:]
             hints[valid] = self._hints_of(near)
-        return biases, hints
+        return biases, hints, evidence
+
+    @cached_property
+    def _gallery_scores(self) -> Floats | None:
+        return gallery_scores(self.fitted)
+
+    def _reaches(
+        self, products: npt.NDArray[np.floating[Any]], valid: npt.NDArray[np.bool_]
+    ) -> Floats | None:
+        """Return the reach of rows, 0 where `valid` (n,) is false; None if the fit has none.
+
+        products: those of the valid rows with the bank.
+        """
+        scores = self._gallery_scores
+        if scores is None:
+            return None
+        reaches = np.zeros(len(valid), np.float32)
+        reaches[valid] = reach_of(products, scores)
+        return reaches
+
+    def reaches(self, vectors: npt.ArrayLike, kinds: KindNumbers | None = None) -> Floats | None:
+        """Return the reach of vectors (n, d) of these kinds (n,), float32 (n,), 0 for those that can
+        have no bias.
+
+        It is the share of bank queries whose ten best scores have a mean below the vector's score;
+        None if the estimator keeps no scores of the gallery.
+        """
+        if self._gallery_scores is None:
+            return None
+        items = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(items)
+        reaches = np.zeros(len(items), np.float32)
+        bank = self.fitted.bank.vectors
+        size = max(1, MOST_PRODUCTS // len(bank))
+        positions = np.flatnonzero(valid)
+        for start in range(0, len(positions), size):
+            some = positions[start : start + size]
+            numbers = None if kinds is None else kinds[some]
+            products = self.items_of(items[some], numbers) @ bank.T
+            reaches[some] = reach_of(products, self._gallery_scores)
+        return reaches
+
+    def answered(self, vector: Floats, kinds: KindNumbers | None = None) -> npt.NDArray[np.int64]:
+        """Return the numbers of the bank's queries that a vector (d,) of this kind (1,) would be an
+        answer of.
+
+        They are those that its reach counts, the largest lead first; none if the estimator keeps no
+        scores of the gallery.
+        """
+        scores = self._gallery_scores
+        if scores is None or self.queries is None:
+            return np.empty(0, np.int64)
+        products = self.fitted.bank.vectors @ self.items_of(vector[None], kinds)[0]
+        leads = self.queries.of_queries(products - scores)
+        order = np.argsort(-leads, kind="stable")
+        return order[leads[order] > 0]
+
+    def measured(self, vectors: Floats, kinds: KindNumbers | None = None) -> Correction:
+        """Return this correction with the quantiles of a gallery (n, d) with these kinds (n,), or of a
+        sample of it.
+        """
+        rows = np.flatnonzero(~self.layout.invalid(vectors))
+        if len(rows) > MOST_MEASURED:
+            rows = np.sort(np.random.default_rng(0).permutation(rows)[:MOST_MEASURED])
+        items = vectors[rows]
+        numbers = None if kinds is None else kinds[rows]
+        biases = replace(self, prior=None, are_new=False).centred(items, kinds=numbers)
+        return replace(self, evidence=Evidence.of(biases, self.reaches(items, numbers)))
 
     def _computes_at_once(self, rows: int) -> bool:
         """Whether NumPy should compute all products of so many vectors with the bank at once."""
@@ -418,6 +511,7 @@ def initial_state(
     gate_targets: int | None = None,
     prior: Prior | None = None,
     kinds: Kinds | None = None,
+    evidence: Evidence | None = None,
     **others: Any,
 ) -> CollectionState:
     """Return the first state of a field: one profile, refreshed now.
@@ -441,6 +535,7 @@ def initial_state(
             epoch=1,
             refreshed_at=created_at,
             fitted_at=created_at,
+            evidence=evidence,
         )
         return CollectionState(
             layout=layout,

@@ -24,11 +24,13 @@ from milvus_hubness.basics.bounds import (
     read_value,
     shown,
 )
+from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
 from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
+from milvus_hubness.correction.guard import LARGEST_SHARE, SMALLEST_SHARE, Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
 from milvus_hubness.errors import (
@@ -228,6 +230,8 @@ class Profile(FrozenModel):
     tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """A refresh left stored biases as they were if they differed from the new ones by at most this.
     """
+    evidence: Evidence | None = None
+    """Quantiles of the gallery's biases, for the hub guard; None before they are measured."""
 
     @model_validator(mode="after")
     def _expect_two_slots(self) -> Profile:
@@ -317,6 +321,10 @@ class CollectionState(FrozenModel):
     """The id of the migration that created the collection as a copy; empty for others."""
     kinds: KindRule | None = None
     """How rows get their kind, such as their modality or language; None without kinds."""
+    on_hub: OnHub = "off"
+    """What clients do with a new row that looks like a planted hub."""
+    false_alarms: float = Field(default=FALSE_ALARMS, ge=SMALLEST_SHARE, le=LARGEST_SHARE)
+    """The share of genuine rows that the hub guard may stop."""
 
     @model_validator(mode="after")
     def _expect_parts_that_fit(self) -> CollectionState:

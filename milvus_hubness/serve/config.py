@@ -25,6 +25,7 @@ from pydantic import (
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     DEFAULT_TOLERANCE,
+    HUB_SCAN_ROWS,
     REFIT_SHARE,
     Live,
 )
@@ -276,6 +277,8 @@ class CollectionTable(_Table):
     are too few, a new bank is due."""
     refit_every: Interval | None = None
     """Interval after which that is done whatever the share."""
+    hub_scan_rows: Annotated[int, Field(ge=0)] = HUB_SCAN_ROWS
+    """Rows up to which the collection is scanned for planted hubs at `full_schedule`; 0 for never."""
     pairs: FilePath | None = None
     """Queries with right rows for the evaluation: a file, or a BEIR folder."""
     pairs_queries: FilePath | None = None

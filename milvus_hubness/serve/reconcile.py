@@ -13,8 +13,19 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from milvus_hubness.basics.defaults import ALERT_BUDGET
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress
-from milvus_hubness.errors import Cancelled, HubnessError, LeaseHeld, LeaseLost, StoreError
+from milvus_hubness.correction.guard import FEWEST_ROWS
+from milvus_hubness.errors import (
+    Cancelled,
+    HubnessError,
+    InvalidInput,
+    LeaseHeld,
+    LeaseLost,
+    StoreError,
+    name_some,
+)
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
@@ -72,6 +83,12 @@ class Reconciliation(BaseModel):
     write_intents: int = 0
     unfitted_share: float | None = None
     new_bank_due: str = ""
+    suspicious: int | None = None
+    """Rows that look like planted hubs; None if the collection was not scanned."""
+    suspicious_share: float | None = None
+    """Their share of the scanned rows."""
+    quarantined: int | None = None
+    """Rows that the hub guard has held back; None if the collection was not scanned."""
 
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:
@@ -92,6 +109,11 @@ class Reconciliation(BaseModel):
     def is_new_bank_due(self) -> bool | None:
         """Whether a new bank is due; None if that was not checked."""
         return bool(self.new_bank_due) if self.is_refit_checked else None
+
+    @property
+    def has_hub_alert(self) -> bool:
+        """Whether more rows look like planted hubs than the alert budget allows."""
+        return self.suspicious_share is not None and self.suspicious_share > ALERT_BUDGET
 
     @property
     def is_eventful(self) -> bool:
@@ -176,7 +198,8 @@ class Reconciler:
                 return None
             options = self.table.refresh_options(self.store, full=task == "full")
             options = replace(options, stop=self._stop, progress=progress)
-            return Reconciliation.of(self._refresh(self.store, self.table.name, options))
+            outcome = Reconciliation.of(self._refresh(self.store, self.table.name, options))
+            return self._with_scan(outcome, progress) if task == "full" else outcome
         except Cancelled as error:
             result = "stopped"
             message = str(error)
@@ -197,6 +220,39 @@ class Reconciler:
 
         return Reconciliation(
             at=now(), result=result, message=message, seconds=time.perf_counter() - began
+        )
+
+    def _with_scan(self, outcome: Reconciliation, progress: Progress) -> Reconciliation:
+        """Return the result with that of a scan for planted hubs, if there are not too many rows."""
+        if not FEWEST_ROWS <= outcome.rows <= self.table.hub_scan_rows:
+            return outcome
+        # Here, as it takes a second: a service that scans nothing does without.
+        from milvus_hubness.reports.suspicious import scan_hubs
+
+        try:
+            found = scan_hubs(
+                self.store, self.table.name, field=self.table.field, top=0, progress=progress
+            )
+        except InvalidInput as error:
+            # The biases are up to date: a gallery that cannot be scanned is no failed refresh.
+            log.warning("%s: not scanned for planted hubs: %s", self.table.name, error)
+            return outcome
+
+        if found.is_above_budget:
+            log.warning(
+                "%s: %d rows look like planted hubs, the first of them %s: see `milvus-hubness "
+                "hubs %s --suspicious`",
+                self.table.name,
+                len(found.suspicious),
+                name_some(found.suspicious),
+                self.table.name,
+            )
+        return outcome.model_copy(
+            update={
+                "suspicious": len(found.suspicious),
+                "suspicious_share": found.found.share,
+                "quarantined": found.quarantined,
+            }
         )
 
     def release(self) -> None:
@@ -326,6 +382,8 @@ class History:
                 return False
             # What a check has found is shown until the next one, so it is stored.
             if outcome.is_refit_checked and stored.unfitted_share != outcome.unfitted_share:
+                return False
+            if outcome.suspicious is not None and stored.suspicious != outcome.suspicious:
                 return False
             if (stored.result, stored.message) == (outcome.result, outcome.message):
                 return not outcome.is_eventful

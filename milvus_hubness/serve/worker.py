@@ -71,6 +71,11 @@ class ServiceMetrics:
         self._new_bank_due = gauge(
             "new_bank_due", "Whether a refit is due, but too few queries were sampled for it."
         )
+        self._suspicious = gauge("suspicious_rows", "Rows that look like planted hubs.")
+        self._suspicious_share = gauge(
+            "suspicious_rows_ratio", "Share of the rows that look like planted hubs."
+        )
+        self._quarantined = gauge("quarantined_rows", "Rows that the hub guard has held back.")
         self._refreshing = gauge("refreshing", "Whether a run is in progress.")
         self._scanned = counter("rows_scanned_total", "Rows read.")
         self._changed = counter("rows_changed_total", "Rows whose biases were written.")
@@ -170,6 +175,9 @@ class ServiceMetrics:
             (self._overlap, outcome.overlap),
             (self._unfitted, outcome.unfitted_share),
             (self._new_bank_due, outcome.is_new_bank_due),
+            (self._suspicious, outcome.suspicious),
+            (self._suspicious_share, outcome.suspicious_share),
+            (self._quarantined, outcome.quarantined),
         ):
             if value is not None:
                 gauge.labels(*labels).set(value)
@@ -460,6 +468,8 @@ class CollectionView:
             return "weak", "the new biases were refused"
         if self.last_checked is not None and self.last_checked.new_bank_due:
             return "weak", "a new bank is due"
+        if self.last_scanned is not None and self.last_scanned.has_hub_alert:
+            return "weak", "rows look like planted hubs"
         return "good", "up to date"
 
     @property
@@ -476,6 +486,12 @@ class CollectionView:
         """The last success that checked whether a refit is due."""
         outcomes = (self.standing.last, *reversed(self.outcomes))
         return next((each for each in outcomes if each and each.is_refit_checked), None)
+
+    @property
+    def last_scanned(self) -> Reconciliation | None:
+        """The last success that scanned the rows for planted hubs."""
+        outcomes = (self.standing.last, *reversed(self.outcomes))
+        return next((each for each in outcomes if each and each.suspicious is not None), None)
 
     @property
     def last_done(self) -> Reconciliation | None:

@@ -186,6 +186,9 @@ def metrics():
         "overlap": 1.0,
         "drift": 1.0,
         "unfitted_share": 0.3,
+        "suspicious": 3,
+        "suspicious_share": 0.01,
+        "quarantined": 0,
     }
     at = datetime.now(timezone.utc)
     service.reconciled(

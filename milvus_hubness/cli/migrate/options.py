@@ -60,7 +60,11 @@ class Writers:
 
 @dataclass(frozen=True)
 class Planning(
-    options.JudgingOptions, options.PriorOptions, options.EstimatorOptions, options.BankOptions
+    options.GuardOptions,
+    options.JudgingOptions,
+    options.PriorOptions,
+    options.EstimatorOptions,
+    options.BankOptions,
 ):
     """The options that define the copy."""
 
@@ -124,6 +128,8 @@ class Planning(
             measure=measure,
             # Without writers there is no client to wait for.
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
+            on_hub=self.on_hub,
+            false_alarms=self.false_alarms,
         )
 
     def validate_resumed(

@@ -305,7 +305,7 @@ def fit_with_mean(
     valid = ~layout.invalid(vectors)
     biases = correction.centred(vectors, kinds=rows.kinds)[valid]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
-    correction = replace(correction, mean_bias=mean_bias)
+    correction = replace(correction, mean_bias=mean_bias).measured(vectors, rows.kinds)
     if chosen.prior is not None and rows.values is not None:
         prior = chosen.prior.with_factor(correction.spread(vectors, rows.kinds))
         correction = replace(correction, prior=prior, clicks=chosen.clicks)

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, LocationWithoutCopy, VerdictMode
+from milvus_hubness.basics.defaults import (
+    FALSE_ALARMS,
+    MAX_MISS_RATE,
+    LocationWithoutCopy,
+    OnHub,
+    VerdictMode,
+)
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
@@ -18,6 +24,7 @@ from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction, grouped
+from milvus_hubness.correction.guard import UNGUARDED, GuardPolicy
 from milvus_hubness.correction.kinds import AUTO
 from milvus_hubness.correction.state import (
     CandidateReranking,
@@ -71,6 +78,7 @@ from milvus_hubness.jobs.common.priors import (
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
+    HubGuards,
     Presence,
     SecondVectors,
     SideCollections,
@@ -123,6 +131,8 @@ class EnablePlan:
     """The state that an interrupted run left, which the next run continues."""
     verdict: TuningRecord | None = None
     """The verdict on the bank; None if it was not judged."""
+    guard: GuardPolicy = UNGUARDED
+    """What clients do with new rows that look like planted hubs."""
 
     @property
     def side_collection(self) -> str | None:
@@ -157,6 +167,8 @@ class EnablePlan:
             "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
             "kinds": self.kinds.facts,
             "verdict": self.verdict.facts if self.verdict else None,
+            "on_hub": self.guard.on_hub,
+            "false_alarms": self.guard.false_alarms,
             "remarks": list(self.remarks),
         }
 
@@ -201,6 +213,7 @@ class EnableRequest:
     """Where to store the bank; None for a name that is derived from the source's."""
     max_miss_rate: float
     judging: Judging
+    guard: GuardPolicy = UNGUARDED
 
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
@@ -269,6 +282,8 @@ def plan_enable(
     prior_weight: float | None = None,
     kind: str | None = None,
     verdict: VerdictMode | None = None,
+    on_hub: OnHub = "off",
+    false_alarms: float = FALSE_ALARMS,
     progress: Progress = silent,
 ) -> EnablePlan:
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss.
@@ -280,7 +295,8 @@ def plan_enable(
     where: by default "fields" if the collection has them or the server can add them and its rows do
     not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    gate_targets, prior, prior_weight: as in plan_migration. kind: as there, for "second_vector" only.
+    gate_targets, prior, prior_weight, on_hub, false_alarms: as in plan_migration. kind: as there, for
+    "second_vector" only.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator,
     gate or prior, AlreadyCorrected, CannotMigrate, InvalidParameter,
@@ -301,12 +317,15 @@ def plan_enable(
         bank_collection=bank_collection,
         max_miss_rate=max_miss_rate,
         judging=Judging.of(verdict, queries),
+        guard=GuardPolicy(on_hub, false_alarms),
     )
     return _planned(store, request, progress)
 
 
 def _planned(store: Store, request: EnableRequest, progress: Progress) -> EnablePlan:
     """Validate, choose the location, fit and measure, and assemble the plan."""
+    if request.guard.on_hub != "off":
+        capability(store, HubGuards).expect_hub_guard()
     info, field = _correctable(store, request)
     unfinished = info.states.get(field)
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
@@ -358,6 +377,7 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         verdict=fitted.verdict,
         # Who continues a run has decided already.
         judging=request.judging if unfinished is None else Judging("skip"),
+        guard=request.guard,
     )
 
 

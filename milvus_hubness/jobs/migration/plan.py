@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from milvus_hubness.basics.defaults import Engine, VerdictMode
+from milvus_hubness.basics.defaults import FALSE_ALARMS, Engine, OnHub, VerdictMode
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
+from milvus_hubness.correction.guard import UNGUARDED, GuardPolicy
 from milvus_hubness.correction.state import slots_for, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -59,7 +60,7 @@ from milvus_hubness.jobs.migration.survey import (
     survey,
 )
 from milvus_hubness.jobs.store.ownership import bank_name
-from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.recall import RecallGate
 
@@ -128,6 +129,8 @@ class MigrationPlan(Fitting):
     """What the run does with the verdict."""
     kind: str | None
     """The field of kinds, or AUTO, that the caller names; None for none."""
+    guard: GuardPolicy = UNGUARDED
+    """What clients do with new rows that look like planted hubs."""
 
     @property
     def rows(self) -> int:
@@ -186,6 +189,8 @@ class MigrationPlan(Fitting):
             "alias": self.alias,
             "rename": self.rename,
             "verdict": self.verdict.facts if self.verdict else None,
+            "on_hub": self.guard.on_hub,
+            "false_alarms": self.guard.false_alarms,
             "remarks": list(self.remarks),
             "server": self.server,
             "memory_bytes": {**self.memory_bytes, "both": sum(self.memory_bytes.values())},
@@ -231,6 +236,7 @@ class MigrationRequest:
     restart: bool
     judging: Judging
     client_ttl: float
+    guard: GuardPolicy = UNGUARDED
 
     def __post_init__(self) -> None:
         checked_gates(self.gates, self.target_bank)
@@ -263,6 +269,8 @@ def plan_migration(
     queries: BankLike | None = None,
     verdict: VerdictMode | None = None,
     client_ttl: float = 0.0,
+    on_hub: OnHub = "off",
+    false_alarms: float = FALSE_ALARMS,
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
@@ -280,7 +288,8 @@ def plan_migration(
     minimum number of bias profiles with room in the vectors. index_type, index_params: of the
     copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
-    MigrationOptions; 0 if no client writes.
+    MigrationOptions; 0 if no client writes. on_hub: what clients do with new rows that look like
+    planted hubs, see OnHub. false_alarms: the share of genuine rows that this may stop.
 
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
     obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
@@ -307,12 +316,15 @@ def plan_migration(
         restart=restart,
         judging=Judging.of(verdict, queries),
         client_ttl=client_ttl,
+        guard=GuardPolicy(on_hub, false_alarms),
     )
     return _planned(store, request)
 
 
 def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     """Validate, choose, measure, and assemble the plan."""
+    if request.guard.on_hub != "off":
+        capability(store, HubGuards).expect_hub_guard()
     present, field = _correctable(store, request)
 
     # From here on, the source is described with the copy's index, which decides on the layout.
@@ -394,6 +406,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         verdict=verdict,
         judging=judging,
         kind=request.kinds.name,
+        guard=request.guard,
     )
     return _with_resume_remark(plan, unfinished)
 

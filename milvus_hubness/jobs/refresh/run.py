@@ -20,6 +20,8 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.quantisation import is_out_of_scale
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
+from milvus_hubness.correction.guard import FEWEST_ROWS as FEWEST_MEASURED
+from milvus_hubness.correction.guard import MOST_MEASURED, Evidence
 from milvus_hubness.correction.kinds import Kinds, kinds_from
 from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.errors import Cancelled, CorrectionNotRecommended
@@ -395,7 +397,8 @@ class Refreshing:
         count = self.waiting
         if not self.options.plan:
             count = self._fill(plan)
-            fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
+            renewed = {"refreshed_at": now(), "evidence": self._evidence(plan)}
+            fresh = self.state.profile.model_copy(update=renewed)
             state = self._without_outgoing(self.state).with_profile(fresh)
             self._write_state(keep_nearest(self.store, self.info.name, state))
 
@@ -403,6 +406,22 @@ class Refreshing:
         return self._result(
             action, "bank and parameters are unchanged", scanned=count, written=count
         )
+
+    def _evidence(self, plan: RefreshPlan) -> Evidence | None:
+        """Return the quantiles for the hub guard: the present ones, or new ones if the gallery has
+        changed its size by a tenth since.
+        """
+        profile = self.state.profile
+        evidence = profile.evidence
+        rows = min(self.info.rows, MOST_MEASURED)
+        is_measured = evidence is not None and abs(rows - evidence.rows) <= 0.1 * evidence.rows
+        if self.state.on_hub == "off" or is_measured or rows < FEWEST_MEASURED:
+            return evidence
+
+        sample = sampled(self.store, self.info, self.state, None, self.options.progress)
+        correction = Correction.of_profile(self.state, profile, plan.bank)
+        kinds = sample.kinds(self.state.kinds)
+        return correction.measured(sample.vectors, kinds).evidence
 
     def _fill(self, plan: RefreshPlan) -> int:
         """Write the biases of the plan's bank to rows without one; return how many were."""
@@ -564,6 +583,7 @@ class Refreshing:
             if prior is not None:
                 prior = prior.with_factor(correction.spread(sample.vectors, numbers))
         correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
+        correction = correction.measured(sample.vectors, numbers)
 
         rebuilds, why = self._chosen_rebuild(plan, sample, correction, biases)
         reason = f"{plan.reason}; {why}" if why else plan.reason
@@ -779,6 +799,7 @@ class Refreshing:
                 "fitted_at": now() if plan.fits_bank else old.fitted_at,
                 "former": None if self.is_new else former,
                 "tolerance": self.options.tolerance,
+                "evidence": correction.evidence,
             }
         )
 

@@ -470,6 +470,14 @@ class SideCollections(Protocol):
 
 
 @runtime_checkable
+class HubGuards(Protocol):
+    """Clients that stop new rows which look like planted hubs."""
+
+    def expect_hub_guard(self) -> None:
+        """Raise UnsupportedOperation if clients of this database do not watch their writes."""
+
+
+@runtime_checkable
 class QuerySampling(Protocol):
     """Samples of live queries for online banks."""
 
@@ -506,6 +514,7 @@ _MISSING: dict[Any, str] = {
     "location",
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
+    HubGuards: "has no clients that watch their writes for hubs: leave on_hub off",
     LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }
 Capability = TypeVar("Capability")

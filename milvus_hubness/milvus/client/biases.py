@@ -14,6 +14,7 @@ from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile, expect_values
 from milvus_hubness.errors import BankTooLarge, InvalidParameter
+from milvus_hubness.milvus.client.guarding import Watched, expect_computed, is_guarded
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
 from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
@@ -108,24 +109,47 @@ class Biases:
         *,
         are_new: bool,
     ) -> Operation[RowBiases]:
+        """Return what `of_watched` returns, without the evidence of the rows."""
+        watching = self.of_watched(
+            collection, state, vectors, rows, bias, are_new=are_new, watches=False
+        )
+        biases, _ = yield from watching
+        return biases
+
+    def of_watched(
+        self,
+        collection: str,
+        state: CollectionState,
+        vectors: Floats,
+        rows: ItemRows,
+        bias: Bias,
+        *,
+        are_new: bool,
+        watches: bool = True,
+    ) -> Operation[tuple[RowBiases, Watched | None]]:
         """Return the biases of rows with vectors (n, d) by slot, with their epoch and locality
-        hints.
+        hints; and their evidence, if the collection has a hub guard.
 
         are_new: whether these rows are inserted together. While a job computes
         all biases, new rows get the biases that the job would give them: for
         incoming profiles, and for a copy or a second field that is being
-        filled. Raises BankTooLarge if the budget has no room for the banks.
+        filled. watches: whether to gather evidence. Raises BankTooLarge if the budget has no room
+        for the banks.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
 
+        watches = watches and is_guarded(state)
+        if watches:
+            expect_computed(collection, state, bias)
+        watched: Watched | None = None
         expect_values(state, rows.rows)
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
             slots = dict.fromkeys(range(state.slots), none)
-            return RowBiases(slots, PENDING, locality_hints, kinds)
+            return RowBiases(slots, PENDING, locality_hints, kinds), None
 
         self._expect_room(collection, state)
         are_last = are_new and state.phase == "ready"
@@ -140,19 +164,29 @@ class Biases:
             cached = yield from self._cached(collection, state, target.profile, in_use)
             # A fit is restored and evaluated in a thread: both may take long.
             correction: Correction = yield Compute(partial(cached.correction, state))
-            column, hints = yield Compute(
-                partial(correction.of_rows, vectors, rows, are_new=target.are_new)
+            is_active = target.profile is state.profile
+            column, hints, evidence = yield Compute(
+                partial(
+                    correction.of_written,
+                    vectors,
+                    rows,
+                    are_new=target.are_new,
+                    guarded=watches and is_active,
+                )
             )
             biases |= dict.fromkeys(target.slots, column)
 
             # The index is shaped by the queries of the active profile alone.
-            if target.profile is state.profile:
+            if is_active:
                 locality_hints = hints
+            if evidence is not None:
+                watched = Watched(correction, evidence, kinds)
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
         self._banks.evict(in_use)
-        return RowBiases(biases, _epoch_of(state, are_last=are_last), locality_hints, kinds)
+        epoch = _epoch_of(state, are_last=are_last)
+        return RowBiases(biases, epoch, locality_hints, kinds), watched
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:
         """Raise BankTooLarge unless the budget has room for

@@ -12,7 +12,7 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.basics.defaults import VerdictMode
+from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub, VerdictMode
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, as_metric
@@ -21,6 +21,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
 from milvus_hubness.correction.estimators.nnn import NNN
+from milvus_hubness.correction.guard import GuardPolicy
 from milvus_hubness.correction.state import BankReference, CollectionState, slots_for
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.generations import Made
@@ -64,12 +65,19 @@ class CorrectionConfig:
     says, else "require". It is judged on the items of `target_bank`; without them the first refresh
     of a thousand rows judges it.
     """
+    on_hub: OnHub = "off"
+    """What clients do with a new row that looks like a planted hub: "warn", "quarantine" or "refuse".
+    It begins with the first refresh of 200 rows, or at once with 200 items in `target_bank`.
+    """
+    false_alarms: float = FALSE_ALARMS
+    """The share of genuine rows that this may stop."""
 
     def __post_init__(self) -> None:
         # An import that a client without a new collection does not pay for.
         from milvus_hubness.jobs.common.priors import PriorRequest
 
         expect_estimator(self.estimator)
+        GuardPolicy(self.on_hub, self.false_alarms)
         object.__setattr__(self, "bank", QueryBank.of(self.bank))
         object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
         object.__setattr__(self, "queries", optional_bank(self.queries))
@@ -276,6 +284,9 @@ def _new_field(
         source=collection,
         strength=strength,
         prior=chosen_prior(PriorRequest.of(config.prior, config.prior_weight), verdict).prior,
+        evidence=correction.measured(targets.vectors).evidence if targets is not None else None,
+        on_hub=config.on_hub,
+        false_alarms=config.false_alarms,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
     return NewField(

@@ -13,10 +13,10 @@ A write takes one of two ways:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
@@ -31,6 +31,7 @@ from milvus_hubness.errors import (
     UnsupportedOperation,
     WriteIntentFailed,
 )
+from milvus_hubness.milvus.client.guarding import QUARANTINED, is_guarded, stopped_rows
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
@@ -69,6 +70,9 @@ class _RequestedWrite:
         self._has_field_ops = self._method == "upsert" and bool(request.field_ops)
         """Whether it changes fields by what they hold: once more, it would change them twice."""
 
+        self._held: list[int] = []
+        """Positions of the rows that the hub guard has held back."""
+
     def answer(self) -> Operation[Any]:
         """Write, and write to the copy too if there is one by then; return the first result."""
         collection = self._request.collection_name
@@ -77,7 +81,11 @@ class _RequestedWrite:
         )
         if cached.dual_write is not None:
             keys = keys_of(result.IDs)
-            yield from self._operations.dual_writes.carry(cached, keys, self._as_rows)
+            rows = self._as_rows
+            if self._held:
+                written = [row for i, row in enumerate(rows.rows) if i not in self._held]
+                rows = replace(rows, data=written)
+            yield from self._operations.dual_writes.carry(cached, keys, rows)
         return result
 
     def _write(self, cached: CachedState) -> Operation[Any]:
@@ -86,7 +94,9 @@ class _RequestedWrite:
         # Values that a partial update leaves out are on the server, and a client reads them.
         is_partial = bool(getattr(self._request, "partial_update", False))
         needs_values = is_partial and any(fields_read(state) for state in states)
-        if cached.intent_log is not None or needs_candidates or needs_values:
+        # Rows are held back one by one.
+        holds = any(is_guarded(state) and state.on_hub == "quarantine" for state in states)
+        if cached.intent_log is not None or needs_candidates or needs_values or holds:
             return (yield from self._write_rows(self._as_rows))
 
         if cached.dual_write is not None:
@@ -100,7 +110,10 @@ class _RequestedWrite:
         for state in states:
             is_insert = self._method == "insert"
             items = _items(encoded, cached, state)
-            yield from _encode_columns(self._operations, state, encoded, items, are_new=is_insert)
+            key_at = partial(_key_at, encoded, cached.key_field)
+            yield from _encode_columns(
+                self._operations, state, encoded, items, are_new=is_insert, key_at=key_at
+            )
         try:
             return (yield Send(encoded))
         except REFUSALS as error:
@@ -125,6 +138,7 @@ class _RequestedWrite:
     def _write_rows(self, rows: Write) -> Operation[Any]:
         """Write as HubnessClient does, and return its answer as a message."""
         answer, _ = yield from self._operations.writes.write(rows)
+        self._held = answer.get(QUARANTINED, [])
         result = milvus_pb2.MutationResult(
             acknowledged=True, succ_index=range(self._request.num_rows)
         )
@@ -225,12 +239,19 @@ def _filter_value(value: Any) -> Any:
 
 
 def _encode_columns(
-    operations: Operations, state: CollectionState, request: Any, items: Items, *, are_new: bool
+    operations: Operations,
+    state: CollectionState,
+    request: Any,
+    items: Items,
+    *,
+    are_new: bool,
+    key_at: Callable[[int], Any],
 ) -> Operation[None]:
     """Put the augmented vectors of a field and its hidden columns into a request, in place.
 
     items: its rows, with the fields that priors read. A partial update without the field stays as
-    it is. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and ZeroVectors.
+    it is. key_at: returns the key of the row at a position. Raises InvalidInput, DimensionMismatch,
+    NonFiniteVectors, ZeroVectors and HubRefused.
     """
     columns = request.fields_data
     codec = state.codec
@@ -243,9 +264,11 @@ def _encode_columns(
         raise InvalidInput(f"the rows have no field {state.field!r}: add their vectors")
 
     vectors = _storable_vectors(column, request.num_rows, state)
-    biases = yield from operations.biases.of_rows(
+    biases, watched = yield from operations.biases.of_watched(
         request.collection_name, state, vectors, items, "compute", are_new=are_new
     )
+    # No row is held back by columns: `_write` takes the way by rows for that.
+    stopped_rows(request.collection_name, state, vectors, watched, key_at, holds=False)
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
     augmented = encoded.pop(codec.searched_field)
@@ -254,6 +277,12 @@ def _encode_columns(
         column = columns.add(type=column.type, field_name=codec.searched_field)
     put_vectors(column, augmented, codec.form.width, codec.dtype)
     _add_hidden_columns(columns, codec, encoded)
+
+
+def _key_at(request: Any, key_field: str, position: int) -> Any:
+    """Return the key of a row of a request; its position where the server makes keys."""
+    column = column_named(request.fields_data, key_field)
+    return position if column is None else rows_of([column], request.num_rows)[position][key_field]
 
 
 def _items(request: Any, cached: CachedState, state: CollectionState) -> Items:

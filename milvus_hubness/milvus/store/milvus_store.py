@@ -66,6 +66,9 @@ MOST_HITS = 16_384
 class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `milvus_server.connect`."""
 
+    def expect_hub_guard(self) -> None:
+        """Return: HubnessClient, AsyncHubnessClient and the proxy watch their writes."""
+
     # -- descriptions ------------------------------------------------------------------------------
 
     def info(

@@ -1,0 +1,279 @@
+"""The command milvus-hubness hubs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milvus_hubness.basics.defaults import ALERT_BUDGET, FALSE_ALARMS, OnHub
+from milvus_hubness.cli import console, options
+from milvus_hubness.cli.explain import Top, read_rows
+
+if TYPE_CHECKING:
+    from milvus_hubness.reports.explain import Hubs
+    from milvus_hubness.reports.suspicious import HubScan
+
+
+def hubs(
+    collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
+    bank: options.BankOptions,
+    estimating: options.EstimatorOptions,
+    connection: options.Connection,
+    queries: Annotated[
+        str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"
+    ] = None,
+    field: options.Field = None,
+    top: Top = 50,
+    suspicious: Annotated[
+        bool, "List rows that look like planted hubs, with the evidence for each."
+    ] = False,
+    alert_budget: Annotated[
+        float, "With --suspicious: exit with 1 if a larger share of the rows is suspicious."
+    ] = ALERT_BUDGET,
+    quarantined: Annotated[bool, "List the rows that the hub guard has held back."] = False,
+    release: Annotated[
+        list[str] | None, "Write the held row of this key or id after all; repeatable."
+    ] = None,
+    forget: Annotated[
+        list[str] | None, "Forget the held row of this key or id; repeatable."
+    ] = None,
+    replace: Annotated[bool, "With --release: replace a row that has the key by now."] = False,
+    on_hub: Annotated[
+        OnHub | None, "Choose what clients do with new rows that look like planted hubs."
+    ] = None,
+    false_alarms: Annotated[
+        float | None, f"With --on-hub: share of genuine rows to stop. [default: {FALSE_ALARMS}]"
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a table of comma-separated values.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the hubs and anti-hubs of a collection, or rows that look planted; guard new rows.
+
+    N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have
+    none; the share is that of all answers. A collection that is not corrected needs --bank.
+    --suspicious exits with 1 if more rows look planted than --alert-budget allows.
+
+    Example: milvus-hubness hubs products --suspicious
+    """
+    modes = {
+        "--suspicious": suspicious,
+        "--quarantined": quarantined,
+        "--release": bool(release),
+        "--forget": bool(forget),
+        "--on-hub": on_hub is not None,
+    }
+    chosen = [name for name, is_given in modes.items() if is_given]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
+    if as_csv and (as_json or chosen):
+        other = chosen[0] if chosen else "--json"
+        raise typer.BadParameter(f"give --csv or {other}, not both")
+    if replace and not release:
+        raise typer.BadParameter("--replace needs --release KEY")
+    if false_alarms is not None and on_hub is None:
+        raise typer.BadParameter("--false-alarms needs --on-hub")
+
+    if suspicious:
+        _scan(collection, bank, connection, field, top, alert_budget, as_json=as_json)
+    elif on_hub is not None:
+        share = FALSE_ALARMS if false_alarms is None else false_alarms
+        _guard(collection, connection, field, on_hub, share, as_json=as_json)
+    elif quarantined or release or forget:
+        _quarantine(collection, connection, release, forget, replaces=replace, as_json=as_json)
+    else:
+        _list(collection, bank, estimating, connection, queries, field, top, as_csv, as_json)
+
+
+def _list(
+    collection: str,
+    bank: options.BankOptions,
+    estimating: options.EstimatorOptions,
+    connection: options.Connection,
+    queries: str | None,
+    field: str | None,
+    top: int,
+    as_csv: bool,
+    as_json: bool,
+) -> None:
+    from milvus_hubness.quality.measures import as_plain
+    from milvus_hubness.reports import explain
+
+    estimator = estimating.estimator()
+    store = connection.open()
+    counted = options.read_vectors(store, queries)
+    biased = read_rows(store, collection, bank, estimator, field)
+    listed = explain.list_hubs(biased, counted, top=top)
+
+    if as_csv:
+        console.show_csv(explain.Occurrence._fields, listed.rows)
+    else:
+        result = {"hubs": {"collection": biased.info.name, **as_plain(listed)}}
+        console.show_result(as_json, result, lambda: _show_hubs(biased.info.name, listed))
+
+
+def _show_hubs(collection: str, listed: Hubs) -> None:
+    counts = f"{listed.antihubs_before:,} -> {listed.antihubs_after:,} of {listed.n_items:,} rows"
+    facts = {"queries": f"{listed.n_queries:,}", "anti-hubs": counts}
+    console.show_facts(f"{collection}, without and with correction", facts)
+    lines = [
+        (
+            row.kind,
+            str(row.key),
+            f"{row.before:,} -> {row.after:,}",
+            f"{row.share_before:.2%} -> {row.share_after:.2%}",
+            f"{row.bias:+.4f}",
+        )
+        for row in listed.rows
+    ]
+    console.show_table(
+        None, ("", "key", f"N_{listed.k}", "share of answers", "bias"), lines, texts=2
+    )
+
+
+def _scan(
+    collection: str,
+    bank: options.BankOptions,
+    connection: options.Connection,
+    field: str | None,
+    top: int,
+    alert_budget: float,
+    *,
+    as_json: bool,
+) -> None:
+    from milvus_hubness.reports.suspicious import scan_hubs
+
+    store = connection.open()
+    with console.progress_bars() as progress:
+        result = scan_hubs(
+            store,
+            collection,
+            bank.read(store),
+            alert_budget=alert_budget,
+            field=field,
+            top=top,
+            progress=progress,
+        )
+    console.show_result(as_json, {"suspicious": result.to_dict()}, lambda: _show_scan(result, top))
+    if result.is_above_budget:
+        raise typer.Exit(console.FAILURE)
+
+
+def _show_scan(result: HubScan, top: int) -> None:
+    found = result.found
+    verdict = "above" if result.is_above_budget else "within"
+    repeated = [
+        f"{len(group):,} rows are copies of {result.keys[group[0]]}" for group in found.repeated
+    ]
+    facts = {
+        "scanned": f"{found.rows:,} rows",
+        "suspicious": f"{len(found.suspicious):,} rows, {found.share:.2%}: {verdict} the alert "
+        f"budget of {result.alert_budget:.2%}",
+        "limit": f"an answer of {found.limit:.1%} of the bank's queries",
+        "zero vectors": f"{len(found.zero_vectors):,}" if found.zero_vectors else None,
+        "no valid vector": f"{result.invalid:,} rows" if result.invalid else None,
+        "repeated": "\n".join(repeated),
+        "quarantined": f"{result.quarantined:,} rows" if result.quarantined else None,
+    }
+    console.show_facts(f"{result.collection}, rows that look like planted hubs", facts)
+    lines = [
+        (
+            str(result.keys[row.row]),
+            ", ".join([row.kind, *row.remarks] if row.suspicion > 1 else row.remarks),
+            f"{row.suspicion:.2f}",
+            f"{row.reach:.1%}",
+            f"{row.robust_z:.1f}",
+            f"{row.spread:.0%}",
+            "" if row.bias_quantile is None else f"{row.bias_quantile:.2%}",
+            f"{row.nearest_cosine:.3f}",
+        )
+        for row in found.listed[:top]
+    ]
+    headings = ("key", "why", "x limit", "reach", "z", "topics", "bias", "query")
+    console.show_table(None, headings, lines, texts=2)
+
+
+def _guard(
+    collection: str,
+    connection: options.Connection,
+    field: str | None,
+    on_hub: OnHub,
+    false_alarms: float,
+    *,
+    as_json: bool,
+) -> None:
+    from milvus_hubness.jobs.refresh.guard import guard_hubs
+
+    store = connection.open()
+    with console.progress_bars() as progress:
+        done = guard_hubs(
+            store, collection, on_hub, false_alarms=false_alarms, field=field, progress=progress
+        )
+    limit = None
+    if done.limit is not None:
+        limit = f"{done.limit:.1%} of the bank" if done.by == "reach" else f"bias {done.limit:+.4f}"
+    facts = {
+        "on a hub": done.on_hub,
+        "false alarms": f"up to {done.false_alarms:.2%} of genuine rows",
+        "measured on": f"{done.measured_rows:,} rows" if done.measured_rows else None,
+        "limit": limit,
+        "note": None
+        if done.measured_rows or done.on_hub == "off"
+        else "fewer than 200 rows: no row is stopped before a refresh finds more",
+    }
+    console.show_result(
+        as_json,
+        {"guard": done.to_dict()},
+        lambda: console.show_facts(f"Hub guard of {done.collection}", facts),
+    )
+
+
+def _quarantine(
+    collection: str,
+    connection: options.Connection,
+    release: list[str] | None,
+    forget: list[str] | None,
+    *,
+    replaces: bool,
+    as_json: bool,
+) -> None:
+    from milvus_hubness.milvus.client.sync import HubnessClient
+
+    connection.open()
+    client = HubnessClient(
+        connection.uri, token=options.read_token(connection.token_file), db_name=connection.db
+    )
+    try:
+        if release:
+            count = client.release_quarantined(collection, release, replaces=replaces)
+            _show_done(collection, "released", count, as_json=as_json)
+        elif forget:
+            count = client.drop_quarantined(collection, forget)
+            _show_done(collection, "forgotten", count, as_json=as_json)
+        else:
+            rows: list[dict[str, Any]] = client.list_quarantined(collection)
+            listed = [{name: row[name] for name in ("id", "key", "at")} for row in rows]
+            result = {"quarantined": {"collection": collection, "rows": listed}}
+            console.show_result(as_json, result, lambda: _show_held(collection, listed))
+    finally:
+        client.close()
+
+
+def _show_done(collection: str, done: str, count: int, *, as_json: bool) -> None:
+    console.show_result(
+        as_json,
+        {"quarantine": {"collection": collection, done: count}},
+        lambda: console.show_facts(f"Quarantine of {collection}", {done: f"{count:,} rows"}),
+    )
+
+
+def _show_held(collection: str, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console.say(f"No row of {collection} is in quarantine.")
+        return
+    lines = [
+        (str(row["key"] if row["key"] is not None else ""), row["id"], row["at"]) for row in rows
+    ]
+    console.show_table(f"Rows held back from {collection}", ("key", "id", "at"), lines, texts=3)

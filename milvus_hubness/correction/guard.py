@@ -1,0 +1,174 @@
+"""The hub guard: when a new row would answer so many queries that it looks like a planted hub.
+
+Numbers only. The *reach* of a row is the share of bank queries for which its score is above the mean
+of the ten best scores of the fitted gallery, so the share of queries whose top ten it would enter.
+A fit of RelativeNNN, which the default Blend contains, has these means. Without them the bias itself
+takes the place of the reach.
+
+A universal hub reaches 40 to 100% of the bank, where the gallery's rows reach 3 to 30% at most. The
+bias alone separates them less well: it is large for popular rows, too. `benchmarks.guard` compares
+both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, Field
+
+from milvus_hubness.basics.bounds import MOST_ROWS, FrozenModel, Number
+from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.errors import InvalidParameter
+
+LEVELS = (
+    0.0,
+    0.01,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    0.9,
+    0.95,
+    0.98,
+    0.99,
+    0.995,
+    0.998,
+    0.999,
+    0.9995,
+    1.0,
+)
+"""The quantiles of the gallery that are stored; those between follow from their neighbours."""
+
+FEWEST_ROWS = 200
+"""Rows from which on quantiles are measured: of fewer, the largest says little of the next row."""
+
+MOST_MEASURED = 20_000
+"""Rows on which quantiles are measured; of more, so many are drawn."""
+
+REACH_MARGIN = 2.25
+"""A row is stopped whose reach is this many times that of the quantile.
+
+Rows that join a gallery have a longer tail than those that a fit has seen. Chosen on
+docstring_code, caption_document and text_video_msrvtt t2v as the smallest of 1.5, 2, 2.25 and 2.5
+that stops at most 0.1% of the genuine rows of a fresh half of each.
+"""
+
+BIAS_MARGIN = 0.2
+"""Where there is no reach, a row is stopped whose bias is above the quantile by this part of the
+quantile's distance from the median. Chosen on the same tasks, of 0.1, 0.2 and 0.3.
+"""
+
+LARGEST_SHARE = 0.05
+SMALLEST_SHARE = 1e-5
+"""The largest and the smallest share of false alarms that can be chosen."""
+
+
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) not in (0, len(LEVELS)) or any(np.diff(values) < 0):
+        raise InvalidParameter(f"quantiles are {len(LEVELS)} ascending numbers")
+    return values
+
+
+Quantiles = Annotated[tuple[Number, ...], AfterValidator(_ascending)]
+"""The values at LEVELS; empty where they were not measured."""
+
+
+class Evidence(FrozenModel):
+    """What the rows of a gallery look like, for the comparison with a new one."""
+
+    rows: int = Field(ge=1, le=MOST_ROWS)
+    """The number of rows that were measured."""
+    biases: Quantiles
+    """Quantiles of their biases, centred as they are stored, without a prior."""
+    reaches: Quantiles = ()
+    """Quantiles of their reaches; empty if the estimator keeps no scores of the gallery."""
+
+    @classmethod
+    def of(cls, biases: Floats, reaches: Floats | None) -> Evidence | None:
+        """Return the quantiles of biases (n,) and reaches (n,); None of fewer than 200 rows."""
+        if len(biases) < FEWEST_ROWS:
+            return None
+        return cls(
+            rows=len(biases),
+            biases=_quantiles(biases),
+            reaches=() if reaches is None else _quantiles(reaches),
+        )
+
+    def limit(self, false_alarms: float = FALSE_ALARMS) -> float:
+        """Return the reach, or without reaches the bias, above which a row is stopped."""
+        level = 1 - false_alarms
+        if self.reaches:
+            return REACH_MARGIN * _at(self.reaches, level)
+        quantile = _at(self.biases, level)
+        return quantile + BIAS_MARGIN * (quantile - _at(self.biases, 0.5))
+
+    def bias_quantile(self, bias: float) -> float:
+        """Return the share of the gallery's rows with a bias of at most this one."""
+        return float(np.interp(bias, self.biases, LEVELS))
+
+
+@dataclass(frozen=True)
+class GuardPolicy:
+    """What clients do with new rows that look like planted hubs. Raises InvalidParameter."""
+
+    on_hub: OnHub = "off"
+    false_alarms: float = FALSE_ALARMS
+    """The share of genuine rows that may be stopped."""
+
+    def __post_init__(self) -> None:
+        choices = get_args(OnHub)
+        if self.on_hub not in choices:
+            raise InvalidParameter(f"on_hub is one of {', '.join(choices)}, not {self.on_hub!r}")
+        share = self.false_alarms
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if not is_number or not SMALLEST_SHARE <= share <= LARGEST_SHARE:
+            raise InvalidParameter(
+                f"false_alarms is a share of the rows from {SMALLEST_SHARE:g} to "
+                f"{LARGEST_SHARE:g}, not {share!r}"
+            )
+
+
+UNGUARDED = GuardPolicy()
+
+
+class RowEvidence(NamedTuple):
+    """What is measured of n rows that are written."""
+
+    biases: Floats
+    """(n,), centred, without a prior."""
+    reaches: Floats | None
+    """(n,) shares of the bank; None if the estimator keeps no scores of the gallery."""
+
+    def stopped(self, evidence: Evidence, false_alarms: float) -> npt.NDArray[np.int64]:
+        """Return the positions of the rows that look like hubs next to this gallery."""
+        measured = self.reaches if evidence.reaches else self.biases
+        # The fit has changed its kind since the gallery was measured: its quantiles do not apply.
+        if measured is None:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(measured > evidence.limit(false_alarms))
+
+
+def reach_of(products: npt.NDArray[np.floating[Any]], finds: Floats) -> Floats:
+    """Return the share of m queries whose `finds` (m,) are below the row's score, (n,) float32.
+
+    products: (n, m).
+    """
+    # Row by row: along an axis, NumPy counts several times slower.
+    counts = [np.count_nonzero(above) for above in products > finds]
+    return np.asarray(counts, np.float32) / np.float32(len(finds))
+
+
+def _quantiles(values: Floats) -> tuple[float, ...]:
+    ascending = np.quantile(np.asarray(values, np.float64), LEVELS)
+    # Rounded in float64, they may descend in the last place.
+    return tuple(round(float(value), 8) for value in np.maximum.accumulate(ascending))
+
+
+def _at(quantiles: Sequence[float], level: float) -> float:
+    return float(np.interp(level, LEVELS, quantiles))

@@ -1,0 +1,99 @@
+"""Turn the hub guard of a corrected collection on or off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.guard import Evidence, GuardPolicy
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.common.lease import leasing
+from milvus_hubness.jobs.common.quarantine import make_quarantine
+from milvus_hubness.jobs.refresh.biases import sampled
+from milvus_hubness.jobs.refresh.plan import ready_state
+from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+
+@dataclass(frozen=True)
+class GuardStatus:
+    """The hub guard of a corrected field."""
+
+    collection: str
+    on_hub: OnHub
+    """What clients do with a new row that looks like a planted hub."""
+    false_alarms: float
+    """The share of genuine rows that this may stop."""
+    measured_rows: int
+    """Rows whose quantiles the guard compares with; 0 before they are measured, and then no row is
+    stopped.
+    """
+    by: str
+    """What is compared: "reach", or "bias" if the estimator keeps no scores of the gallery."""
+    limit: float | None
+    """The reach or the bias above which a row is stopped; None before it is measured."""
+
+    @classmethod
+    def of(cls, collection: str, state: CollectionState) -> GuardStatus:
+        evidence = state.profile.evidence
+        return cls(
+            collection,
+            state.on_hub,
+            state.false_alarms,
+            evidence.rows if evidence else 0,
+            "reach" if evidence and evidence.reaches else "bias",
+            evidence.limit(state.false_alarms) if evidence else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def guard_hubs(
+    store: Store,
+    collection: str,
+    on_hub: OnHub,
+    *,
+    false_alarms: float = FALSE_ALARMS,
+    field: str | None = None,
+    progress: Progress = silent,
+) -> GuardStatus:
+    """Choose what clients do with new rows that look like planted hubs; clients follow within their
+    state_ttl.
+
+    The quantiles of the gallery are measured if there are none. Raises NotCorrected,
+    InvalidParameter, LeaseHeld, UnfinishedMigration, and UnsupportedOperation for a database whose
+    clients have no guard.
+    """
+    expect_store(store)
+    policy = GuardPolicy(on_hub, false_alarms)
+    if on_hub != "off":
+        capability(store, HubGuards).expect_hub_guard()
+
+    with leasing(store, collection, lambda current: ready_state(current, field)) as (lease, info):
+        store = lease.store
+        state = ready_state(info, field)
+        profile = state.profile
+        if on_hub != "off" and profile.evidence is None:
+            evidence = measured_evidence(store, info, state, progress)
+            state = state.with_profile(profile.model_copy(update={"evidence": evidence}))
+        state = state.model_copy(
+            update={"on_hub": policy.on_hub, "false_alarms": policy.false_alarms}
+        )
+        if on_hub == "quarantine":
+            make_quarantine(store)
+        lease.check()
+        store.write_property(info.name, state.property_name, state)
+        return GuardStatus.of(info.name, state)
+
+
+def measured_evidence(
+    store: Store, info: CollectionInfo, state: CollectionState, progress: Progress = silent
+) -> Evidence | None:
+    """Return the quantiles of up to 20,000 rows by the active profile."""
+    sample = sampled(store, info, state, None, progress)
+    correction = load_correction(store, state, state.profile)
+    return correction.measured(sample.vectors, sample.kinds(state.kinds)).evidence

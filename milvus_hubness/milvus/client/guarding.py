@@ -1,0 +1,126 @@
+"""The hub guard of writes: warn of, hold back or refuse new rows that look like planted hubs. No I/O.
+
+The biases of a write need the products of its rows with the bank, and the evidence follows from
+these. So the guard costs a comparison of each product with one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.kinds import KindNumbers
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import HubRefused, InvalidParameter, name_some
+
+if TYPE_CHECKING:
+    from milvus_hubness.correction.fitted import Correction
+    from milvus_hubness.correction.guard import Evidence, RowEvidence
+
+QUERIES_NAMED = 1_000
+"""Most bank queries that an error names."""
+
+QUARANTINED = "quarantined"
+"""The key of an answer with the positions of the rows of a write that were held back."""
+
+
+class Watched(NamedTuple):
+    """The evidence of the rows of one write, by the active profile."""
+
+    correction: Correction
+    rows: RowEvidence
+    kinds: KindNumbers | None
+    """(n,), their kinds; None without kinds."""
+
+
+def is_guarded(state: CollectionState) -> bool:
+    """Whether writes by this state are watched.
+
+    A copy that a job still fills is not: its rows come from the collection, whose guard they passed.
+    """
+    return state.on_hub != "off" and state.phase == "ready"
+
+
+def expect_computed(collection: str, state: CollectionState, bias: str) -> None:
+    """Raise InvalidParameter for a write without biases that a guard should stop."""
+    if is_guarded(state) and state.on_hub != "warn" and bias == "pending":
+        raise InvalidParameter(
+            f'bias="pending" would pass the hub guard of {collection!r} (on_hub={state.on_hub!r}): '
+            'write with bias="compute"'
+        )
+
+
+def stopped_rows(
+    collection: str,
+    state: CollectionState,
+    vectors: Floats,
+    watched: Watched | None,
+    name_of: Callable[[int], Any],
+    *,
+    holds: bool = True,
+) -> list[int]:
+    """Return the positions of the rows to hold back, after a warning about each hub of the write.
+
+    vectors: (n, d). name_of: the key of the row at a position. holds: whether rows of this write can
+    be held back; else "quarantine" refuses. Raises HubRefused.
+    """
+    evidence = state.profile.evidence
+    # Quantiles need 200 rows; before that, no row can be compared.
+    if watched is None or evidence is None:
+        return []
+    positions = watched.rows.stopped(evidence, state.false_alarms).tolist()
+    if not positions:
+        return []
+
+    first = positions[0]
+    error = _refusal(collection, state, evidence, watched, positions, name_of)
+    kind = None if watched.kinds is None else watched.kinds[first : first + 1]
+    answered = watched.correction.answered(vectors[first], kind)
+    error.queries = tuple(answered[:QUERIES_NAMED].tolist())
+    if state.on_hub == "refuse" or (state.on_hub == "quarantine" and not holds):
+        raise error
+
+    log.warning("%s", error)
+    return positions if state.on_hub == "quarantine" else []
+
+
+def _refusal(
+    collection: str,
+    state: CollectionState,
+    evidence: Evidence,
+    watched: Watched,
+    positions: list[int],
+    name_of: Callable[[int], Any],
+) -> HubRefused:
+    """Return the error about rows at these positions, without the queries of the first one."""
+    first = positions[0]
+    bias = float(watched.rows.biases[first])
+    quantile = evidence.bias_quantile(bias)
+    limit = evidence.limit(state.false_alarms)
+    reach = None
+    seen = f"bias {bias:+.4f}, above the limit of {limit:+.4f}"
+    if evidence.reaches and watched.rows.reaches is not None:
+        reach = float(watched.rows.reaches[first])
+        seen = (
+            f"among the best answers of {reach:.1%} of the bank's queries, above the limit of "
+            f"{limit:.1%}, bias {bias:+.4f}"
+        )
+
+    keys = [name_of(position) for position in positions]
+    consequence = {
+        "refuse": "nothing was written: leave the rows out, or set on_hub to another action",
+        "quarantine": "held back: list and release them with `milvus-hubness hubs --quarantined`",
+        "warn": "written",
+    }[state.on_hub]
+    error = HubRefused(
+        f"row {name_some(keys)} of a write to {collection!r} looks like a planted hub ({seen}, "
+        f"larger than that of {quantile:.2%} of the gallery): {consequence}"
+    )
+    error.key = keys[0]
+    error.bias = bias
+    error.quantile = quantile
+    error.reach = reach
+    error.rows = tuple(positions)
+    return error

@@ -1,0 +1,352 @@
+"""The hub guard: rows planted to answer everything are logged, held back or refused at insertion."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import (
+    NNN,
+    Blend,
+    CorrectionConfig,
+    HubRefused,
+    InvalidInput,
+    InvalidParameter,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+)
+from milvus_hubness.correction.prior import Items, Prior
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.refresh.guard import guard_hubs
+from tests.support.async_clients import opened
+from tests.support.planted import DIM, centroid, gallery, genuine
+
+ITEMS, BANK, USERS = gallery()
+HUBS = centroid(USERS, 5)
+
+
+def rows_of(items, first=0):
+    return [{"id": first + i, "vector": item, "note": f"n{i}"} for i, item in enumerate(items)]
+
+
+def raw(backend):
+    """The name of a collection that is not corrected."""
+    client, name = backend.client(), backend.name("shop")
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    client.insert(name, rows_of(ITEMS))
+    return name
+
+
+def guarded(backend, on_hub, **options):
+    """A migrated collection with a guard, and a client of it."""
+    name = raw(backend)
+    alias = backend.name("alias")
+    plan = plan_migration(
+        backend.store(),
+        name,
+        QueryBank(BANK),
+        estimator=options.pop("estimator", Blend()),
+        alias=alias,
+        on_hub=on_hub,
+        verdict="skip",
+        **options,
+    )
+    migrate(backend.store(), plan, MigrationOptions(no_writers=True))
+    return alias, backend.hubness_client()
+
+
+def first_answers(client, name, **options):
+    hits = client.search(name, data=list(USERS), limit=1, **options)
+    return [hit[0]["id"] for hit in hits]
+
+
+def state_of(backend, name):
+    return backend.store().info(name).state_of(None)
+
+
+def test_a_planted_hub_is_the_first_answer_of_most_queries_without_a_guard(lite):
+    name = raw(lite)
+    lite.client().insert(name, rows_of(HUBS[:1], 9000))
+    answers = lite.client().search(name, data=list(USERS), limit=1)
+    assert np.mean([hit[0]["id"] == 9000 for hit in answers]) > 0.5
+
+
+@pytest.mark.parametrize("estimator", [Blend(), NNN(16)], ids=["reach", "bias"])
+def test_refuse_raises_with_the_evidence_and_writes_nothing(lite, estimator):
+    name, client = guarded(lite, "refuse", estimator=estimator)
+    rows = rows_of(genuine(20), 5000) + rows_of(HUBS, 9000)
+    with pytest.raises(HubRefused, match="looks like a planted hub") as refused:
+        client.insert(name, rows)
+
+    error = refused.value
+    assert isinstance(error, MilvusException)
+    assert error.key == 9000
+    assert error.rows == tuple(range(20, 25))
+    assert error.quantile > 0.99
+    assert "\n" not in str(error)
+    if isinstance(estimator, Blend):
+        items = np.concatenate([ITEMS])
+        scores = BANK.astype(float) @ items.T
+        means = np.sort(scores, axis=1)[:, -10:].mean(axis=1)
+        above = BANK.astype(float) @ HUBS[0] > means
+        assert error.reach == pytest.approx(above.mean(), abs=0.01)
+        assert np.mean(above[list(error.queries)]) > 0.98
+        assert len(error.queries) == pytest.approx(above.sum(), abs=4)
+    assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 0}]
+
+    client.insert(name, rows[:20])
+    assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 20}]
+
+
+def test_an_upsert_cannot_turn_a_row_into_a_hub(lite):
+    name, client = guarded(lite, "refuse")
+    with pytest.raises(HubRefused):
+        client.upsert(name, rows_of(HUBS[:1], 7))
+    [row] = client.get(name, ids=[7], output_fields=["vector"])
+    assert np.allclose(row["vector"], ITEMS[7], atol=1e-5)
+
+
+def test_warn_writes_the_row_and_logs_one_line(lite, caplog):
+    name, client = guarded(lite, "warn")
+    with caplog.at_level(logging.WARNING, logger="milvus_hubness"):
+        client.insert(name, rows_of(HUBS[:1], 9000) + rows_of(genuine(5), 5000))
+    warnings = [record.getMessage() for record in caplog.records if "hub" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "row 9000 of a write" in warnings[0]
+    assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 6}]
+
+
+def test_off_is_silent(lite, caplog):
+    name, client = guarded(lite, "off")
+    with caplog.at_level(logging.WARNING, logger="milvus_hubness"):
+        client.insert(name, rows_of(HUBS[:1], 9000))
+    assert "hub" not in caplog.text
+
+
+def test_genuine_rows_pass(lite):
+    name, client = guarded(lite, "refuse")
+    fresh = genuine(1000)
+    for start in range(0, 1000, 100):
+        client.insert(name, rows_of(fresh[start : start + 100], 5000 + start))
+    count = client.query(name, filter="id >= 5000", output_fields=["count(*)"])
+    assert count == [{"count(*)": 1000}]
+
+
+def test_a_pending_bias_is_no_way_around_the_gate(lite):
+    name, client = guarded(lite, "refuse")
+    with pytest.raises(InvalidParameter, match='bias="pending" would pass the hub guard'):
+        client.insert(name, rows_of(HUBS[:1], 9000), bias="pending")
+
+
+def test_a_refresh_measures_the_gallery_again(lite):
+    name, client = guarded(lite, "refuse")
+    before = state_of(lite, name).profile.evidence
+    client.insert(name, rows_of(genuine(300), 5000))
+    refresh(lite.store(), name)
+    after = state_of(lite, name).profile.evidence
+    assert (before.rows, after.rows) == (400, 700)
+
+    refresh(lite.store(), name, bank=QueryBank(USERS), verdict="skip", force=True)
+    third = state_of(lite, name)
+    assert third.on_hub == "refuse"
+    assert third.profile.evidence not in (before, after)
+    with pytest.raises(HubRefused):
+        client.insert(name, rows_of(centroid(BANK), 9000))
+
+
+def test_a_new_collection_is_guarded_from_its_first_refresh_on(lite):
+    client, name = lite.hubness_client(), lite.name("new")
+    config = CorrectionConfig(bank=BANK, on_hub="refuse")
+    client.create_collection(
+        name, dimension=DIM, metric_type="COSINE", consistency_level="Strong", hubness=config
+    )
+    client.insert(name, rows_of(ITEMS))
+    client.insert(name, rows_of(HUBS[:1], 9000))
+    client.delete(name, ids=[9000])
+    refresh(lite.store(), name)
+    with pytest.raises(HubRefused):
+        client.insert(name, rows_of(HUBS[:1], 9000))
+
+
+def test_a_new_collection_with_reference_items_is_guarded_at_once(lite):
+    client, name = lite.hubness_client(), lite.name("new")
+    config = CorrectionConfig(bank=BANK, target_bank=ITEMS, on_hub="refuse", verdict="skip")
+    client.create_collection(name, dimension=DIM, metric_type="COSINE", hubness=config)
+    with pytest.raises(HubRefused):
+        client.insert(name, rows_of(HUBS[:1], 9000))
+
+
+def test_a_side_collection_has_the_gate(lite):
+    name = raw(lite)
+    plan = plan_enable(
+        lite.store(),
+        name,
+        QueryBank(BANK),
+        estimator=Blend(),
+        where="side_collection",
+        on_hub="refuse",
+        verdict="skip",
+    )
+    enable(lite.store(), plan, client_ttl=0)
+    client = lite.hubness_client()
+    with pytest.raises(HubRefused):
+        client.insert(name, rows_of(HUBS[:1], 9000))
+    client.insert(name, rows_of(genuine(5), 5000))
+
+
+def test_the_guard_is_chosen_later(lite):
+    name, client = guarded(lite, "off")
+    done = guard_hubs(lite.store(), name, "refuse", false_alarms=0.002)
+    assert (done.on_hub, done.by, done.measured_rows) == ("refuse", "reach", 400)
+    with pytest.raises(HubRefused):
+        client.insert(name, rows_of(HUBS[:1], 9000))
+    guard_hubs(lite.store(), name, "off")
+    client.insert(name, rows_of(HUBS[:1], 9000))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_hub": "drop"}, "on_hub is one of off, warn, quarantine, refuse, not 'drop'"),
+        ({"on_hub": "warn", "false_alarms": 0}, "false_alarms is a share of the rows"),
+        ({"on_hub": "warn", "false_alarms": True}, "false_alarms is a share of the rows"),
+        ({"on_hub": "warn", "false_alarms": "1%"}, "false_alarms is a share of the rows"),
+    ],
+)
+def test_bad_options_are_named(lite, options, message):
+    name = raw(lite)
+    with pytest.raises(InvalidParameter, match=message) as of_plan:
+        plan_migration(lite.store(), name, QueryBank(BANK), **options)
+    with pytest.raises(InvalidParameter, match=message):
+        CorrectionConfig(bank=BANK, **options)
+    assert "\n" not in str(of_plan.value)
+
+
+def test_a_held_row_is_in_no_answer_and_can_be_released(lite):
+    name, client = guarded(lite, "quarantine")
+    rows = rows_of(genuine(3), 5000) + rows_of(HUBS[:2], 9000) + rows_of(genuine(3, 8), 6000)
+    rows[3]["more"] = {"a": [1, None]}
+    done = client.insert(name, rows)
+    assert done["insert_count"] == 6
+    assert done["quarantined"] == [3, 4]
+
+    for options in ({}, {"strength": 0.0}, {"filter": "id > 0"}):
+        assert not {9000, 9001} & set(first_answers(client, name, **options))
+    assert client.get(name, ids=[9000]) == []
+    assert len(client.get(name, ids=[5000, 5001, 5002, 6000, 6001, 6002])) == 6
+
+    held = client.list_quarantined(name)
+    assert [row["key"] for row in held] == [9000, 9001]
+    assert held[0]["row"]["more"] == {"a": [1, None]}
+    assert np.array_equal(held[0]["row"]["vector"], HUBS[0])
+
+    assert client.release_quarantined(name, [9000]) == 1
+    assert [row["key"] for row in client.list_quarantined(name)] == [9001]
+    [row] = client.get(name, ids=[9000], output_fields=["*"])
+    assert (row["note"], row["more"]) == ("n0", {"a": [1, None]})
+    assert np.allclose(row["vector"], HUBS[0], atol=1e-5)
+    assert first_answers(client, name, strength=0.0).count(9000) > len(USERS) / 2
+
+    assert client.drop_quarantined(name, ["9001"]) == 1
+    assert client.list_quarantined(name) == []
+    assert client.get(name, ids=[9001]) == []
+    with pytest.raises(InvalidInput, match="no row '9001' of"):
+        client.release_quarantined(name, [9001])
+
+
+def test_a_write_of_held_rows_alone_writes_nothing(lite):
+    name, client = guarded(lite, "quarantine")
+    done = client.insert(name, rows_of(HUBS, 9000))
+    assert (done["insert_count"], done["quarantined"]) == (0, [0, 1, 2, 3, 4])
+    assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 0}]
+
+
+def test_an_upsert_that_is_held_leaves_the_row_and_is_released_with_consent(lite):
+    name, client = guarded(lite, "quarantine")
+    client.upsert(name, rows_of(HUBS[:1], 7))
+    client.upsert(name, rows_of(HUBS[1:2], 7))
+    [held] = client.list_quarantined(name)
+    assert np.array_equal(held["row"]["vector"], HUBS[1]), "the later version"
+    [row] = client.get(name, ids=[7])
+    assert np.allclose(row["vector"], ITEMS[7], atol=1e-5)
+
+    with pytest.raises(MilvusException, match="has a row of the key 7: replace it"):
+        client.release_quarantined(name, [7])
+    assert client.release_quarantined(name, [7], replaces=True) == 1
+    [row] = client.get(name, ids=[7])
+    assert np.allclose(row["vector"], HUBS[1], atol=1e-5)
+
+
+def test_a_partial_update_is_refused_rather_than_held(lite):
+    name, client = guarded(lite, "quarantine")
+    with pytest.raises(HubRefused):
+        client.upsert(name, [{"id": 7, "vector": HUBS[0]}], partial_update=True)
+
+
+def test_refreshes_and_long_rows_leave_the_quarantine_alone(lite):
+    name, client = guarded(lite, "quarantine")
+    rows = rows_of(HUBS[:1], 9000)
+    rows[0]["text"] = "é\n" * 40_000
+    client.insert(name, rows)
+    refresh(lite.store(), name, bank=QueryBank(USERS), verdict="skip", force=True)
+    assert 9000 not in first_answers(client, name, strength=0.0)
+    [held] = client.list_quarantined(name)
+    assert held["row"]["text"] == rows[0]["text"]
+
+
+def test_the_asynchronous_client_has_the_guard(lite):
+    name, _ = guarded(lite, "quarantine")
+
+    async def run():
+        async with opened(lite) as client:
+            done = await client.insert(name, rows_of(HUBS[:1], 9000) + rows_of(genuine(2), 5000))
+            held = await client.list_quarantined(name)
+            count = await client.release_quarantined(name, [9000])
+        return done["insert_count"], [row["key"] for row in held], count
+
+    assert asyncio.run(run()) == (2, [9000], 1)
+
+
+def test_rows_that_are_held_during_a_migration_of_the_copy_stay_held(lite):
+    name, client = guarded(lite, "quarantine")
+    client.insert(name, rows_of(HUBS[:1], 9000))
+    done = refresh(
+        lite.store(),
+        name,
+        bank=QueryBank(USERS),
+        verdict="skip",
+        force=True,
+        rebuild_rows=1,
+        rebuild_share=0.01,
+        client_ttl=0,
+    )
+    assert done.action == "rebuilt"
+    assert state_of(lite, name).on_hub == "quarantine"
+    [held] = client.list_quarantined(name)
+    assert held["key"] == 9000
+    assert client.get(name, ids=[9000]) == []
+
+
+def test_a_prior_does_not_hide_a_hub(lite):
+    name, _ = guarded(lite, "refuse")
+    correction = load_correction(lite.store(), state_of(lite, name), state_of(lite, name).profile)
+    neutral = correction.of_written(HUBS, are_new=True, guarded=True)[2]
+    prior = Prior(source="field", field="sales", factor=1.0, weight=1.0)
+    popular = replace(correction, prior=prior).of_written(
+        HUBS, Items([1] * 5, [{"sales": 1e6}] * 5), are_new=True, guarded=True
+    )
+    assert np.array_equal(popular[2].biases, neutral.biases)
+    assert (popular[0] < neutral.biases).all()
