@@ -6,6 +6,7 @@ import pytest
 
 from milvus_hubness import NNN, Correction, Layout, QueryBank
 from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.kinds import KindRule, Kinds
 from tests.support.galleries import METRICS, nnn, similarity, vectors
 
 edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
@@ -67,3 +68,33 @@ def test_scores_are_corrected_before_and_after_vectors_are_updated(shelf, metric
     np.testing.assert_allclose(found, wanted(items, metric, bank, query, 1.0), atol=3e-5)
     [record] = shard.retrieve([7], True, False)
     assert record.payload["n"] == 7, "payloads are left alone"
+
+
+def test_the_engine_compares_by_kind(quick_folder):
+    """Points of two kinds and of none: <q − μq, r − (μk − μ)> + <μq, μ> − w·b, or the raw product."""
+    rng = np.random.default_rng(1)
+    items, bank, query = (vectors(rng, n, DIM) for n in (ITEMS, 50, 1))
+    numbers = rng.integers(-1, 2, ITEMS)
+    items[numbers == 1, 0] += 2
+    rule = KindRule(field="kind", values=("image", "text"))
+    kinds = Kinds.measured(rule, items, numbers, bank)
+    layout = measured_on(Layout(DIM, "IP", kinds=2, kind_scale=1 / 16), items)
+    biases = rng.normal(size=ITEMS).astype(np.float32)
+    params = edge.EdgeVectorParams(size=layout.width, distance=edge.Distance.Dot)
+    shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))
+    stored = layout.augment(items, biases, kinds=numbers)
+    points = [edge.Point(i, stored[i].tolist(), {}) for i in range(ITEMS)]
+    shard.update(edge.UpdateOperation.upsert_points(points))
+
+    offsets = np.vstack([kinds.of_kinds - kinds.overall, np.zeros(DIM)])[numbers]
+    mean_query = kinds.mean_query.astype(float)
+    products = (query[0] - mean_query) @ (items - offsets).T + mean_query @ kinds.overall
+    for weights, scores in ((kinds.weights(), products), (None, query[0].astype(float) @ items.T)):
+        for strength in (0.0, 1.0):
+            [asked] = layout.encode_queries(query, strength, kinds=weights)
+            request = edge.QueryRequest(query=edge.Query.Nearest(asked.tolist()), limit=ITEMS)
+            found = {point.id: point.score for point in shard.query(request)}
+            np.testing.assert_allclose(
+                [found[i] for i in range(ITEMS)], scores - strength * biases, atol=3e-5
+            )
+    shard.close()
