@@ -350,3 +350,43 @@ def test_a_prior_does_not_hide_a_hub(lite):
     )
     assert np.array_equal(popular[2].biases, neutral.biases)
     assert (popular[0] < neutral.biases).all()
+
+
+def test_what_passes_the_guard_of_a_collection_with_kinds_is_no_hub_there(lite):
+    """Queries less their mean have no common direction, in which a hub could lie for all of them."""
+    client, name = lite.client(), raw(lite)
+    kinds = ["photo", "text"]
+    client.upsert(name, [{**row, "modality": kinds[row["id"] % 2]} for row in rows_of(ITEMS)])
+    plan = plan_migration(
+        lite.store(),
+        name,
+        QueryBank(BANK),
+        estimator=Blend(),
+        kind="modality",
+        on_hub="refuse",
+        verdict="skip",
+    )
+    target = migrate(lite.store(), plan, MigrationOptions(no_writers=True)).target
+    lite.made.append(target)
+    ours = lite.hubness_client()
+    refused = []
+    for number, kind in enumerate([*kinds, "video"]):
+        try:
+            ours.insert(target, [{**rows_of(HUBS[number:], 90_000 + number)[0], "modality": kind}])
+        except HubRefused as error:
+            refused.append(error)
+    assert all(error.queries for error in refused)
+    for strength in (1, 0):
+        found = first_answers(ours, target, strength=strength)
+        assert np.mean(np.array(found) >= 90_000) < 0.02
+    assert np.mean(np.array(first_answers(ours, target, strength=0, kinds=0)) >= 90_000) > 0.3
+
+    # The limit is that of the rows less the mean of their kind.
+    store = lite.store()
+    state = store.info(target).state
+    numbers = np.arange(len(ITEMS)) % 2
+    correction = load_correction(store, state, state.profile)
+    by_kind = correction.measured(ITEMS, numbers).evidence.limit(state.false_alarms)
+    assert state.profile.evidence.limit(state.false_alarms) == pytest.approx(by_kind, rel=1e-3)
+    passing = [{**row, "modality": kinds[row["id"] % 2]} for row in rows_of(genuine(30), 91_000)]
+    assert ours.insert(target, passing)["insert_count"] == 30
