@@ -300,10 +300,21 @@ class Kinds:
         """Return what a search with this factor κ sends; None if it leaves kinds out."""
         if factor == 0:
             return None
+        # Nearly all searches: they need not compute the same numbers again.
+        if factor == 1:
+            return self._weights_in_full
         return KindWeights(
-            taken_off=np.float32(factor) * self.mean_query,
-            directions=np.float32(factor) * (self.of_kinds - self.overall),
-            added=factor * float(self.mean_query.astype(np.float64) @ self.overall),
+            taken_off=np.float32(factor) * self._weights_in_full.taken_off,
+            directions=np.float32(factor) * self._weights_in_full.directions,
+            added=factor * self._weights_in_full.added,
+        )
+
+    @cached_property
+    def _weights_in_full(self) -> KindWeights:
+        return KindWeights(
+            taken_off=self.mean_query,
+            directions=self.of_kinds - self.overall,
+            added=float(self.mean_query.astype(np.float64) @ self.overall),
         )
 
 

@@ -473,7 +473,8 @@ class Layout:
         # Computed in float64: the products are divided by h, which is small.
         products = centred.astype(np.float64) @ kinds.directions.astype(np.float64).T
         # A row without a kind counts as an average item, whose direction is 0.
-        sent = kinds.added - np.column_stack([products, np.zeros(len(products))])
+        sent = np.full((len(products), self._kind_count), kinds.added)
+        sent[:, : self.kinds] -= products
         query_vectors[:, self._kind_columns] = sent / self.kind_scale
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
