@@ -606,7 +606,7 @@ def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):
     name = (pair.corrected, state.field, state.profile.slot)
     earlier, later = cache.keep(name, older, bank), cache.keep(name, state.profile, bank)
     for cached, profile in ((earlier, older), (later, state.profile), (earlier, older)):
-        assert cached.correction(state.layout).mean_bias == profile.mean_bias
+        assert cached.correction(state).mean_bias == profile.mean_bias
     assert cache.get(name, state.profile) is later
     assert cache.get(name, older) is None
 
@@ -717,7 +717,16 @@ def test_a_collection_is_born_corrected(backend):
     np.testing.assert_allclose([hit["distance"] for hit in hits], scores[ids(hits)], atol=2e-5)
 
 
-ADDED = {"match", "hubness_state", "hubness_samples", "write_import_files"}
+ADDED = {
+    "match",
+    "hubness_state",
+    "hubness_guarded",
+    "hubness_samples",
+    "write_import_files",
+    "list_quarantined",
+    "release_quarantined",
+    "drop_quarantined",
+}
 OVERRIDDEN = sorted(
     name
     for name in vars(AsyncHubnessClient)

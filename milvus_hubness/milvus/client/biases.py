@@ -14,7 +14,12 @@ from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile, expect_values
 from milvus_hubness.errors import BankTooLarge, InvalidParameter
-from milvus_hubness.milvus.client.guarding import Watched, expect_computed, is_guarded
+from milvus_hubness.milvus.client.guarding import (
+    GuardCounts,
+    Watched,
+    expect_computed,
+    is_guarded,
+)
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
 from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
@@ -74,6 +79,8 @@ class Biases:
     """
 
     def __init__(self, states: StateCache, bank_budget: int) -> None:
+        self.guard_counts = GuardCounts()
+        """Counts of the rows that the hub guard has seen."""
         self._states = states
         self._banks = BankCache(bank_budget)
 
@@ -180,7 +187,7 @@ class Biases:
             if is_active:
                 locality_hints = hints
             if evidence is not None:
-                watched = Watched(correction, evidence, kinds)
+                watched = Watched(correction, evidence, kinds, self.guard_counts)
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.

@@ -7,6 +7,7 @@ these. So the guard costs a comparison of each product with one number.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milvus_hubness.basics.logs import log
@@ -26,6 +27,32 @@ QUARANTINED = "quarantined"
 """The key of an answer with the positions of the rows of a write that were held back."""
 
 
+class Guarded(NamedTuple):
+    """Counts of the rows of one client that looked like planted hubs, by what became of them."""
+
+    warned: int = 0
+    quarantined: int = 0
+    refused: int = 0
+
+
+class GuardCounts:
+    """Counts rows as `Guarded` has them; several threads may write."""
+
+    def __init__(self) -> None:
+        self._counts = Guarded()
+        self._lock = Lock()
+
+    def add(self, **rows: int) -> None:
+        """Add numbers of rows to the counts of these names."""
+        with self._lock:
+            present = self._counts._asdict()
+            self._counts = Guarded(**{**present, **{n: present[n] + rows[n] for n in rows}})
+
+    @property
+    def counts(self) -> Guarded:
+        return self._counts
+
+
 class Watched(NamedTuple):
     """The evidence of the rows of one write, by the active profile."""
 
@@ -33,6 +60,8 @@ class Watched(NamedTuple):
     rows: RowEvidence
     kinds: KindNumbers | None
     """(n,), their kinds; None without kinds."""
+    counts: GuardCounts
+    """Those of the client."""
 
 
 def is_guarded(state: CollectionState) -> bool:
@@ -70,7 +99,7 @@ def stopped_rows(
     # Quantiles need 200 rows; before that, no row can be compared.
     if watched is None or evidence is None:
         return []
-    positions = watched.rows.stopped(evidence, state.false_alarms).tolist()
+    positions: list[int] = watched.rows.stopped(evidence, state.false_alarms).tolist()
     if not positions:
         return []
 
@@ -80,10 +109,15 @@ def stopped_rows(
     answered = watched.correction.answered(vectors[first], kind)
     error.queries = tuple(answered[:QUERIES_NAMED].tolist())
     if state.on_hub == "refuse" or (state.on_hub == "quarantine" and not holds):
+        watched.counts.add(refused=len(positions))
         raise error
 
     log.warning("%s", error)
-    return positions if state.on_hub == "quarantine" else []
+    if state.on_hub == "quarantine":
+        watched.counts.add(quarantined=len(positions))
+        return positions
+    watched.counts.add(warned=len(positions))
+    return []
 
 
 def _refusal(

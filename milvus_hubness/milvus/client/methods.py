@@ -34,6 +34,7 @@ from milvus_hubness.milvus.pymilvus_private import forget_schema
 from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
+    from milvus_hubness.milvus.client.guarding import Guarded
     from milvus_hubness.milvus.client.query_samples import Sampled
     from milvus_hubness.milvus.store.banks import Sample, SamplesOf
 
@@ -451,6 +452,11 @@ class Methods(CollectionMethods):
             collection_name, reqs, ranker, limit, output_fields, options, strength, profile, kinds
         )
         return self._run(operation)
+
+    @property
+    def hubness_guarded(self) -> Guarded:
+        """Counts of the rows of this client that the hub guard warned of, held back and refused."""
+        return self._operations.biases.guard_counts.counts
 
     @property
     def hubness_samples(self) -> Sampled:
