@@ -20,7 +20,6 @@ from milvus_hubness.correction.guard import FEWEST_ROWS
 from milvus_hubness.errors import (
     Cancelled,
     HubnessError,
-    InvalidInput,
     LeaseHeld,
     LeaseLost,
     StoreError,
@@ -233,7 +232,9 @@ class Reconciler:
             found = scan_hubs(
                 self.store, self.table.name, field=self.table.field, top=0, progress=progress
             )
-        except InvalidInput as error:
+        except Cancelled:
+            raise
+        except HubnessError as error:
             # The biases are up to date: a gallery that cannot be scanned is no failed refresh.
             log.warning("%s: not scanned for planted hubs: %s", self.table.name, error)
             return outcome

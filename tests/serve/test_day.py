@@ -21,14 +21,17 @@ CONFIG = """\
 name = "products"
 schedule = "60s"
 full_schedule = "0 3 * * *"
+hub_scan_rows = 0
 [[collection]]
 name = "videos"
 schedule = "*/5 * * * *"
 full_schedule = "15 * * * *"
+hub_scan_rows = 0
 [[collection]]
 name = "songs"
 schedule = "7m"
 full_schedule = "0 3 * * *"
+hub_scan_rows = 0
 """
 
 
