@@ -202,9 +202,8 @@ def unbalanced(name: str, form: str) -> Iterator[Mixed]:
     items = np.arange(n_items)
     second = simulated(task, EASY if form == "easy" else None)
     order = np.random.default_rng(0).permutation(n_items)
-    for number in range(4):
-        is_rare = (order + number // 2) % 11 == 0
-        own = is_rare if number % 2 else ~is_rare
+    is_rare = order % 11 == 0
+    for own in (~is_rare, is_rare):
         yield Mixed.of(
             task.query,
             np.where(own[:, None], second, task.gallery),
@@ -257,7 +256,6 @@ REAL: dict[str, Draws] = {
 UNTIDY: dict[str, Draws] = {
     "text_video_msrvtt t2v, 10:1": partial(unbalanced, "text_video_msrvtt t2v", "as hard"),
     "clip_products t2i, 10:1": partial(unbalanced, "clip_products t2i", "as hard"),
-    "clip_products i2t, 10:1": partial(unbalanced, "clip_products i2t", "easy"),
     "text_video_msrvtt t2v, three kinds": partial(three_kinds, "text_video_msrvtt t2v", "as hard"),
     "clip_products t2i, three kinds": partial(three_kinds, "clip_products t2i", "as hard"),
     "clip_products t2i, a third kind later": partial(
