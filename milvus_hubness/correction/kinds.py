@@ -305,15 +305,17 @@ class Kinds:
             return self._weights_in_full
         return KindWeights(
             taken_off=np.float32(factor) * self._weights_in_full.taken_off,
-            directions=np.float32(factor) * self._weights_in_full.directions,
+            directions=factor * self._weights_in_full.directions,
             added=factor * self._weights_in_full.added,
         )
 
     @cached_property
     def _weights_in_full(self) -> KindWeights:
+        directions = np.zeros((self.dim, self.rule.count + 1))
+        directions[:, :-1] = (self.of_kinds - self.overall).T
         return KindWeights(
             taken_off=self.mean_query,
-            directions=self.of_kinds - self.overall,
+            directions=directions,
             added=float(self.mean_query.astype(np.float64) @ self.overall),
         )
 
@@ -368,16 +370,13 @@ class GalleryKinds:
 
     def query_table(self, queries: Floats, factor: float = 1.0) -> Floats:
         """Return queries (m, d) as a search with this factor compares them, (m, d + K + 1)."""
-        columns = np.zeros((len(queries), self.kinds.rule.count + 1), np.float32)
         weights = self.kinds.weights(factor)
         if weights is None:
+            columns = np.zeros((len(queries), self.kinds.rule.count + 1), np.float32)
             return np.hstack([queries, columns])
 
         moved = queries - weights.taken_off
-        # In float64, as the directions of kinds may nearly be one.
-        products = moved.astype(np.float64) @ weights.directions.T.astype(np.float64)
-        columns[:, :-1] = weights.added - products
-        columns[:, -1] = weights.added
+        columns = np.asarray(weights.added - moved @ weights.directions, np.float32)
         return np.hstack([moved, columns])
 
 

@@ -139,8 +139,10 @@ class KindWeights(NamedTuple):
 
     taken_off: Floats
     """(d,): κ·μq, subtracted from the query."""
-    directions: Floats
-    """(K, d): κ·(μk − μ), whose products with that difference are subtracted by kind."""
+    directions: npt.NDArray[np.float64]
+    """(d, K + 1): κ·(μk − μ), whose products with that difference are subtracted by kind; 0 for rows
+    without a kind, which count as average items. float64, as the products are divided by h, which is
+    small."""
     added: float
     """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
 

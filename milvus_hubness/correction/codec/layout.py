@@ -468,14 +468,11 @@ class Layout:
 
     def _compare_by_kind(self, query_vectors: Floats, kinds: KindWeights) -> None:
         """Make augmented queries compare vectors relative to the means of kinds, in place."""
-        centred = query_vectors[:, : self.dim] - kinds.taken_off
-        query_vectors[:, : self.dim] = centred
-        # Computed in float64: the products are divided by h, which is small.
-        products = centred.astype(np.float64) @ kinds.directions.astype(np.float64).T
-        # A row without a kind counts as an average item, whose direction is 0.
-        sent = np.full((len(products), self._kind_count), kinds.added)
-        sent[:, : self.kinds] -= products
-        query_vectors[:, self._kind_columns] = sent / self.kind_scale
+        # A search of one query spends much of its time here: few operations, and in place.
+        centred = query_vectors[:, : self.dim]
+        centred -= kinds.taken_off
+        products = centred @ kinds.directions
+        query_vectors[:, self._kind_columns] = (kinds.added - products) / self.kind_scale
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
