@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field, model_validator
 
-from milvus_hubness.basics.bounds import FrozenModel, Name, Number
+from milvus_hubness.basics.bounds import FrozenModel, Name, Number, shown
 from milvus_hubness.correction.codec.arrays import Floats, KindWeights, unit_directions
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.errors import InvalidInput, InvalidParameter
@@ -77,7 +77,10 @@ clusters are the kinds of a gallery they have 3.6 to 11.5 (`benchmarks.mixed`).
 
 LARGEST_INT8 = 127
 
-KindValue = bool | int | Annotated[str, Field(max_length=255)]
+LONGEST_VALUE = 255
+"""Most characters of a text that names a kind: longer ones are descriptions."""
+
+KindValue = bool | int | Annotated[str, Field(max_length=LONGEST_VALUE)]
 """A value of the field of kinds."""
 
 
@@ -144,7 +147,7 @@ class KindRule(FrozenModel):
             raise InvalidParameter("kinds follow from a field of the rows, or from the vectors")
         if self.field and len(self.values) < 2:
             raise InvalidParameter(f"kinds has {len(self.values)} values: at least 2 are needed")
-        if len(set(map(_identity, self.values))) < len(self.values):
+        if len(set(map(identity_of, self.values))) < len(self.values):
             raise InvalidParameter("kinds has a value twice")
         return self
 
@@ -160,12 +163,12 @@ class KindRule(FrozenModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """A name for each kind, for people."""
-        return tuple(map(str, self.values)) if self.field else ("cluster 0", "cluster 1")
+        """A name for each kind, for people; without the control characters that a text may have."""
+        return tuple(map(shown, self.values)) if self.field else ("cluster 0", "cluster 1")
 
     @cached_property
-    def _number_of(self) -> dict[tuple[type, Any], int]:
-        return {_identity(value): number for number, value in enumerate(self.values)}
+    def _number_of(self) -> dict[Identity | None, int]:
+        return {identity_of(value): number for number, value in enumerate(self.values)}
 
     def numbers_of(self, vectors: Floats, rows: ItemRows | None) -> KindNumbers:
         """Return the kinds of rows with vectors (n, d), (n,).
@@ -181,7 +184,8 @@ class KindRule(FrozenModel):
 
     def numbers_of_values(self, values: Iterable[Any]) -> KindNumbers:
         """Return the kinds of rows whose field has these values, (n,)."""
-        numbers = [self._number_of.get(_identity(value), UNKNOWN) for value in values]
+        # None, the identity of what names no kind, is that of no value.
+        numbers = [self._number_of.get(identity_of(value), UNKNOWN) for value in values]
         return np.array(numbers, np.int64)
 
     def _side_of(self, vectors: Floats) -> KindNumbers:
@@ -194,14 +198,21 @@ class KindRule(FrozenModel):
         return numbers
 
 
-def _identity(value: Any) -> tuple[type, Any]:
-    """Return a value with its type: 1 and True are equal in Python, but not in a database."""
-    is_plain = isinstance(value, str | int | np.integer | np.bool_)
+Identity = tuple[type, KindValue]
+"""A value of the field of kinds with its type: 1 and True are equal in Python, not in a database."""
+
+
+def identity_of(value: Any) -> Identity | None:
+    """Return a value with its type; None if it names no kind, such as a list or a long text."""
     if isinstance(value, np.bool_):
         value = bool(value)
     elif isinstance(value, np.integer):
         value = int(value)
-    return (type(value), value) if is_plain else (type(None), None)
+
+    names_a_kind = isinstance(value, bool | int)
+    if isinstance(value, str):
+        names_a_kind = 0 < len(value) <= LONGEST_VALUE
+    return (type(value), value) if names_a_kind else None
 
 
 class KindMeans(FrozenModel):
@@ -380,9 +391,15 @@ class GalleryKinds:
         return np.hstack([moved, columns])
 
 
-@lru_cache(maxsize=64)
 def kinds_from(rule: KindRule, means: KindMeans, dim: int) -> Kinds:
     """Return the kinds of a profile; the few in use are decoded once."""
+    # Rules of truth values and of the numbers 0 and 1 are equal in Python.
+    types = tuple(map(type, rule.values))
+    return _kinds_from(types, rule, means, dim)
+
+
+@lru_cache(maxsize=64)
+def _kinds_from(types: tuple[type, ...], rule: KindRule, means: KindMeans, dim: int) -> Kinds:
     return Kinds(rule, means, dim)
 
 
@@ -398,8 +415,8 @@ def expect_factor(factor: Any) -> None:
 class KindCounts(NamedTuple):
     """How many rows of a collection have each value of a field."""
 
-    counts: Mapping[KindValue, int]
-    """By value, of those that can be kinds."""
+    counts: Sequence[tuple[KindValue, int]]
+    """Each value that can be a kind, with its number of rows."""
     without: int
     """Rows without a value, or with one that is no kind, such as a list."""
 
@@ -411,15 +428,15 @@ def rule_of_field(field: str, collection: str, counted: KindCounts) -> KindRule:
     """
     counts = counted.counts
     if len(counts) > MOST_KINDS:
-        some = ", ".join(map(repr, list(counts)[:3]))
+        some = ", ".join(repr(value) for value, _ in counts[:3])
         raise InvalidInput(
             f"field {field!r} of {collection!r} has more than {MOST_KINDS} values, such as {some}: "
             f"kinds are few, such as image and text; choose a field with at most {MOST_KINDS}"
         )
 
-    enough = [value for value, count in counts.items() if count >= FEWEST_OF_A_KIND]
+    enough = [value for value, count in counts if count >= FEWEST_OF_A_KIND]
     if len(enough) < 2:
-        values = ", ".join(f"{value!r} ({count:,} rows)" for value, count in counts.items())
+        values = ", ".join(f"{value!r} ({count:,} rows)" for value, count in counts)
         raise InvalidInput(
             f"field {field!r} of {collection!r} does not have two kinds of at least "
             f"{FEWEST_OF_A_KIND} rows each, only {values or 'rows without a value'}: leave the "
@@ -436,10 +453,3 @@ def expect_room(rule: KindRule, dim: int) -> None:
             f"{rule.count} kinds of dimension {dim:,} have {numbers:,} numbers in their means, and "
             f"a collection state has room for {MOST_NUMBERS:,}: choose a field with fewer values"
         )
-
-
-def values_of(rows: Sequence[Mapping[str, Any]], rule: KindRule | None) -> list[Any]:
-    """Return the values of the field of kinds; none if kinds follow from something else."""
-    if rule is None or not rule.field:
-        return []
-    return [row.get(rule.field) for row in rows]

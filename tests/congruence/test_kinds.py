@@ -370,12 +370,15 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
     def plan(**options):
         return plan_migration(mixed.store, mixed.source, bank, **options)
 
+    rows = [{**mixed.row(key), "long": str(key % 2) * 300} for key in mixed.items]
+    mixed.plain.upsert(mixed.source, rows)
     far = backend.name()
     plain_collection(mixed.plain, far, np.array(list(mixed.items.values())), "L2")
     for error, message, call in [
         (InvalidInput, "does not have two kinds of at least 30 rows", lambda: plan(kind="nothing")),
         (InvalidInput, "field 'vector' of .* is a vector", lambda: plan(kind="vector")),
         (InvalidInput, "has more than 16 values", lambda: plan(kind="id")),
+        (InvalidInput, "only rows without a value", lambda: plan(kind="long")),
         (InvalidInput, "kind is the name of a field", lambda: plan(kind="")),
         (InvalidInput, "kind is the name of a field", lambda: plan(kind=["modality"])),
         (InvalidInput, "a target bank has no kinds", lambda: plan(kind="auto", target_bank=bank)),

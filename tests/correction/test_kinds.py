@@ -23,6 +23,7 @@ from milvus_hubness.correction.kinds import (
     Kinds,
     expect_factor,
     expect_room,
+    kinds_from,
     rows_as_text,
     rows_in,
     rule_of_field,
@@ -216,13 +217,31 @@ def test_the_side_of_a_plane_is_a_kind_at_any_length():
 )
 def test_too_many_values_or_one_kind_is_refused_in_one_line(counts, message):
     with pytest.raises(InvalidInput, match=message) as caught:
-        rule_of_field("modality", "products", KindCounts(counts, 0))
+        rule_of_field("modality", "products", KindCounts(list(counts.items()), 0))
     assert "\n" not in str(caught.value)
 
 
 def test_a_rare_value_is_no_kind():
-    rule = rule_of_field("lang", "docs", KindCounts({"en": 400, "de": 30, "xx": 3}, 5))
+    rule = rule_of_field("lang", "docs", KindCounts([("en", 400), ("de", 30), ("xx", 3)], 5))
     assert rule.values == ("de", "en")
+
+
+def test_truth_values_and_numbers_are_kinds_of_their_own_even_with_equal_means():
+    means = KindMeans(means=rows_as_text(np.ones((3, 4))), shares=(0.5, 0.5))
+    truths = KindRule(field="kind", values=(False, True))
+    numbers = KindRule(field="kind", values=(0, 1))
+    assert kinds_from(truths, means, 4).rule.numbers_of_values([True, 1]).tolist() == [1, -1]
+    assert kinds_from(numbers, means, 4).rule.numbers_of_values([True, 1]).tolist() == [-1, 1]
+
+
+def test_long_texts_are_descriptions_and_no_kinds():
+    rule = KindRule(field="kind", values=("a", "b" * 255))
+    assert rule.numbers_of_values(["a", "b" * 255, "b" * 256, ""]).tolist() == [0, 1, -1, -1]
+
+
+def test_names_have_no_control_characters():
+    rule = KindRule(field="kind", values=("a\n\x1b[31m", "b"))
+    assert rule.names == ("a\\n\\x1b[31m", "b")
 
 
 def test_means_must_fit_the_state():

@@ -19,11 +19,12 @@ from milvus_hubness.correction.kinds import (
     AUTO,
     LEAST_PREFERENCE,
     MOST_KINDS,
+    Identity,
     KindCounts,
     KindRule,
     Kinds,
-    KindValue,
     expect_room,
+    identity_of,
     preferred,
     rows_as_text,
     rule_of_field,
@@ -147,32 +148,35 @@ def chosen_kinds(
     counted = _counted(store, info, request.name, progress)
     rule = rule_of_field(request.name, info.name, counted)
     expect_room(rule, layout.dim)
-    counts = {str(value): counted.counts[value] for value in rule.values}
-    without = counted.without + sum(counted.counts.values()) - sum(counts.values())
+    rows_of = {identity_of(value): count for value, count in counted.counts}
+    rows_by_kind = [rows_of[identity_of(value)] for value in rule.values]
+    counts = dict(zip(rule.names, rows_by_kind, strict=True))
+    without = counted.without + sum(rows_of.values()) - sum(rows_by_kind)
     remarks = []
     if without:
         remarks.append(
-            f"{without:,} rows have no kind, as their {request.name!r} is missing or rare: they "
-            "count as average items"
+            f"{without:,} rows have no kind, as their {request.name!r} is missing, rare or no name: "
+            "they count as average items"
         )
     return ChosenKinds(rule, tuple(remarks), counts)
 
 
 def _counted(store: Store, info: CollectionInfo, name: str, progress: Progress) -> KindCounts:
     """Count the values of a field in all rows, until there are too many."""
-    counts: Counter[KindValue] = Counter()
+    counts: Counter[Identity] = Counter()
     without = 0
     doing = f"reading field {name!r}"
     for partition, keys in key_chunks(store, info, doing, progress):
         values = store.values(info.name, name, keys, partition=partition, are_numbers=False)
         for value in values.values():
-            if isinstance(value, bool | int | str) and (not isinstance(value, str) or value):
-                counts[value] += 1
-            else:
+            identity = identity_of(value)
+            if identity is None:
                 without += 1
+            else:
+                counts[identity] += 1
         if len(counts) > MOST_KINDS:
             break
-    return KindCounts(dict(counts), without)
+    return KindCounts([(value, count) for (_, value), count in counts.items()], without)
 
 
 def of_clusters(layout: Layout, vectors: Floats, bank: QueryBank) -> ChosenKinds:
@@ -266,7 +270,8 @@ def suited_to_kinds(estimator: Estimator) -> Estimator:
 
     The agreement of the bank's halves, by which the default is weakened, is low where much of the
     scores is a matter of kinds, and with their means taken off nothing is left to be careful about
-    (`benchmarks.mixed`: at full strength no gallery loses, with the agreement four of eleven do).
+    (`benchmarks.mixed_forms`: with means of vectors no gallery loses at full strength, and three of
+    eleven do with the agreement).
     """
     if isinstance(estimator, WithDemand):
         return replace(estimator, estimators=(suited_to_kinds(estimator.of_biases),))
