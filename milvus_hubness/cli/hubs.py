@@ -181,7 +181,7 @@ def _show_scan(result: HubScan, top: int) -> None:
     lines = [
         (
             str(result.keys[row.row]),
-            ", ".join([row.kind, *row.remarks] if row.suspicion > 1 else row.remarks),
+            ", ".join([row.scope, *row.remarks] if row.suspicion > 1 else row.remarks),
             f"{row.suspicion:.2f}",
             f"{row.reach:.1%}",
             f"{row.robust_z:.1f}",

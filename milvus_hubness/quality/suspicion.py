@@ -54,7 +54,7 @@ MANY = 100
 
 
 class Evidence(NamedTuple):
-    """What is known of one row."""
+    """What a scan has measured of one row."""
 
     row: int
     """Its position."""
@@ -66,7 +66,7 @@ class Evidence(NamedTuple):
     """The distance of its reach from the median, in scaled median deviations."""
     spread: float
     """Over how many clusters of queries its answers spread, as a share: 1 for evenly over all."""
-    kind: str
+    scope: str
     """`universal` or `topic`."""
     bias_quantile: float | None
     """Share of the rows whose bias is at most its own; None without biases."""
@@ -119,13 +119,13 @@ def scan(
     items: Floats,
     *,
     biases: Floats | None = None,
-    known: Floats | None = None,
+    by_guard: Floats | None = None,
     lengths: Floats | None = None,
     top: int = 50,
 ) -> Suspicions:
     """Return the suspicious rows among items (n, d), n ≥ 200, by bank queries (m, d).
 
-    Both are reduced to inner products. biases: (n,), for the evidence. known: (n,), reaches of the
+    Both are reduced to inner products. biases: (n,), for the evidence. by_guard: (n,), reaches of the
     rows as multiples of the limit of the hub guard, measured against the gallery at its fit. lengths:
     (n,) of the vectors; by default those of the items. top: how many rows get evidence at most,
     beyond the suspicious ones. Raises InvalidInput for fewer rows.
@@ -145,8 +145,8 @@ def scan(
     reaches, by_topic = _reaches(sampled_queries, items, references, topics)
     limit = _limit(reaches)
     suspicion = reaches / limit
-    if known is not None:
-        suspicion = np.maximum(suspicion, known)
+    if by_guard is not None:
+        suspicion = np.maximum(suspicion, by_guard)
 
     order = np.argsort(-suspicion, kind="stable")
     suspicious = order[suspicion[order] > 1]
@@ -175,9 +175,9 @@ def _topics(queries: Floats) -> npt.NDArray[np.int64]:
     # The import takes a second, which other commands should not pay for.
     from sklearn.cluster import KMeans
 
-    distinct = len(np.unique(queries[:MOST_CLUSTERED], axis=0))
-    count = max(1, min(TOPICS, len(queries) // FEWEST_OF_TOPIC, distinct))
     sample = queries[:: max(1, len(queries) // MOST_CLUSTERED)]
+    distinct = len(np.unique(sample, axis=0))
+    count = max(1, min(TOPICS, len(queries) // FEWEST_OF_TOPIC, distinct))
     means = KMeans(count, n_init=1, max_iter=20, random_state=0).fit(sample)
     return np.asarray(means.predict(queries), np.int64)
 
@@ -269,7 +269,7 @@ class _Facts:
                     reach=float(self.reaches[row]),
                     robust_z=float(z[row]),
                     spread=spread,
-                    kind="universal" if spread >= UNIVERSAL_SPREAD else "topic",
+                    scope="universal" if spread >= UNIVERSAL_SPREAD else "topic",
                     bias_quantile=quantile,
                     nearest_query=query,
                     nearest_cosine=cosine,

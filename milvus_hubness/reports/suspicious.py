@@ -106,7 +106,7 @@ def scan_hubs(
         queries,
         items,
         biases=biased.biases,
-        known=_by_guard(store, biased, state),
+        by_guard=_by_guard(store, biased, state),
         lengths=np.linalg.norm(gallery.vectors, axis=1),
         top=top,
     )

@@ -60,7 +60,7 @@ def test_a_held_row_is_listed_released_and_then_found_by_the_scan(shop, run):
     assert {row["key"] for row in report["listed"] if row["suspicion"] > 1} == {9000, 9001}
     first = report["listed"][0]
     assert first["reach"] > 0.5
-    assert first["kind"] == "universal"
+    assert first["scope"] == "universal"
     assert first["bias_quantile"] > 0.99
 
     generous = run("hubs", "live", "--suspicious", "--alert-budget", "0.01")

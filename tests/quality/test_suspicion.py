@@ -61,7 +61,7 @@ def test_a_hub_of_one_topic_is_told_from_a_universal_one():
     hubs = np.stack([unit(queries[topics == 3].mean(axis=0)), unit(queries.mean(axis=0))])
     found = scan(queries, np.concatenate([items, hubs]))
     by_row = {row.row: row for row in found.listed}
-    assert by_row[1000].kind == "topic"
+    assert by_row[1000].scope == "topic"
     assert by_row[1000].spread < 0.3 < by_row[1001].spread
 
 
@@ -83,6 +83,6 @@ def test_few_rows_are_refused_in_one_line():
 def test_what_the_gate_knows_counts():
     known = np.zeros(1000, np.float32)
     known[5] = 1.5
-    found = scan(BANK, ITEMS, known=known)
+    found = scan(BANK, ITEMS, by_guard=known)
     assert 5 in found.suspicious
     assert len(genuine(3)) == 3

@@ -36,8 +36,6 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 
 FEWEST_ROWS = 200
 """Fewer rows show no clusters."""
-ROUNDS = 30
-"""Most rounds of k-means; two clusters settle in fewer."""
 STARTS = 3
 """Number of starts of k-means, of which the best one counts."""
 FRACTION = 1 / 16
@@ -226,28 +224,18 @@ def two_means(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Return the means (2, d) of two clusters of items (n, d), and the cluster of each, (n,).
 
-    The larger cluster comes first. The starts are the same every time.
+    The larger cluster comes first. The starts are the same every time. Items that are all equal are in
+    one cluster, whose mean is both.
     """
-    rng = np.random.default_rng(0)
-    best: tuple[float, npt.NDArray[np.float64], npt.NDArray[np.int64]] | None = None
-    for _ in range(STARTS):
-        means = items[rng.choice(len(items), 2, replace=False)]
-        numbers = np.zeros(len(items), np.int64)
-        for _ in range(ROUNDS):
-            distances = 0.5 * (means**2).sum(axis=1) - items @ means.T
-            nearest = distances.argmin(axis=1)
-            if np.array_equal(nearest, numbers):
-                break
-            numbers = nearest
-            if numbers.min() == numbers.max():
-                break
-            means = np.stack([items[numbers == number].mean(axis=0) for number in (0, 1)])
-        loss = float(distances.min(axis=1).sum())
-        if best is None or loss < best[0]:
-            best = loss, means, numbers
+    if (items == items[0]).all():
+        return np.stack([items[0], items[0]]), np.zeros(len(items), np.int64)
 
-    assert best is not None
-    _, means, numbers = best
+    # The import takes a second, which jobs without kinds should not pay for.
+    from sklearn.cluster import KMeans
+
+    clusters = KMeans(2, n_init=STARTS, random_state=0).fit(items)
+    means = np.asarray(clusters.cluster_centers_, np.float64)
+    numbers = np.asarray(clusters.labels_, np.int64)
     if (numbers == 1).sum() > (numbers == 0).sum():
         return means[::-1], 1 - numbers
     return means, numbers
