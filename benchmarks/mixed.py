@@ -45,6 +45,8 @@ from tests.support.servers import lite_uri
 
 WAYS: dict[str, str | None] = {"default": None, "kind": "kind", "auto": "auto"}
 """What `kind` is for each way."""
+NAMES = {"kind": "Kinds of a field", "auto": '"auto"'}
+"""What a summary calls each way."""
 PLAIN = {f"{name}, one kind": name for name in EMBEDDING_TASKS}
 """The galleries of one kind, and their tasks."""
 SOURCE = "items"
@@ -305,7 +307,9 @@ def _parts(cell: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any], of_plain: dict[str, Any]) -> str:
     """Return the tables of all galleries."""
-    rows, followed, found = [], [], []
+    rows = []
+    followed = []
+    found = []
     for name, result in results.items():
         ways = result["ways"]
         rows.append(
@@ -348,6 +352,7 @@ def markdown(results: dict[str, Any], of_plain: dict[str, Any]) -> str:
             "first answers of the own kind, to compare with the share of queries that have a right item of it. The "
             "mean of both less that of the default, with its 95% interval.",
             table(["gallery", *ways_head, *over, "right of own kind"], rows),
+            *(_summary(results, way) for way in ("kind", "auto")),
             "The mean R@1 (%) of who follows the verdict; the verdicts, with the strength of searches.",
             table(["gallery", *ways_head[1:], *over], followed),
             'What "auto" looks at in each draw: how much queries prefer one of two clusters, in standard deviations. '
@@ -356,6 +361,20 @@ def markdown(results: dict[str, Any], of_plain: dict[str, Any]) -> str:
             'Galleries of one kind, under "auto".',
             table(["gallery", "preference", "found"], of_one_kind),
         ]
+    )
+
+
+def _summary(results: dict[str, Any], way: str) -> str:
+    """Return what a way gains over the default on the galleries of MIXED, in one sentence."""
+    over = [results[name]["ways"][way]["over_default"] for name in MIXED if name in results]
+    if not over:
+        return f"{NAMES[way]}: none of the galleries of one text in two forms was measured."
+    gains = [cell["estimate"] for cell in over]
+    beyond_chance = sum(cell["low"] > 0 for cell in over)
+    return (
+        f"{NAMES[way]} over the default, on the {len(over)} galleries of one text in two forms: "
+        f"{min(gains):+.1f} to {max(gains):+.1f}, {np.mean(gains):+.1f} in the mean, "
+        f"{beyond_chance} beyond chance."
     )
 
 
