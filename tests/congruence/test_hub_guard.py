@@ -1,6 +1,7 @@
 """The hub guard: rows planted to answer everything are logged, held back or refused at insertion."""
 
 import asyncio
+import json
 import logging
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
+    StateError,
     enable,
     migrate,
     plan_enable,
@@ -25,8 +27,10 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.common.quarantine import HELD
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
+from milvus_hubness.jobs.store.ownership import QUARANTINE
 from tests.support.async_clients import opened
 from tests.support.planted import DIM, centroid, gallery, genuine
 
@@ -279,6 +283,34 @@ def test_a_held_row_is_in_no_answer_and_can_be_released(lite):
     assert client.get(name, ids=[9001]) == []
     with pytest.raises(InvalidInput, match="no row '9001' of"):
         client.release_quarantined(name, [9001])
+
+
+def test_a_held_row_that_somebody_broke_is_named_in_one_line_and_can_be_forgotten(lite):
+    name, client = guarded(lite, "quarantine")
+    client.insert(name, rows_of(HUBS[:2], 9000))
+    client.insert(name, rows_of(HUBS[:1], 9000) * 2)
+    store = lite.store()
+    records = store.records(QUARANTINE, HELD)
+    [first, second] = [each for each in records if json.loads(each.body)["collection"] == name]
+    body = json.loads(first.body)
+    store.put_records(QUARANTINE, [replace(first, body=json.dumps({**body, "text": "[1"}))])
+    for call in (
+        client.list_quarantined,
+        lambda name: client.release_quarantined(name, [9000, 9001]),
+    ):
+        with pytest.raises(
+            StateError, match=r"^row \w+ in .* is broken .*: forget it by"
+        ) as caught:
+            call(name)
+        assert "\n" not in str(caught.value)
+    broken = body["key"]
+    assert client.drop_quarantined(name, [broken]) == 1
+    assert [row["key"] for row in client.list_quarantined(name)] == [18001 - broken]
+
+    store.put_records(QUARANTINE, [replace(second, body="{")])
+    with pytest.raises(StateError, match=r"^the record 'held/.*: delete it from"):
+        client.list_quarantined(name)
+    store.drop_records(QUARANTINE, HELD, [second.key])
 
 
 def test_a_write_of_held_rows_alone_writes_nothing(lite):

@@ -21,9 +21,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from milvus_hubness.basics.bounds import Count, FrozenModel, Moment, Text
-from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.common.lease_records import now, read_ledger
+from milvus_hubness.basics.bounds import Count, FrozenModel, Moment, Text, read_record, shown
+from milvus_hubness.errors import InvalidInput, StateError
+from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.store.ownership import QUARANTINE
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
@@ -92,9 +92,20 @@ class HeldRow(FrozenModel):
 
     @property
     def row(self) -> dict[str, Any]:
-        """The row as it was written."""
-        row: dict[str, Any] = _unpacked(json.loads(self.text))
-        return row
+        """The row as it was written. Raises StateError if somebody has changed the record."""
+        identity = self.facts["id"]
+        try:
+            row = _unpacked(json.loads(self.text))
+        except (ValueError, TypeError, RecursionError) as error:
+            problem = shown(error)
+        else:
+            if isinstance(row, dict):
+                return row
+            problem = "it is no row"
+        raise StateError(
+            f"row {identity} in {QUARANTINE!r} is broken ({problem}): forget it by `milvus-hubness "
+            f"hubs {shown(self.collection)} --forget {identity}`"
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -109,8 +120,10 @@ def make_quarantine(store: Store) -> None:
 
 def hold_rows(rows: Sequence[HeldRow], store: Store) -> None:
     """Put rows into the quarantine; a former row of the same key and collection is replaced."""
-    for row in rows:
-        _drop(store, [row])
+    # One write may have a key twice: the last one counts.
+    rows = list({row.id: row for row in rows}.values())
+    # A former row may have had more parts.
+    _drop(store, rows)
     store.put_records(QUARANTINE, [record for row in rows for record in _records_of(row)])
 
 
@@ -121,7 +134,7 @@ def held_rows(store: Store, info: CollectionInfo, requested: str) -> list[HeldRo
     """
     names = {requested, info.name, *info.aliases}
     bodies = [
-        (record.key.rpartition("/")[0], read_ledger(_Body.model_validate_json, record))
+        (record.key.rpartition("/")[0], _body_in(record))
         for record in store.records(QUARANTINE, HELD)
     ]
     ordered = sorted(bodies, key=lambda named: (named[0], named[1].part))
@@ -162,6 +175,16 @@ def chosen_rows(rows: Iterable[HeldRow], keys: Sequence[str], collection: str) -
 def drop_held(store: Store, rows: Sequence[HeldRow]) -> None:
     """Remove rows from the quarantine."""
     _drop(store, rows)
+
+
+def _body_in(record: Record) -> _Body:
+    """Return the part of a row in a record. Raises StateError, which names it."""
+    return read_record(
+        _Body.model_validate_json,
+        record.body,
+        f"the record {shown(record.key)!r}",
+        f"delete it from {QUARANTINE!r}",
+    )
 
 
 def _drop(store: Store, rows: Sequence[HeldRow]) -> None:
@@ -223,8 +246,8 @@ def _unpacked(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "$array" in value:
-        kind, shape, text = value["$array"]
-        return np.frombuffer(base64.b64decode(text), kind).reshape(shape).copy()
+        dtype, shape, text = value["$array"]
+        return np.frombuffer(base64.b64decode(text), dtype).reshape(shape).copy()
     if "$bytes" in value:
         return base64.b64decode(value["$bytes"])
     if "$items" in value:
