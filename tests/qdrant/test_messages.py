@@ -241,6 +241,7 @@ SHARED = (
 ELSEWHERE = {
     "--drop": "an option of clean",
     "--pairs-queries": "qdrant-hubness takes no queries with right rows; clicks need no vectors",
+    "--forget": "an option of hubs for rows in quarantine, of which Qdrant has none",
     "--quarantined": "QdrantStore refuses a hub guard, so no row is held back",
     "--restart-ttl": "rows of Qdrant do not expire",
     "--where": "Qdrant has no side collections and no time to live; QdrantStore.bias_fields says what to do instead",
