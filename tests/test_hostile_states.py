@@ -34,8 +34,8 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import (
     MOST_VERDICTS,
     DualWrite,
-    OnlineBanks,
     Record,
+    Samplings,
     Verdicts,
     WriteIntentLog,
 )
@@ -294,15 +294,15 @@ RECORDS = [
     (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),
     (DualWrite, {"collection": "c"}, {"collection": ""}, "collection"),
     (WriteIntentLog, {"collection": "c", "made": "1"}, {"made": "x" * 65}, "made"),
-    (OnlineBanks, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "rate": 5e-324}]}, "banks.0.rate"),
+    (Samplings, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "rate": 5e-324}]}, "banks.0.rate"),
     (
-        OnlineBanks,
+        Samplings,
         {"banks": [ONLINE]},
         {"banks": [{**ONLINE, "half_life_seconds": 1e-300}]},
         "banks.0.half_life_seconds",
     ),
-    (OnlineBanks, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "size": 10**400}]}, "banks.0.size"),
-    (OnlineBanks, {"banks": [ONLINE]}, {"banks": [ONLINE] * 2_000}, "banks"),
+    (Samplings, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "size": 10**400}]}, "banks.0.size"),
+    (Samplings, {"banks": [ONLINE]}, {"banks": [ONLINE] * 2_000}, "banks"),
 ]
 
 

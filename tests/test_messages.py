@@ -105,7 +105,7 @@ COMMANDS = {
     ),
     "disable songs_hubness": "'songs_hubness' has its biases in its vectors: undo that with migrate rollback",
     "disable products": "'products' is not corrected: there is nothing to disable",
-    "bank songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
+    "bank sample songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
     "tune products": f"'products' is not corrected and has no bank: pass --bank FILE {README}",
     "diagnose products --queries bank.npy": f"'products' is not corrected: pass --bank FILE {README}",
     "explain products 7": f"'products' is not corrected: pass --bank FILE {README}",

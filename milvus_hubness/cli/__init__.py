@@ -26,7 +26,7 @@ COMMANDS = {
     "disable": "milvus_hubness.cli.enable:disable",
     "adopt": "milvus_hubness.cli.adopt:adopt",
     "refresh": "milvus_hubness.cli.refresh:refresh",
-    "bank": "milvus_hubness.cli.refresh:bank",
+    "bank": "milvus_hubness.cli.bank:app",
     "serve": "milvus_hubness.cli.servers:serve",
     "proxy": "milvus_hubness.cli.servers:proxy",
     "status": "milvus_hubness.cli.reports:status",

@@ -42,7 +42,7 @@ PANELS = {
         "upstream_tls", "upstream_ca", "renamed_from",
     ),
     "Bank": (
-        "bank", "bank_column", "bank_name", "target_bank", "rate", "size", "seed_share",
+        "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size", "seed_share",
         "half_life", "duplicate_cosine", "off", "live",
     ),
     "Method": (
@@ -106,7 +106,9 @@ def command_line(
     functions.update(named)
     for name, function in functions.items():
         settings = _help_and_epilog(inspect.getdoc(function) or "")
-        app.command(name.replace("_", "-"), cls=Command, **settings)(_for_typer(function))
+        # `import_` is the command `import`, a name that no function can have.
+        command = name.rstrip("_").replace("_", "-")
+        app.command(command, cls=Command, **settings)(_for_typer(function))
 
     return app
 

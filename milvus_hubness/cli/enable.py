@@ -48,17 +48,15 @@ def enable(
 
     Example: milvus-hubness enable products --bank queries.npy --plan
     """
-    from milvus_hubness.jobs.common.inputs import read_bank
     from milvus_hubness.jobs.enable.enable import enable
     from milvus_hubness.jobs.enable.plan import plan_enable
 
-    bank.require()
     store = connection.open()
     with console.progress_bars() as progress:
         planned = plan_enable(
             store,
             collection,
-            read_bank(store, bank.bank, bank.bank_column),
+            bank.required(store, collection, field),
             estimator=estimating.estimator(),
             target_bank=options.read_vectors(store, target_bank),
             queries=judging.read_queries(store),

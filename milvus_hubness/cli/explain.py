@@ -93,7 +93,12 @@ def read_rows(
 
     with console.progress_bars() as progress:
         return read_biased(
-            store, collection, bank.read(store), estimator=estimator, field=field, progress=progress
+            store,
+            collection,
+            bank.read(store, collection, field),
+            estimator=estimator,
+            field=field,
+            progress=progress,
         )
 
 

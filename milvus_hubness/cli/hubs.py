@@ -150,7 +150,7 @@ def _scan(
         result = scan_hubs(
             store,
             collection,
-            bank.read(store),
+            bank.read(store, collection, field),
             alert_budget=alert_budget,
             field=field,
             top=top,

@@ -16,7 +16,6 @@ from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     FALSE_ALARMS,
     URI_VARIABLES,
-    WHERE_FROM,
     Engine,
     OnHub,
     VerdictMode,
@@ -136,19 +135,35 @@ class BankOptions:
     """The options that name the query bank."""
 
     bank: Annotated[
-        str, "Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME."
+        str,
+        "Reference queries: .npy, .npz, .parquet or .arrow file, collection:NAME, or `samples` for "
+        "those that clients sampled.",
     ] = ""
     bank_column: Annotated[
         str | None, "Array, column or vector field of --bank that holds the queries."
     ] = None
 
-    def require(self) -> None:
-        """Check that a bank is named, for commands that need one. Raises typer.BadParameter."""
-        if not self.bank:
-            raise typer.BadParameter(f"no reference queries: pass --bank FILE ({WHERE_FROM})")
+    def required(self, store: Store, collection: str, field: str | None = None) -> QueryBank:
+        """Return the bank as `read` does. Raises typer.BadParameter if none is named."""
+        from milvus_hubness.jobs.common.samples import missing_bank
 
-    def read(self, store: Store) -> QueryBank | None:
-        """Return the bank; None if none is named."""
+        bank = self.read(store, collection, field)
+        if bank is None:
+            where_from = missing_bank(store, collection, field)
+            raise typer.BadParameter(f"no reference queries: {where_from}")
+        return bank
+
+    def read(
+        self, store: Store, collection: str, field: str | None = None, profile: str | None = None
+    ) -> QueryBank | None:
+        """Return the bank; None if none is named.
+
+        collection, field, profile: whose samples `--bank samples` means.
+        """
+        from milvus_hubness.jobs.common.samples import SAMPLES, sampled_bank
+
+        if self.bank == SAMPLES:
+            return sampled_bank(store, collection, field, profile)
         return read_vectors(store, self.bank, self.bank_column)
 
 

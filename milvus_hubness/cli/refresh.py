@@ -1,10 +1,9 @@
-"""The commands milvus-hubness refresh and bank."""
+"""The command milvus-hubness refresh."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,10 +18,7 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
-    from milvus_hubness.jobs.refresh.online_bank import OnlineBankStatus
     from milvus_hubness.jobs.refresh.run import RefreshResult
-
-HOUR = 3_600.0
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ def refresh(
 
     refresh_options = RefreshOptions(
         **vars(refreshing),
-        bank=bank.read(store),
+        bank=bank.read(store, collection, refreshing.field, refreshing.profile),
         target_bank=options.read_vectors(store, target_bank),
         estimator=estimator,
         prior=preferring.read_prior(),
@@ -165,79 +161,3 @@ def show_refresh(result: RefreshResult) -> None:
         title = "Would not refresh" if planned else "Did not refresh"
 
     console.show_facts(f"{title} {result.collection}", facts)
-
-
-def bank(
-    collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
-    connection: options.Connection,
-    rate: Annotated[
-        float | None, "Share of live queries that clients sample. [default: 0.01]"
-    ] = None,
-    size: Annotated[
-        int | None, "Maximum number of queries in the bank. [default: its current size]"
-    ] = None,
-    seed_share: Annotated[
-        float | None, "Share of the bank kept for its first queries. [default: 0.25]"
-    ] = None,
-    half_life: Annotated[
-        float | None, "Hours after which the weight of a query is divided by two. [default: 168]"
-    ] = None,
-    duplicate_cosine: Annotated[
-        float | None, "Cosine above which two queries are duplicates. [default: 0.99]"
-    ] = None,
-    off: Annotated[bool, "Stop sampling; the bank stays as it is."] = False,
-    field: options.Field = None,
-    profile: Annotated[str | None, "Bias profile of the bank. [default: the active one]"] = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Turn the online bank of a collection on, change its terms, or turn it off.
-
-    Clients then sample live queries. Without options, shows the online banks of the collection.
-
-    Example: milvus-hubness bank products --rate 0.01 --size 20000
-    """
-    from milvus_hubness.jobs.refresh import online_bank
-
-    half_life_seconds = None if half_life is None else HOUR * half_life
-    shares = {"rate": rate, "seed_share": seed_share, "duplicate_cosine": duplicate_cosine}
-    options_of_bank = {**shares, "size": size, "half_life_seconds": half_life_seconds}
-    terms = {name: value for name, value in options_of_bank.items() if value is not None}
-    if off and terms:
-        raise typer.BadParameter("--off takes no terms: give one or the other")
-
-    store = connection.open()
-    if off:
-        stopped = online_bank.stop_online_bank(store, collection, field=field, profile=profile)
-        result: dict[str, Any] = {
-            "online_banks": [],
-            "stopped": stopped.model_dump() if stopped else None,
-        }
-        text = "Turned off." if stopped else f"{collection!r} has no online bank."
-        console.show_result(as_json, result, lambda: console.say(text))
-        return
-
-    if terms:
-        online_bank.start_online_bank(store, collection, field=field, profile=profile, **terms)
-
-    statuses = online_bank.list_online_banks(store, collection)
-    result = {"online_banks": [status.to_dict() for status in statuses]}
-    console.show_result(as_json, result, lambda: _show_online_banks(collection, statuses))
-
-
-def _show_online_banks(collection: str, statuses: Sequence[OnlineBankStatus]) -> None:
-    for status in statuses:
-        terms = status.online_bank
-        facts = {
-            "bank of": f"{terms.field}, profile {terms.profile}",
-            "sampled": f"{terms.rate:.3%} of live queries, into {terms.samples_collection}",
-            "waiting": f"{status.waiting:,} of at most {terms.capacity:,}",
-            "bank": f"{status.seed:,} first queries and {status.live:,} live ones, "
-            f"of at most {terms.size:,}",
-            "share of the first": f"{terms.seed_share:.0%} of the bank",
-            "half-life": f"{terms.half_life_seconds / HOUR:g} h",
-            "duplicates": f"cosine above {terms.duplicate_cosine:g}",
-        }
-        console.show_facts(collection, facts)
-
-    if not statuses:
-        console.say(f"{collection!r} has no online bank: turn one on with --rate.")

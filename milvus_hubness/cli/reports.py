@@ -77,7 +77,7 @@ def tune(
         tuning = tune(
             store,
             collection,
-            bank.read(store),
+            bank.read(store, collection, field),
             field=field,
             queries=query_vectors,
             judgements=judgements,
@@ -320,7 +320,7 @@ def diagnose(
             query_vectors,
             judgements=judgements,
             measure=judging.measure,
-            bank=bank.read(store),
+            bank=bank.read(store, collection, field),
             estimator=estimator,
             field=field,
             texts=texts,

@@ -202,7 +202,7 @@ def digest_of(keys: Sequence[Key], values: Values) -> int:
     total = 0
     for position in np.flatnonzero(values).tolist():
         text = f"{keys[position]!r}:{values[position]!r}"
-        total += int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+        total += int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
     return total % 2**64
 
 

@@ -12,7 +12,6 @@ from itertools import chain, compress
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
@@ -40,6 +39,7 @@ from milvus_hubness.jobs.common.priors import (
     PriorRequest,
     on_gallery,
 )
+from milvus_hubness.jobs.common.samples import missing_bank
 from milvus_hubness.jobs.refresh.online_bank import live_queries
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
@@ -153,7 +153,8 @@ def read_biased(
             bank = bank or stored.queries
             activated = stored.activated if profile.gate is not None else None
     elif bank is None:
-        raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
+        where_from = missing_bank(store, info.name, field)
+        raise InvalidInput(f"{info.name!r} is not corrected: {where_from}")
     else:
         searched = field or only_field(info)
         kinds, _ = _kinds_to_try(store, info, searched, gallery, kind, bank, target_bank)
@@ -440,9 +441,8 @@ def tune(
         bank = stored.queries
         target_bank = target_bank or stored.targets
     if bank is None:
-        raise InvalidInput(
-            f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})"
-        )
+        where_from = missing_bank(store, info.name, field)
+        raise InvalidInput(f"{info.name!r} is not corrected and has no bank: {where_from}")
     if queries is not None and judgements is not None:
         raise InvalidInput("judgements have queries of their own: leave out the other ones")
     if queries is None and judgements is None and state is not None:

@@ -9,11 +9,11 @@ import pytest
 
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
-from milvus_hubness.jobs.refresh.online_bank import start_online_bank
+from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.refresh.status import status
 from milvus_hubness.jobs.store.ownership import samples_helper
-from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
-from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
+from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
+from milvus_hubness.milvus.store.banks import put_samples
 from tests.chaos.corrected import Corrected
 from tests.chaos.draws import drawn_biases
 from tests.chaos.milvus import MilvusPlace
@@ -43,12 +43,12 @@ class Refit:
     def make(self, database):
         self.corrected.make(database, self.biases)
         self.corrected.kept.add(f"{self.name}__query_samples")
-        start_online_bank(database.store, self.name, rate=1e-9)
+        start_sampling(database.store, self.name, rate=1e-9)
         self.corrected.insert_pending(database, 120)
         self.sample(database, 0, 250)
 
     def sample(self, database, first, count):
-        helper = samples_helper(f"{self.name}__query_samples", ONLINE_BANKS_PROPERTY)
+        helper = samples_helper(f"{self.name}__query_samples", SAMPLINGS_PROPERTY)
         info = database.store.info(self.name, counted=False)
         asked = vectors(np.random.default_rng(first), count, DIM)
         samples = [

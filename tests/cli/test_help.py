@@ -17,7 +17,7 @@ from qdrant_hubness.cli import app as qdrant_app
 
 APPS = {"milvus-hubness": app, "qdrant-hubness": qdrant_app}
 VERBS = {
-    "Carry", "Catch", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep",
+    "Add", "Carry", "Catch", "Change", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep",
     "List", "Make", "Match", "Remove", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
 }  # fmt: skip
 

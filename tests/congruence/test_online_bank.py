@@ -15,7 +15,6 @@ from milvus_hubness import (
     HubnessClient,
     InvalidInput,
     InvalidParameter,
-    NotCorrected,
     QueryBank,
     StateError,
     StoreError,
@@ -25,14 +24,12 @@ from milvus_hubness.jobs.refresh.online_bank import (
     absorbed,
     drift,
     drop_processed,
-    list_online_banks,
-    start_online_bank,
-    stop_online_bank,
 )
+from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
 from milvus_hubness.jobs.store.ownership import CollectionId, samples_helper
-from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
+from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
 from milvus_hubness.milvus.client.query_samples import BATCH, Sampled
-from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
+from milvus_hubness.milvus.store.banks import put_samples
 from tests.support.async_clients import opened
 from tests.support.galleries import plain_collection, vectors
 
@@ -86,7 +83,7 @@ class Corrected:
 
 def samples_of(store, name):
     """Where the samples of the only corrected field of a collection go."""
-    helper = samples_helper(f"{name}__query_samples", ONLINE_BANKS_PROPERTY)
+    helper = samples_helper(f"{name}__query_samples", SAMPLINGS_PROPERTY)
     return SamplesOf(helper, store.info(name, counted=False).collection_id)
 
 
@@ -101,7 +98,7 @@ def as_set(rows):
 
 def test_samples_that_come_into_a_bank_are_grouped_with_it(corrected):
     assert corrected.held().groups is None, "there were no rows to find near copies by"
-    start_online_bank(corrected.store, corrected.name, size=100, duplicate_cosine=1.0)
+    start_sampling(corrected.store, corrected.name, size=100, duplicate_cosine=1.0)
     repeated = np.repeat(corrected.queries[:1], 20, axis=0)
     corrected.put(np.concatenate([corrected.queries[1:31], repeated]))
     done = refresh(corrected.store, corrected.name, live="always", force=True)
@@ -154,7 +151,7 @@ def test_samples_lie_in_places_and_go_by_number(backend):
 
 
 def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
-    start_online_bank(corrected.store, corrected.name, rate=1.0)
+    start_sampling(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client(state_ttl=60.0)
     asked = corrected.queries
     client.search(corrected.name, data=asked[:1].tolist(), filter="group == 3", limit=2)
@@ -186,7 +183,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
 
 def test_an_answer_that_is_merged_samples_each_query_once(lite):
     corrected = Corrected(lite, "COSINE")
-    start_online_bank(corrected.store, corrected.name, rate=1.0)
+    start_sampling(corrected.store, corrected.name, rate=1.0)
     client = lite.hubness_client()
     requests = [AnnSearchRequest([query], "vector", {}, 5) for query in corrected.queries[:2]]
     client.hybrid_search(corrected.name, requests, WeightedRanker(0.5, 0.5), limit=3)
@@ -198,7 +195,7 @@ def test_an_answer_that_is_merged_samples_each_query_once(lite):
 
 
 def test_an_async_client_samples_the_same(corrected):
-    start_online_bank(corrected.store, corrected.name, rate=1.0)
+    start_sampling(corrected.store, corrected.name, rate=1.0)
 
     async def ask():
         async with opened(corrected.backend) as client:
@@ -220,9 +217,9 @@ def test_an_async_client_samples_the_same(corrected):
 def test_the_rate_is_that_of_the_bank_and_a_client_may_sample_nothing(corrected):
     store, name = corrected.store, corrected.name
     assert client_samples(corrected) == 0
-    start_online_bank(store, name, rate=1e-9)
+    start_sampling(store, name, rate=1e-9)
     assert client_samples(corrected) == 0
-    start_online_bank(store, name, rate=1.0)
+    start_sampling(store, name, rate=1.0)
     assert client_samples(corrected) == 20
     assert client_samples(corrected, sample_queries=False) == 0
     with pytest.raises(MilvusException, match="sample_queries"):
@@ -238,7 +235,7 @@ def client_samples(corrected, **options):
 
 
 def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
-    start_online_bank(corrected.store, corrected.name, rate=1.0)
+    start_sampling(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client()
     queries = [*corrected.queries] * (BATCH // len(corrected.queries) + 1)
     before = client.search(corrected.name, data=queries, limit=5)
@@ -249,7 +246,7 @@ def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
             [(hit.id, hit.distance) for hit in hits] for hits in before
         ]
     corrected.backend.client().alter_collection_properties(
-        corrected.name, {ONLINE_BANKS_PROPERTY: "{broken"}
+        corrected.name, {SAMPLINGS_PROPERTY: "{broken"}
     )
     assert client.search(corrected.name, data=queries, limit=5)
     client.close()
@@ -258,9 +255,7 @@ def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
 
 def test_samples_never_outgrow_their_places(corrected):
     """4,000 samples take random ones of 2,000 places."""
-    assert (
-        start_online_bank(corrected.store, corrected.name, rate=1.0).online_bank.capacity == 2_000
-    )
+    assert start_sampling(corrected.store, corrected.name, rate=1.0).sampling.capacity == 2_000
     client = corrected.backend.hubness_client()
     for seed in range(8):
         some = vectors(np.random.default_rng(seed), 500, DIM)
@@ -274,7 +269,7 @@ def test_samples_never_outgrow_their_places(corrected):
 
 def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
     store, name = corrected.store, corrected.name
-    started = start_online_bank(store, name, rate=1.0, seed_share=0.5, half_life_seconds=60.0)
+    started = start_sampling(store, name, rate=1.0, seed_share=0.5, half_life_seconds=60.0)
     assert (started.seed, started.live, started.waiting) == (BANK, 0, 0)
     assert absorbed(store, name).bank is None
     corrected.put(corrected.queries[:30])
@@ -288,7 +283,7 @@ def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
     assert result.reason.startswith("the bank changed")
     drop_processed(store, done)
     assert len(corrected.waiting().origins) == 0
-    [told] = list_online_banks(store, name)
+    [told] = list_samplings(store, name)
     assert (told.seed, told.live, told.waiting) == (20, 20, 0)
     assert corrected.held().fingerprint == done.bank.fingerprint
     np.testing.assert_array_equal(corrected.held().origins.numbers, done.bank.origins.numbers)
@@ -300,7 +295,7 @@ def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
 
 def test_whatever_a_killed_job_left_no_query_counts_twice(corrected, monkeypatch):
     store, name = corrected.store, corrected.name
-    start_online_bank(store, name, rate=1.0, size=60)
+    start_sampling(store, name, rate=1.0, size=60)
     corrected.put(corrected.queries[:30])
     first = absorbed(store, name)
     with monkeypatch.context() as broken:
@@ -333,7 +328,7 @@ def killed(*_):
 
 
 def test_a_sample_that_took_a_place_meanwhile_is_not_dropped(corrected):
-    start_online_bank(corrected.store, corrected.name)
+    start_sampling(corrected.store, corrected.name)
     corrected.put(corrected.queries[:5])
     done = absorbed(corrected.store, corrected.name)
     corrected.put(corrected.queries[10:12], first=50)
@@ -343,7 +338,7 @@ def test_a_sample_that_took_a_place_meanwhile_is_not_dropped(corrected):
 
 def test_a_bank_given_by_hand_begins_anew(corrected):
     store, name = corrected.store, corrected.name
-    start_online_bank(store, name, size=80)
+    start_sampling(store, name, size=80)
     corrected.put(corrected.queries[:10])
     done = absorbed(store, name)
     refresh(store, name, bank=done.bank)
@@ -356,8 +351,8 @@ def test_a_bank_given_by_hand_begins_anew(corrected):
 def test_each_profile_has_a_bank_of_its_own(corrected):
     store, name = corrected.store, corrected.name
     refresh(store, name, bank=QueryBank(corrected.queries[:30]), estimator=NNN(4), profile="images")
-    start_online_bank(store, name, rate=1.0)
-    start_online_bank(store, name, rate=1.0, profile="images", size=50)
+    start_sampling(store, name, rate=1.0)
+    start_sampling(store, name, rate=1.0, profile="images", size=50)
     client = corrected.backend.hubness_client()
     client.search(name, data=list(corrected.queries[40:45]), limit=1)
     client.search(name, data=list(corrected.queries[45:48]), limit=1, profile="images")
@@ -365,25 +360,25 @@ def test_each_profile_has_a_bank_of_its_own(corrected):
     assert as_set(corrected.waiting().vectors) == as_set(corrected.queries[40:45])
     done = absorbed(store, name, profile="images")
     assert (done.seed, done.live) == (30, 3)
-    assert {each.online_bank.profile: each.waiting for each in list_online_banks(store, name)} == {
+    assert {each.sampling.profile: each.waiting for each in list_samplings(store, name)} == {
         "default": 5,
         "images": 3,
     }
 
-    stop_online_bank(store, name)
-    assert [each.online_bank.profile for each in list_online_banks(store, name)] == ["images"]
+    stop_sampling(store, name)
+    assert [each.sampling.profile for each in list_samplings(store, name)] == ["images"]
     assert len(corrected.waiting().origins) == 0
     assert absorbed(store, name, profile="images").live == 3
-    stop_online_bank(store, name, profile="images")
+    stop_sampling(store, name, profile="images")
     assert not store.exists(corrected.samples_collection)
     assert absorbed(store, name) is None
-    assert stop_online_bank(store, name) is None
+    assert stop_sampling(store, name) is None
 
 
 def test_terms_can_change_and_are_checked(corrected):
     store, name = corrected.store, corrected.name
-    start_online_bank(store, name, rate=0.5)
-    changed = start_online_bank(store, name, size=70, half_life_seconds=5.0).online_bank
+    start_sampling(store, name, rate=0.5)
+    changed = start_sampling(store, name, size=70, half_life_seconds=5.0).sampling
     assert (changed.rate, changed.size, changed.half_life_seconds) == (0.5, 70, 5.0)
     assert (changed.seed_share, changed.duplicate_cosine) == (0.25, 0.99)
     wrong = {
@@ -395,23 +390,21 @@ def test_terms_can_change_and_are_checked(corrected):
     }
     for option, value in wrong.items():
         with pytest.raises(InvalidParameter, match=option):
-            start_online_bank(store, name, **{option: value})
+            start_sampling(store, name, **{option: value})
     with pytest.raises(InvalidInput, match="no profile"):
-        start_online_bank(store, name, profile="none")
+        start_sampling(store, name, profile="none")
     described = corrected.backend.hubness_client().describe_collection(name)
-    assert ONLINE_BANKS_PROPERTY not in described["properties"]
+    assert SAMPLINGS_PROPERTY not in described["properties"]
 
 
-def test_a_taken_name_and_a_plain_collection_are_refused(corrected):
+def test_a_taken_name_is_refused(corrected):
     client = corrected.backend.client()
     plain_collection(client, corrected.samples_collection, corrected.items[:3], "IP")
     with pytest.raises(CollectionExists, match="is no collection of samples"):
-        start_online_bank(corrected.store, corrected.name)
-    assert list_online_banks(corrected.store, corrected.name) == []
-    with pytest.raises(NotCorrected):
-        start_online_bank(corrected.store, corrected.samples_collection)
+        start_sampling(corrected.store, corrected.name)
+    assert list_samplings(corrected.store, corrected.name) == []
     with pytest.raises(StoreError):
-        list_online_banks(corrected.store, "nowhere")
+        list_samplings(corrected.store, "nowhere")
 
 
 def test_drift_is_told_of_the_samples_that_wait(corrected):
@@ -420,7 +413,7 @@ def test_drift_is_told_of_the_samples_that_wait(corrected):
     rng = np.random.default_rng(8)
     bank, alike = np.split(vectors(rng, 500, DIM), [300])
     refresh(store, name, bank=QueryBank(bank))
-    start_online_bank(store, name)
+    start_sampling(store, name)
     assert "no recent queries" in drift(store, name).reason
     corrected.put(np.repeat(alike[:20], 10, 0))
     few = drift(store, name)
@@ -447,7 +440,7 @@ def test_drift_is_told_of_the_samples_that_wait(corrected):
 
 
 def test_a_client_of_pymilvus_sees_no_difference(corrected):
-    start_online_bank(corrected.store, corrected.name)
+    start_sampling(corrected.store, corrected.name)
     client = corrected.backend.client(MilvusClient)
     assert client.has_collection(corrected.samples_collection)
     assert client.query(corrected.name, filter="id == 1", output_fields=["group"])[0]["group"] == 1

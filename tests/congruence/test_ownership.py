@@ -25,7 +25,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.jobs.common.adopt import adopt
-from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
 from milvus_hubness.jobs.refresh.status import status
 from milvus_hubness.jobs.store.ownership import (
     QUERY_SAMPLES_PROPERTY,
@@ -35,10 +35,10 @@ from milvus_hubness.jobs.store.ownership import (
 )
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
-    ONLINE_BANKS_PROPERTY,
+    SAMPLINGS_PROPERTY,
     WRITE_INTENTS_PROPERTY,
     DualWrite,
-    OnlineBanks,
+    Samplings,
     WriteIntentLog,
 )
 from milvus_hubness.serve.config_file import ConfigFile
@@ -87,7 +87,7 @@ class Enabled:
                 self.store, self.name, bank_of(seed), estimator=NNN(K), where="side_collection"
             ),
         )
-        start_online_bank(self.store, self.name, rate=1.0)
+        start_sampling(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
         self.bank, self.side = f"{self.name}__bank", f"{self.name}__bias"
         self.samples = f"{self.name}__query_samples"
@@ -181,10 +181,10 @@ def side(world, name):
 
 
 def samples(world, name):
-    online = OnlineBanks.model_validate_json(world.public.properties[ONLINE_BANKS_PROPERTY])
+    online = Samplings.model_validate_json(world.public.properties[SAMPLINGS_PROPERTY])
     [bank] = online.banks
     stolen = bank.model_copy(update={"samples_collection": name})
-    return {ONLINE_BANKS_PROPERTY: OnlineBanks(banks=(stolen,)).model_dump_json()}
+    return {SAMPLINGS_PROPERTY: Samplings(banks=(stolen,)).model_dump_json()}
 
 
 def notes(name):
@@ -270,7 +270,7 @@ CALLS = {
     "refresh": with_store(lambda s, n: refresh(s, n)),
     "refresh with a bank": with_store(lambda s, n: refresh(s, n, bank=bank_of(6), force=True)),
     "disable": with_store(lambda s, n: disable(s, n)),
-    "bank --off": with_store(lambda s, n: stop_online_bank(s, n)),
+    "bank --off": with_store(lambda s, n: stop_sampling(s, n)),
     "migrate": with_store(migrated),
     "adopt": with_store(lambda s, n: adopt(s, n, renamed_from="private")),
 }
@@ -302,7 +302,7 @@ REFUSED = [
     ("a required copy", "insert", "'hubness_dual_write' of {public} names {private}"),
     ("biases", "upsert", "'hubness' of {public} names {private}"),
     ("biases", "search", "'hubness' of {public} names {private}"),
-    ("samples", "search", "'hubness_online_banks' of {public} names {private}"),
+    ("samples", "search", "'hubness_samplings' of {public} names {private}"),
     ("notes", "upsert", "'hubness_write_intents' of {public} names {private}"),
     ("notes", "refresh", "'hubness_write_intents' of {public} names {private}"),
     ("a bank", "refresh with a bank", "'hubness' of {public} names the bank {private}"),
@@ -360,7 +360,7 @@ def test_a_renamed_collection_keeps_its_biases_and_its_bank(renamed):
     client.upsert(now, [{"id": 500, "vector": queries[0] * 2, "group": 1}])
     assert 500 in [row["id"] for row in enabled.plain.query(enabled.side, filter="id == 500")]
     assert refresh(enabled.store, now, bank=bank_of(13), force=True).action == "full"
-    assert stop_online_bank(enabled.store, now) is not None
+    assert stop_sampling(enabled.store, now) is not None
     assert not enabled.store.exists(enabled.samples)
     client.drop_collection(now)
     assert not enabled.store.exists(enabled.side)

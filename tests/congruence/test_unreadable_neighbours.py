@@ -24,7 +24,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
-from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 from tests.support.databases import OnMilvus
@@ -41,7 +41,7 @@ UNREADABLE = {
 OTHER_RECORDS = {
     "hubness_tuning": "{",
     "hubness_dual_write": "[]",
-    "hubness_online_banks": "7",
+    "hubness_samplings": "7",
     "hubness_other": "{",
 }
 """Properties that name no bank generation."""
@@ -146,8 +146,8 @@ def test_a_migration_is_made_and_undone_beside_them(database, neighbours, caplog
 def test_a_correction_and_an_online_bank_end_beside_them(database, neighbours):
     name, store = enabled(database), database.store()
     if isinstance(database, OnMilvus):
-        start_online_bank(store, name, rate=0.5)
-        assert stop_online_bank(store, name).rate == 0.5
+        start_sampling(store, name, rate=0.5)
+        assert stop_sampling(store, name).rate == 0.5
     disable(store, name)
     assert not status(store, name).corrected
 

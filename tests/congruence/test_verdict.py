@@ -21,7 +21,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common import judging
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.refresh.online_bank import start_online_bank
+from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.quality.tuning import Judgement
 from tests.support.databases import OnMilvus
@@ -161,7 +161,7 @@ def test_queries_of_the_bank_are_no_judges_of_it(lite):
 
 def test_queries_that_clients_sampled_stand_in_for_given_ones(lite):
     name, store = corrected(lite)
-    start_online_bank(store, name, rate=1.0)
+    start_sampling(store, name, rate=1.0)
     client = lite.application()
     for query in REAL[:60]:
         client.search(name, data=[query], limit=3)

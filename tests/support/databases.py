@@ -18,7 +18,7 @@ from milvus_hubness import MilvusStore
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import CollectionInfo, OnlineBanks
+from milvus_hubness.jobs.store.records import CollectionInfo, Samplings
 from milvus_hubness.milvus.store import schema as milvus_schema
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store.points import partition_of
@@ -193,7 +193,7 @@ class OnMilvus(Held):
     ) -> None:
         schema, properties = (
             milvus_schema.copy_schema(source, state),
-            milvus_schema.copy_properties(source, state, OnlineBanks()),
+            milvus_schema.copy_properties(source, state, Samplings()),
         )
         store.client.create_collection(target, schema=schema, properties=properties)
 

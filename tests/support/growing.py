@@ -15,10 +15,10 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.fits import Fit
-from milvus_hubness.jobs.refresh.online_bank import start_online_bank
+from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER, samples_helper
-from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
-from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
+from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
+from milvus_hubness.milvus.store.banks import put_samples
 from tests.support.bias_fields import WIDTH, with_bias_fields, with_second_field
 from tests.support.galleries import all_keys, plain_collection, vectors
 
@@ -109,11 +109,11 @@ class Growing:
 
     def sample(self, count, at=LATER, queries=None):
         """Have clients sample so many queries, half of them for the new topic, or these."""
-        start_online_bank(self.store, self.name, rate=1e-9)
+        start_sampling(self.store, self.name, rate=1e-9)
         half = count // 2
         asked = np.concatenate([self.queries[:half], vectors(np.random.default_rng(9), half, DIM)])
         asked = asked if queries is None else queries
-        helper = samples_helper(f"{self.name}__query_samples", ONLINE_BANKS_PROPERTY)
+        helper = samples_helper(f"{self.name}__query_samples", SAMPLINGS_PROPERTY)
         where = SamplesOf(helper, self.store.info(self.name, counted=False).collection_id)
         samples = [Sample("default", n, n, at, query) for n, query in enumerate(asked)]
         put_samples(self.store.client, where, samples, 10)

@@ -37,7 +37,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.correction.state import CollectionState, Incoming, Profile
-from milvus_hubness.jobs.refresh.online_bank import list_online_banks, start_online_bank
+from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
@@ -418,7 +418,7 @@ class World:
             }
             self.store.write_property(self.name, "hubness", state.model_copy(update=moving))
         if self.place == "records":
-            start_online_bank(self.store, self.name, rate=0.5)
+            start_sampling(self.store, self.name, rate=0.5)
             tuning = TuningRecord(
                 field=self.state.field,
                 verdict="apply",
@@ -521,7 +521,7 @@ class World:
                 s, n, self.bank, estimator=NNN(4), verdict="warn"
             ),
             "hubness_state": lambda: c.hubness_state(n),
-            "online banks": lambda: list_online_banks(s, n),
+            "online banks": lambda: list_samplings(s, n),
             "refresh pending": lambda: refresh(s, n, client_ttl=0.0),
             "upsert of a part": lambda: c.upsert(n, [{"id": 4, "group": 3}], partial_update=True),
             "describe index": lambda: c.describe_index(n, "vector"),

@@ -43,7 +43,6 @@ from milvus_hubness.extending import (
     migration_to_resume,
     migration_words,
     progress_bars,
-    read_bank,
     read_vectors,
     remember_secrets,
     require_state,
@@ -175,7 +174,7 @@ def migrate(
             planned = plan_migration(
                 store,
                 source,
-                read_bank(store, correcting.bank, correcting.bank_column),
+                correcting.required(store, source),
                 estimator=correcting.estimator(),
                 field=correcting.vector,
                 target=target,
@@ -301,9 +300,8 @@ def enable(
 
     Example: qdrant-hubness enable products --bank queries.npy --plan
     """
-    correcting.require()
     store = connection.open()
-    queries = read_bank(store, correcting.bank, correcting.bank_column)
+    queries = correcting.required(store, collection)
     estimator = correcting.estimator()
     with progress_bars() as progress:
         planned = plan_enable(
@@ -397,7 +395,7 @@ def refresh(
         done = run_refresh(
             store,
             collection,
-            bank=correcting.read(store),
+            bank=correcting.read(store, collection),
             estimator=estimator,
             field=correcting.vector,
             revert=revert,

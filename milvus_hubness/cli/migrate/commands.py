@@ -32,7 +32,6 @@ def plan(
 
     Example: milvus-hubness migrate plan products --bank queries.npy --measure
     """
-    planning.require()
     plan = planning.plan(connection.open(), source, switching, writers, measure=measure).to_dict()
     show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))
     if not as_json:

@@ -99,14 +99,13 @@ class Planning(
         *,
         measure: bool = False,
     ) -> MigrationPlan:
-        """Return the plan of these options; `require` has checked that they name a bank."""
-        from milvus_hubness.jobs.common.inputs import read_bank
+        """Return the plan of these options. Raises typer.BadParameter if they name no bank."""
         from milvus_hubness.jobs.migration.plan import plan_migration
 
         return plan_migration(
             store,
             source,
-            read_bank(store, self.bank, self.bank_column),
+            self.required(store, source, self.field),
             estimator=self.estimator(),
             target_bank=options.read_vectors(store, self.target_bank),
             bank_collection=self.bank_name,
@@ -142,11 +141,13 @@ class Planning(
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
         from milvus_hubness.jobs.common.priors import ChosenPrior, PriorRequest
+        from milvus_hubness.jobs.common.samples import SAMPLES
 
         former = migration.arguments
         index = former.get("index") or {}
         estimator = self.estimator()
-        bank = self.read(store)
+        # More queries may have been sampled since: the migration goes on with those it began with.
+        bank = None if self.bank == SAMPLES else self.read(store, migration.source, self.field)
         targets = options.read_vectors(store, self.target_bank)
         prior = ChosenPrior.of(PriorRequest.of(self.read_prior())).arguments or {}
         former_prior = former.get("prior") or {}

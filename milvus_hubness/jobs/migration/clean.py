@@ -245,9 +245,9 @@ def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
         owner = info.collection_id
         lease.drop(collection)
         _forget_fits(store, [*info.states.values()], other)
-        for online_bank in info.online_banks:
-            if store.exists(online_bank.samples_collection):
-                store.drop(online_bank.samples_collection)
+        for sampling in info.samplings.all:
+            if store.exists(sampling.samples_collection):
+                store.drop(sampling.samples_collection)
 
     drop_log(lease, owner)
     store.forget_helpers(collection)

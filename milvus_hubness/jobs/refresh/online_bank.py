@@ -1,63 +1,31 @@
-"""Online banks: start and stop them, take in query samples, and measure how live queries drift."""
+"""Online banks: take in query samples, and measure how live queries drift."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from milvus_hubness.correction.banks.bank import Origins, QueryBank
 from milvus_hubness.correction.banks.online import Merged, distinct_vectors, merge, safe_seeds
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import CollectionState, require_state
-from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.common.lease import leasing
-from milvus_hubness.jobs.store.ownership import samples_name
+from milvus_hubness.jobs.common.samples import drawn_samples, samples_of, sampling_of
 from milvus_hubness.jobs.store.protocols import (
     Collections,
     QuerySampling,
     Store,
     capability,
-    expect_store,
 )
-from milvus_hubness.jobs.store.records import (
-    ONLINE_BANKS_PROPERTY,
-    CollectionInfo,
-    OnlineBank,
-    OnlineBanks,
-    QuerySamples,
-)
+from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
-DEFAULT_SETTINGS = {
-    "rate": 0.01,
-    "seed_share": 0.25,
-    "half_life_seconds": 7 * 86_400.0,
-    "duplicate_cosine": 0.99,
-}
-"""The settings of a new online bank, see `OnlineBank` and `Terms`."""
-
-
-@dataclass(frozen=True)
-class OnlineBankStatus:
-    """The status of an online bank."""
-
-    online_bank: OnlineBank
-    """Its settings."""
-    seed: int
-    """Number of original queries."""
-    live: int
-    """Number of sampled queries."""
-    waiting: int
-    """Number of samples that are not yet taken in."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for people and for --json."""
-        return {**asdict(self), "online_bank": self.online_bank.model_dump()}
+DUPLICATE_COSINE = 0.99
+"""Cosine above which two sampled queries are duplicates, unless an online bank has another one."""
+MOST_COMPARED = 2 * AT_MOST
+"""Number of samples that a measurement of drift reads; near copies among them count once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,95 +59,6 @@ class Absorbed(Merged):
         }
 
 
-def start_online_bank(
-    store: Store,
-    collection: str,
-    *,
-    field: str | None = None,
-    profile: str | None = None,
-    **settings: float,
-) -> OnlineBankStatus:
-    """Have clients sample the profile's queries for
-    its bank, or change the settings of an online bank.
-
-    settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and
-    the bank's own size. Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists
-    if <collection>__query_samples exists.
-    """
-    expect_store(store)
-    with leasing(store, collection) as (lease, _):
-        store = lease.store
-        info, state, name = _profile_of(store, collection, field, profile)
-        present = info.online_bank_of(state.field, name)
-        first = {
-            **DEFAULT_SETTINGS,
-            "field": state.field,
-            "profile": name,
-            "samples_collection": samples_name(info.name, state.suffix),
-            "size": state.profiles[name].bank.count,
-        }
-        try:
-            former = present.model_dump() if present else first
-            online_bank = OnlineBank(**(former | settings))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            raise InvalidParameter(
-                f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not "
-                f"{problem['input']!r}"
-            ) from None
-
-        capability(store, QuerySampling).create_query_samples(
-            online_bank.samples_collection, info.collection_id, state.dim
-        )
-
-        # The collection exists before the property names it: clients sample once they read that.
-        banks = OnlineBanks(banks=(*_others(info, online_bank), online_bank))
-        store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
-        return _status(store, state, online_bank)
-
-
-def stop_online_bank(
-    store: Store, collection: str, *, field: str | None = None, profile: str | None = None
-) -> OnlineBank | None:
-    """Stop the sampling of the profile's queries.
-
-    Drop the samples that wait, and keep the queries in the bank. Return the former settings of the
-    online bank; None if the bank was not online. Raises NotCorrected, InvalidInput.
-    """
-    expect_store(store)
-    with leasing(store, collection) as (lease, _):
-        store = lease.store
-        info, state, name = _profile_of(store, collection, field, profile)
-        online_bank = info.online_bank_of(state.field, name)
-        if online_bank is None:
-            return None
-
-        others = _others(info, online_bank)
-        samples = online_bank.samples_collection
-        banks = OnlineBanks(banks=tuple(others)) if others else None
-        store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
-
-        # The profiles of a field share one collection of samples.
-        if any(other.samples_collection == samples for other in others):
-            numbers = _samples(store, online_bank).origins.numbers.tolist()
-            capability(store, QuerySampling).drop_samples(samples, numbers)
-        elif store.exists(samples):
-            store.drop(samples)
-
-        return online_bank
-
-
-def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
-    """Return the collection's online banks. Raises CollectionNotFound."""
-    expect_store(store)
-    info = store.info(collection)
-    return [
-        _status(store, info.states[bank.field], bank)
-        for bank in info.online_banks
-        if bank.field in info.states and bank.profile in info.states[bank.field].profiles
-    ]
-
-
 def absorbed(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> Absorbed | None:
@@ -188,12 +67,12 @@ def absorbed(
     result to `drop_processed`. Raises NotCorrected, InvalidInput, DimensionMismatch.
     """
     info, state, name = _profile_of(store, collection, field, profile)
-    online_bank = info.online_bank_of(state.field, name)
+    online_bank = info.samplings.bank_of(state.field, name)
     if online_bank is None:
         return None
 
     stored = store.load_bank(state.profiles[name].bank, checked=False)
-    samples = _samples(store, online_bank)
+    samples = samples_of(store, online_bank)
     origins = origins_of(stored)
     merged = Merged(None, 0, 0, 0, 0)
     if len(samples.origins):
@@ -226,11 +105,6 @@ def drop_processed(store: Store, done: Absorbed) -> None:
     capability(store, QuerySampling).drop_samples(done.samples_collection, done.samples)
 
 
-def _samples(store: Store, online_bank: OnlineBank) -> QuerySamples:
-    sampling = capability(store, QuerySampling)
-    return sampling.read_query_samples(online_bank.samples_collection, online_bank.profile)
-
-
 def _profile_of(
     store: Collections, collection: str, field: str | None, profile: str | None
 ) -> tuple[CollectionInfo, CollectionState, str]:
@@ -240,44 +114,25 @@ def _profile_of(
     return info, state, profile or state.active
 
 
-def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
-    this = (online_bank.field, online_bank.profile)
-    return [bank for bank in info.online_banks if (bank.field, bank.profile) != this]
-
-
-def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
-    profile = state.profiles[online_bank.profile]
-    origins = origins_of(store.load_bank(profile.bank, checked=False))
-    seed_count = int(origins.are_seeds.sum())
-    return OnlineBankStatus(
-        online_bank=online_bank,
-        seed=seed_count,
-        live=len(origins) - seed_count,
-        waiting=len(_samples(store, online_bank).origins),
-    )
-
-
-MOST_COMPARED = 2 * AT_MOST
-"""Number of samples that a measurement of drift reads; near copies among them count once."""
-
-
 def live_queries(store: Store, info: CollectionInfo, state: CollectionState) -> QueryBank | None:
-    """Return the distinct sampled queries that wait for the active profile's online bank, if there
-    are enough to judge a bank on; None otherwise.
+    """Return the distinct sampled queries of the active profile that wait, if there are enough to
+    judge a bank on; None otherwise.
     """
-    online_bank = info.online_bank_of(state.field, state.active)
-    if online_bank is None:
-        return None
-    vectors = _samples(store, online_bank).vectors
-    if len(vectors) < FEWEST_QUERIES:
+    sampling = sampling_of(info, state.field)
+    if sampling is None:
         return None
 
-    # A random part stands for all: samples come in the order of their slots.
-    drawn = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
-    distinct = drawn[distinct_vectors(drawn, online_bank.duplicate_cosine)]
+    # A random part stands for all.
+    drawn = drawn_samples(store, sampling, MOST_COMPARED).vectors
+    if len(drawn) < FEWEST_QUERIES:
+        return None
+
+    online_bank = info.samplings.bank_of(state.field, state.active)
+    cosine = online_bank.duplicate_cosine if online_bank else DUPLICATE_COSINE
+    distinct = drawn[distinct_vectors(drawn, cosine)]
     if len(distinct) < FEWEST_QUERIES:
         return None
-    return QueryBank(distinct, source=online_bank.samples_collection)
+    return QueryBank(distinct, source=sampling.samples_collection)
 
 
 def drift(
@@ -293,14 +148,12 @@ def drift(
     """
     info, state, name = _profile_of(store, collection, field, profile)
     reference = state.profiles[name].bank
-    online_bank = info.online_bank_of(state.field, name)
+    online_bank = info.samplings.bank_of(state.field, name)
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: turn its online bank on"
         return Drift(reason, reference.count, 0)
 
-    vectors = _samples(store, online_bank).vectors
-    # A random part stands for all: samples come in the order of their slots.
-    vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
+    vectors = drawn_samples(store, online_bank, MOST_COMPARED).vectors
     if not len(vectors):
         return Drift("no recent queries were sampled", reference.count, 0)
 

@@ -79,7 +79,7 @@ def check_refit(
     if not why or rows < FEWEST_ITEMS or is_unfinished(store, info, state):
         return RefitCheck(fit, share)
 
-    online_bank = info.online_bank_of(state.field, name)
+    online_bank = info.samplings.bank_of(state.field, name)
     if options.bank is not None and samples is None:
         return RefitCheck(fit, share, new_bank_due=_of_given_bank(state, name, why, options))
     if online_bank is None:

@@ -22,7 +22,7 @@ from milvus_hubness.jobs.store.ownership import (
     listed_in,
 )
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import OnlineBank, Record
+from milvus_hubness.jobs.store.records import Record, Sampling, Samplings
 
 
 class HelperReads(Protocol):
@@ -55,19 +55,21 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
         expect_helper(helper, owner, store.properties_of(helper.collection), listed, store.commands)
 
 
-def own_online_banks(
-    store: HelperReads, online_banks: Iterable[OnlineBank], owner: CollectionId
-) -> tuple[OnlineBank, ...]:
-    """Return the online banks whose samples belong to `owner`, and log each other one."""
-    confirmed: list[OnlineBank] = []
-    for online_bank in online_banks:
+def own_samplings(store: HelperReads, samplings: Samplings, owner: CollectionId) -> Samplings:
+    """Return the samplings whose samples belong to `owner`, and log each other one."""
+
+    def is_own(sampling: Sampling) -> bool:
         try:
-            expect_helpers(store, [online_bank.helper], owner)
+            expect_helpers(store, [sampling.helper], owner)
         except StateError as error:
             log.warning("no queries are sampled: %s", error)
-        else:
-            confirmed.append(online_bank)
-    return tuple(confirmed)
+            return False
+        return True
+
+    return Samplings(
+        banks=tuple(bank for bank in samplings.banks if is_own(bank)),
+        fields=tuple(field for field in samplings.fields if is_own(field)),
+    )
 
 
 def list_helpers(
@@ -90,7 +92,7 @@ def list_helpers(
 def prepare_rename(store: Store, collection: str, name: str) -> None:
     """List the helpers of a collection for the name that it is about to get. Raises StateError."""
     info = store.info(collection, counted=False)
-    if info.states:
+    if info.states or info.helpers:
         renamed = CollectionId(name=name, identity=info.identity)
         list_helpers(store, info.helpers, info.states.values(), info.collection_id, renamed)
 
@@ -104,7 +106,7 @@ def complete_rename(store: Store, former: str, name: str) -> None:
         return
 
     info = store.info(name, counted=False, checked=False)
-    if not info.states:
+    if not (info.states or info.helpers):
         return
 
     listed = store.listed_helpers(info.collection_id)

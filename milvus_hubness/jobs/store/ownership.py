@@ -142,6 +142,11 @@ def samples_name(collection: str, suffix: str) -> str:
     return f"{collection}__query_samples{suffix}"
 
 
+def field_samples_name(collection: str, field: str) -> str:
+    """Return the name of the collection with the samples of a field that need not be corrected."""
+    return samples_name(collection, f"_{field}")
+
+
 def bank_name(collection: str) -> str:
     """Return the default name of the bank collection."""
     return f"{collection}__bank"

@@ -25,6 +25,8 @@ from milvus_hubness.jobs.store.records import (
     Note,
     QuerySamples,
     Record,
+    Sample,
+    SamplesOf,
     VectorField,
     WriteIntentLog,
 )
@@ -479,7 +481,7 @@ class HubGuards(Protocol):
 
 @runtime_checkable
 class QuerySampling(Protocol):
-    """Samples of live queries for online banks."""
+    """Samples of live queries."""
 
     def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
         """Create a collection for samples of `owner`, unless it exists.
@@ -487,8 +489,11 @@ class QuerySampling(Protocol):
         Raises CollectionExists, DimensionMismatch.
         """
 
-    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
-        """Return the samples of one profile; none if the collection does not exist."""
+    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
+        """Return the samples of these profiles; none if the collection does not exist."""
+
+    def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
+        """Write samples, each into its place. Raises StateError if another collection is named."""
 
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
         """Drop the samples of these numbers; missing ones are no error."""
@@ -513,7 +518,7 @@ _MISSING: dict[Any, str] = {
     SecondVectors: "has no second vector fields for augmented vectors: choose another bias "
     "location",
     SideCollections: "has no side collections: keep the biases in fields",
-    QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
+    QuerySampling: "keeps no query samples: pass the reference queries as a file",
     HubGuards: "has no clients that watch their writes for hubs: leave on_hub off",
     LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy.typing as npt
 from pydantic import Field
 
 from milvus_hubness.basics.bounds import (
@@ -79,7 +80,7 @@ def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
 TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
 WRITE_INTENTS_PROPERTY = "hubness_write_intents"
-ONLINE_BANKS_PROPERTY = "hubness_online_banks"
+SAMPLINGS_PROPERTY = "hubness_samplings"
 IDENTITY_PROPERTY = "hubness_identity"
 
 
@@ -238,39 +239,115 @@ class WriteIntentLog(PropertyModel):
 
 
 SMALLEST_RATE = 1e-9
-"""Least share of sampled queries; who wants none stops the online bank."""
+"""Least share of sampled queries; who wants none stops the sampling."""
 
-MOST_ONLINE_BANKS = 1_000
-"""Number of online banks that a collection may have: clients read them all with its state."""
+MOST_SAMPLINGS = 1_000
+"""Number of online banks, and of sampled fields, that a collection may have: clients read them all
+with its state."""
+
+LARGEST_SAMPLING = 10_000_000
+"""Largest number of places for samples of a field."""
+
+EVERY_PROFILE = ""
+"""The profile of samples that are of a field, whichever profile its searches use, if any."""
 
 
-class OnlineBank(Terms):
-    """Settings of the online bank of one profile."""
+class Sampling(FrozenModel):
+    """How clients sample the live queries of a vector field."""
 
     field: Name
-    """The corrected field."""
-    profile: Name
+    profile: str = EVERY_PROFILE
+    """The bias profile whose searches are sampled."""
     samples_collection: CollectionName
-    """Where clients put sampled queries, and a job takes them into the bank."""
+    """Where clients put sampled queries and outcomes."""
     rate: float = Field(ge=SMALLEST_RATE, le=1)
-    """The share of its live queries that clients sample."""
+    """The share of live queries that clients sample."""
+    outcomes: float = Field(default=0.0, ge=0, le=1)
+    """The share of answers of which clients record outcomes, such as clicks; 0 for none."""
 
     @property
     def capacity(self) -> int:
-        """Number of slots for samples of this profile in
-        `samples_collection`; a sample takes a random slot.
-        """
-        return max(2 * self.size, 2_000)
+        """Number of places for samples in `samples_collection`; a sample takes a random place."""
+        raise NotImplementedError
 
     @property
     def helper(self) -> Helper:
         """The collection of samples, as the property of the searched collection names it."""
-        return samples_helper(self.samples_collection, ONLINE_BANKS_PROPERTY)
+        return samples_helper(self.samples_collection, SAMPLINGS_PROPERTY)
 
 
-class OnlineBanks(PropertyModel):
-    property_name: ClassVar[str] = ONLINE_BANKS_PROPERTY
-    banks: tuple[OnlineBank, ...] = Field(default=(), max_length=MOST_ONLINE_BANKS)
+class FieldSampling(Sampling):
+    """The sampling of a field for which no job takes the samples in; the field need not be
+    corrected.
+    """
+
+    dim: int = Field(ge=1)
+    """Dimension of its queries."""
+    dtype: Dtype = "float32"
+    size: int = Field(ge=1, le=LARGEST_SAMPLING)
+    """Largest number of samples."""
+
+    @property
+    def capacity(self) -> int:
+        return self.size
+
+
+class OnlineBank(Sampling, Terms):
+    """Settings of the online bank of one profile: a job takes the samples into its bank."""
+
+    profile: Name
+    """The profile whose searches are sampled."""
+
+    @property
+    def capacity(self) -> int:
+        return max(2 * self.size, 2_000)
+
+
+class Samplings(PropertyModel):
+    """What of a collection is sampled."""
+
+    property_name: ClassVar[str] = SAMPLINGS_PROPERTY
+    banks: tuple[OnlineBank, ...] = Field(default=(), max_length=MOST_SAMPLINGS)
+    """The profiles whose banks take in live queries."""
+    fields: tuple[FieldSampling, ...] = Field(default=(), max_length=MOST_SAMPLINGS)
+    """The fields that are sampled whatever the profile."""
+
+    @property
+    def all(self) -> tuple[Sampling, ...]:
+        return (*self.banks, *self.fields)
+
+    def of(self, field: str, profile: str) -> Sampling | None:
+        """Return what samples a search of this field with this profile; None for nothing."""
+        for sampling in self.all:
+            if sampling.field == field and sampling.profile in (profile, EVERY_PROFILE):
+                return sampling
+        return None
+
+    def bank_of(self, field: str, profile: str) -> OnlineBank | None:
+        """Return the online bank of this profile; None if it has none."""
+        return next((b for b in self.banks if (b.field, b.profile) == (field, profile)), None)
+
+    def field_of(self, field: str) -> FieldSampling | None:
+        """Return the sampling of this field whatever the profile; None if it has none."""
+        return next((each for each in self.fields if each.field == field), None)
+
+    def with_bank(self, bank: OnlineBank) -> Samplings:
+        """Return these with an online bank in place of the former one of its profile."""
+        others = self.without(bank).banks
+        return Samplings(banks=(*others, bank), fields=self.fields)
+
+    def with_field(self, field: FieldSampling) -> Samplings:
+        """Return these with the sampling of a field in place of the former one."""
+        others = self.without(field).fields
+        return Samplings(banks=self.banks, fields=(*others, field))
+
+    def without(self, sampling: Sampling) -> Samplings:
+        """Return these without the sampling of the same field and profile."""
+        this = (sampling.field, sampling.profile)
+        return Samplings(
+            banks=tuple(b for b in self.banks if (b.field, b.profile) != this),
+            fields=tuple(f for f in self.fields if (f.field, f.profile) != this),
+        )
 
 
 class Fences(Protocol):
@@ -345,8 +422,8 @@ class CollectionInfo:
     """Set while clients write to a copy too."""
     intent_log: WriteIntentLog | None = None
     """Set while clients note their writes for a job."""
-    online_banks: tuple[OnlineBank, ...] = ()
-    """The profiles whose banks take in live queries."""
+    samplings: Samplings = field(default_factory=Samplings)
+    """What of its live queries clients sample."""
     identity: str = ""
     """Separates the collection from another one of the same name, if not empty: the database's
     number of it, or the one in its property, see Identity.
@@ -382,7 +459,7 @@ class CollectionInfo:
         """The helper collections that the properties name,
         apart from banks, which collections may share.
         """
-        return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
+        return [*self.biases_and_notes, *(sampling.helper for sampling in self.samplings.all)]
 
     def users_shape(self, field: str) -> tuple[int, str]:
         """Return the dimension and the metric of a field as users see them, corrected or not."""
@@ -442,13 +519,6 @@ class CollectionInfo:
             )
         return next(iter(self.states.values()), None)
 
-    def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
-        """Return the online bank of this profile; None if it has none."""
-        return next(
-            (bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)),
-            None,
-        )
-
 
 def taken_keys(counts: Mapping[str, int]) -> list[str]:
     """Return the obstacle that rows have keys of their own where a corrected collection has its
@@ -475,6 +545,41 @@ class QuerySamples:
     """(n, d) float32, as the user sent them; (0, 0) if there are none."""
     origins: Origins
     """Where and when each was sampled."""
+
+    def take(self, which: npt.NDArray[Any]) -> QuerySamples:
+        """Return these samples only, by their numbers or by a mask."""
+        return QuerySamples(self.vectors[which], self.origins[which])
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A live query."""
+
+    profile: str
+    """The bias profile of its search."""
+
+    place: int
+    """A place of the profile; a later sample in the same place replaces it."""
+
+    number: int
+    """Identifies the query."""
+
+    at: int
+    """Unix time, in seconds."""
+
+    vector: Floats
+    """(d,) float32."""
+
+
+@dataclass(frozen=True)
+class SamplesOf:
+    """Where the samples of a collection go."""
+
+    helper: Helper
+    """The collection of samples, as the property of the searched collection names it."""
+
+    owner: CollectionId
+    """The searched collection."""
 
 
 @dataclass(frozen=True)

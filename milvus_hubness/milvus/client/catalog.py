@@ -27,11 +27,11 @@ from milvus_hubness.jobs.store.ownership import (
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
-    ONLINE_BANKS_PROPERTY,
+    SAMPLINGS_PROPERTY,
     TUNING_PROPERTY,
     WRITE_INTENTS_PROPERTY,
     DualWrite,
-    OnlineBanks,
+    Samplings,
     WriteIntentLog,
     is_fence,
 )
@@ -209,7 +209,7 @@ class Catalog:
             yield InStore(lambda store: list(map(store.unfence, belongings.fences)))
         outcome = yield call
         # After the collection: if its drop fails, it still has all that belongs to it.
-        if belongings.states or belongings.intent_log:
+        if belongings.states or belongings.helpers or belongings.intent_log:
             yield InStore(partial(_drop_helpers, belongings))
         self._states.forget()
         return outcome
@@ -257,7 +257,13 @@ class Catalog:
                 "database and correct it"
             )
 
-        if not belongings.states:
+        if database and belongings.helpers:
+            raise UnsupportedOperation(
+                f"queries of collection {collection!r} are sampled, and it cannot move to database "
+                f"{database!r} with its samples: run milvus-hubness bank off {collection} first"
+            )
+
+        if not (belongings.states or belongings.helpers):
             return (yield from self._states.forgetting(call))
 
         renamed = CollectionId(name=new_name, identity=belongings.owner.identity)
@@ -334,8 +340,8 @@ class Catalog:
 
         states = tuple(read_states(properties, owner.name).values())
         sides = [side for state in states if (side := side_helper(state))]
-        online_banks = OnlineBanks.read(properties, owner.name) or OnlineBanks()
-        samples = [bank.helper for bank in online_banks.banks]
+        samplings = Samplings.read(properties, owner.name) or Samplings()
+        samples = [sampling.helper for sampling in samplings.all]
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
 
         dual_write = DualWrite.read(properties, owner.name)
@@ -452,7 +458,7 @@ _OURS = {
     TUNING_PROPERTY,
     DUAL_WRITE_PROPERTY,
     WRITE_INTENTS_PROPERTY,
-    ONLINE_BANKS_PROPERTY,
+    SAMPLINGS_PROPERTY,
     IDENTITY_PROPERTY,
 }
 

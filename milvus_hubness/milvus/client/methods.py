@@ -34,9 +34,9 @@ from milvus_hubness.milvus.pymilvus_private import forget_schema
 from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
+    from milvus_hubness.jobs.store.records import Sample, SamplesOf
     from milvus_hubness.milvus.client.guarding import Guarded
     from milvus_hubness.milvus.client.query_samples import Sampled
-    from milvus_hubness.milvus.store.banks import Sample, SamplesOf
 
 DEFAULT_BANK_BUDGET = 1 << 30
 """Bytes of query banks that a client holds in memory."""

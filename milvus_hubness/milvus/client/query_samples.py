@@ -1,4 +1,4 @@
-"""Samples of live queries for online banks, stored in the background."""
+"""Samples of live queries, stored in the background."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.codec.arrays import decode
-from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.correction.codec.arrays import Dtype, decode
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import OnlineBank, OnlineBanks
-from milvus_hubness.milvus.store.banks import Sample, SamplesOf
+from milvus_hubness.jobs.store.records import Sample, SamplesOf, Sampling, Samplings
 
 BUFFERED = 1_000
 """Largest number of waiting samples; further samples are dropped."""
@@ -51,7 +50,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples live queries at the rates of the online banks.
+    """Samples live queries at the rates of the collections.
 
     One thread stores them, which runs while samples wait. Samples that it cannot store are dropped.
     """
@@ -59,7 +58,7 @@ class Sampler:
     def __init__(self, write: Write) -> None:
         self._write_samples = write
         self._gaps: dict[tuple[str, str, float], int] = {}
-        """How many queries to skip before the next sample, by bank and rate."""
+        """How many queries to skip before the next sample, by field, profile and rate."""
         self._resting: dict[SamplesOf, float] = {}
         """Until when samples of a collection are dropped, after a failed write."""
         self._waiting: list[tuple[SamplesOf, Sample]] = []
@@ -72,26 +71,34 @@ class Sampler:
         self._is_writing = False
 
     def offer(
-        self, online_bank: OnlineBank, owner: CollectionId, state: CollectionState, queries: Any
+        self,
+        sampling: Sampling,
+        owner: CollectionId,
+        dim: int,
+        dtype: Dtype,
+        queries: Sequence[Any] | npt.NDArray[Any],
     ) -> None:
-        """Sample some of the queries (m, d) of an answered search in the collection `owner`."""
+        """Sample some of the queries of an answered search in the collection `owner`.
+
+        queries: m vectors, as pymilvus takes them for a field of this dimension and type.
+        """
         try:
-            target = SamplesOf(online_bank.helper, owner)
-            rate = online_bank.rate
-            name = (online_bank.samples_collection, online_bank.profile, rate)
+            target = SamplesOf(sampling.helper, owner)
+            rate = sampling.rate
+            name = (sampling.samples_collection, sampling.profile, rate)
             gap = self._gaps.get(name)
             if gap is None:
                 gap = _gap(rate)
 
             count = len(queries)
             while gap < count:
-                self._take(target, online_bank, state, queries[gap])
+                self._take(target, sampling, dim, dtype, queries[gap])
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
             # The search was answered: no fault of a sample may fail it.
             self._dropped += 1
-            log.warning("a query of %r was not sampled: %s", online_bank.samples_collection, error)
+            log.warning("a query of %r was not sampled: %s", owner.name, error)
 
     @property
     def counts(self) -> Sampled:
@@ -120,15 +127,17 @@ class Sampler:
             thread.join(seconds)
 
     def _take(
-        self, target: SamplesOf, online_bank: OnlineBank, state: CollectionState, query: Any
+        self, target: SamplesOf, sampling: Sampling, dim: int, dtype: Dtype, query: Any
     ) -> None:
-        vector = decode([query], state.dtype)[0]
-        if vector.shape != (state.dim,) or not np.isfinite(vector).all() or not vector.any():
+        if dtype == "float32" and isinstance(query, bytes):
+            query = np.frombuffer(query, "<f4")
+        vector = decode([query], dtype)[0]
+        if vector.shape != (dim,) or not np.isfinite(vector).all() or not vector.any():
             return
 
         sample = Sample(
-            online_bank.profile,
-            random.randrange(online_bank.capacity),
+            sampling.profile,
+            random.randrange(sampling.capacity),
             random.getrandbits(NUMBER_BITS),
             int(time.time()),
             vector,
@@ -195,19 +204,15 @@ class Sampler:
                 self._stored += len(samples)
 
 
-def online_banks_in(
-    properties: Mapping[str, str], collection: str
-) -> dict[tuple[str, str], OnlineBank]:
-    """Return the online banks, by field and profile.
-
-    There are none if their record is broken, so that searches continue.
+def samplings_in(properties: Mapping[str, str], collection: str) -> Samplings:
+    """Return what of a collection is sampled: nothing if the record of it is broken, so that
+    searches continue.
     """
     try:
-        online = OnlineBanks.read(properties, collection) or OnlineBanks()
-        return {(bank.field, bank.profile): bank for bank in online.banks}
+        return Samplings.read(properties, collection) or Samplings()
     except StateError as error:
         log.warning("no queries are sampled: %s", error)
-        return {}
+        return Samplings()
 
 
 def _gap(rate: float) -> int:

@@ -154,7 +154,7 @@ class Searches:
         expect_whole_hits(question.output_fields, cached.states, options)
         state = cached.searched(options.get("anns_field"))
         if state is None:
-            return (yield from _uncorrected(collection, cached, question, options))
+            return (yield from self._uncorrected(collection, cached, question, options))
 
         question = replace(question, data=without_tensors(question.data))
         expect_question(
@@ -196,6 +196,33 @@ class Searches:
             self.sample(cached, state, question.profile, question.data)
         return results
 
+    def _uncorrected(
+        self,
+        collection: str,
+        cached: CachedState,
+        question: Question,
+        options: Mapping[str, Any],
+    ) -> Operation[Any]:
+        if isinstance(question.rerank, Adaptive):
+            raise UnsupportedOperation(
+                f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it "
+                "first"
+            )
+
+        fields = cached.reading.fields(question.output_fields)
+        args = (
+            collection,
+            question.data,
+            question.filter,
+            question.limit,
+            fields.requested,
+            question.search_params,
+        )
+        results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
+        if question.ids is None:
+            self.sample_uncorrected(cached, options.get("anns_field"), question.data)
+        return cached.reading.hits_out(results, fields) if cached.states else results
+
     def _with_options(
         self, question: Question, options: Mapping[str, Any]
     ) -> tuple[Question, dict[str, Any]]:
@@ -215,11 +242,24 @@ class Searches:
     def sample(
         self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
     ) -> None:
-        """Offer the queries of an answered search to the sampler, for an online bank."""
-        if cached.online_banks and self._sampler is not None:
-            online_bank = cached.online_banks.get((state.field, profile or state.active))
-            if online_bank is not None:
-                self._sampler.offer(online_bank, cached.collection_id, state, data)
+        """Offer the queries of an answered corrected search to the sampler."""
+        if cached.is_sampled and self._sampler is not None:
+            sampling = cached.samplings.of(state.field, profile or state.active)
+            if sampling is not None:
+                owner = cached.collection_id
+                self._sampler.offer(sampling, owner, state.dim, state.dtype, data)
+
+    def sample_uncorrected(self, cached: CachedState, field: str | None, data: Any) -> None:
+        """Offer the queries of an answered search that nothing corrects to the sampler.
+
+        field: the searched one; None for the only one that the collection has.
+        """
+        if cached.is_sampled and self._sampler is not None:
+            sampling = cached.sampled_field(field)
+            if sampling is not None:
+                queries = without_tensors(data)
+                owner = cached.collection_id
+                self._sampler.offer(sampling, owner, sampling.dim, sampling.dtype, queries)
 
     def _answered(
         self, cached: CachedState, search_request: SearchRequest, request: Ask
@@ -392,8 +432,11 @@ class Searches:
         fields = cached.reading.fields(output_fields)
         args = (collection, sent, ranker, limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
-        for rewrite, question in corrected:
-            self.sample(cached, rewrite.state, question.profile, question.data)
+        for request, question, rewrite in parts:
+            if rewrite is None:
+                self.sample_uncorrected(cached, request.anns_field, request.data)
+            else:
+                self.sample(cached, rewrite.state, question.profile, question.data)
         return cached.reading.hits_out(results, fields)
 
     def _merged(
@@ -507,27 +550,6 @@ def _request(
         search_request.search_params,
     )
     return Ask("search", args, further)
-
-
-def _uncorrected(
-    collection: str, cached: CachedState, question: Question, options: Mapping[str, Any]
-) -> Operation[Any]:
-    if isinstance(question.rerank, Adaptive):
-        raise UnsupportedOperation(
-            f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it first"
-        )
-
-    fields = cached.reading.fields(question.output_fields)
-    args = (
-        collection,
-        question.data,
-        question.filter,
-        question.limit,
-        fields.requested,
-        question.search_params,
-    )
-    results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
-    return cached.reading.hits_out(results, fields) if cached.states else results
 
 
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:

@@ -33,13 +33,14 @@ from milvus_hubness.jobs.store.ownership import (
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     DualWrite,
-    OnlineBank,
+    FieldSampling,
+    Samplings,
     WriteIntentLog,
 )
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
-from milvus_hubness.milvus.client.query_samples import online_banks_in
+from milvus_hubness.milvus.client.query_samples import samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.milvus.client.steps import (
     Ask,
@@ -194,10 +195,23 @@ class CachedState:
     """Collections that the properties name and that were found to belong to this one."""
     dual_write: DualWrite | None = None
     """The copy that also gets the writes, during a migration."""
-    online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
-    """Online banks, by field and profile."""
+    samplings: Samplings = field(default_factory=Samplings)
+    """What of the live queries is sampled."""
     intent_log: WriteIntentLog | None = None
     """The log in which writes are noted first, while a job rewrites rows."""
+
+    @cached_property
+    def is_sampled(self) -> bool:
+        """Whether clients sample any of its queries."""
+        return bool(self.samplings.all)
+
+    def sampled_field(self, anns_field: str | None) -> FieldSampling | None:
+        """Return the sampling of the named field, or else of the only one that the collection has:
+        without a name, Milvus would refuse a search on several.
+        """
+        if anns_field:
+            return self.samplings.field_of(anns_field)
+        return self.samplings.fields[0] if len(self.samplings.fields) == 1 else None
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:
@@ -513,7 +527,7 @@ def _described(description: Mapping[str, Any], collection: str) -> CachedState:
         read_states(properties, collection),
         id_in(description, collection),
         dual_write=DualWrite.read(properties, collection),
-        online_banks=online_banks_in(properties, collection),
+        samplings=samplings_in(properties, collection),
         intent_log=WriteIntentLog.read(properties, collection),
     )
 

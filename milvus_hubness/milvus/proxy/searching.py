@@ -19,11 +19,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    HubnessError,
+    InvalidInput,
+    UnsupportedOperation,
+)
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.messages import (
@@ -128,7 +135,9 @@ def _parts_of(request: Any) -> list[Any]:
 def _search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
-            return (yield Send(request, with_bytes=True))[1]
+            content = (yield Send(request, with_bytes=True))[1]
+            _sample_uncorrected(operations, cached, request)
+            return content
 
         # Most searches repeat a former one with other queries, and end here.
         kind = _kind_of(request, overrides)
@@ -140,7 +149,7 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
         expect_whole_hits(list(request.output_fields), cached.states, options)
         state = cached.searched(params.value(FIELD))
         if state is None:
-            return (yield from _uncorrected(cached, request))
+            return (yield from _uncorrected(operations, cached, request))
 
         question = yield from _question(operations, cached, state, params)
         rewrite = rewrite_of(state, cached.reading)
@@ -225,11 +234,29 @@ def _direct(
     return answer
 
 
-def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
+def _uncorrected(operations: Operations, cached: CachedState, request: Any) -> Operation[Any]:
     params = SearchParameters(request)
     if field := cached.uncorrected({FIELD: params.value(FIELD)})[FIELD]:
         params.put(FIELD, field)
-    return (yield from send_for_rows(cached, params.sent()))
+    answer = yield from send_for_rows(cached, params.sent())
+    _sample_uncorrected(operations, cached, request)
+    return answer
+
+
+def _sample_uncorrected(operations: Operations, cached: CachedState, request: Any) -> None:
+    """Offer the queries of an answered search that nothing corrects to the sampler."""
+    if not cached.is_sampled or request.WhichOneof("search_input") == "ids":
+        return
+
+    try:
+        group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
+        queries = [value for placeholder in group.placeholders for value in placeholder.values]
+        field = SearchParameters(request).value(FIELD)
+    except (DecodeError, HubnessError) as error:
+        # Milvus has answered the search: what only this proxy cannot read must not fail it.
+        log.warning("queries of %r were not sampled: %s", cached.collection_id.name, error)
+    else:
+        operations.searches.sample_uncorrected(cached, field, queries)
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
@@ -345,7 +372,10 @@ def _hybrid_search_at_once(
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
-            return (yield Send(request, with_bytes=True))[1]
+            content = (yield Send(request, with_bytes=True))[1]
+            for part in request.requests:
+                _sample_uncorrected(operations, cached, part)
+            return content
 
         params = [SearchParameters(part, overrides) for part in request.requests]
         states = [cached.searched(part.value(FIELD)) for part in params]
@@ -369,8 +399,12 @@ def _hybrid_search_at_once(
         for i, (rewrite, question) in questions.items():
             sent.requests[i].CopyFrom(_rewritten(params[i], rewrite, rewrite.ask(question)))
         response = yield from send_for_rows(cached, sent)
-        for rewrite, question in questions.values():
-            operations.searches.sample(cached, rewrite.state, question.profile, question.data)
+        for i, part in enumerate(request.requests):
+            if i in questions:
+                rewrite, question = questions[i]
+                operations.searches.sample(cached, rewrite.state, question.profile, question.data)
+            else:
+                _sample_uncorrected(operations, cached, part)
         return response
 
     return operations.states.retrying(request.collection_name, None, call)

@@ -18,6 +18,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
+from milvus_hubness.jobs.store.records import Sample, SamplesOf
 from milvus_hubness.milvus.client.methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS, Sampler
@@ -39,7 +40,7 @@ from milvus_hubness.milvus.pymilvus_private import (
     forget_schema,
     open_channels_with,
 )
-from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
+from milvus_hubness.milvus.store.banks import put_samples
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from milvus_hubness.milvus.store.server import connect
 

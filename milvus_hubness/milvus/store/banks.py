@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 
 import numpy as np
 from pymilvus import CollectionSchema, DataType, MilvusClient
@@ -13,7 +12,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.bank import Origins
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.jobs.store.generations import (
@@ -27,10 +26,9 @@ from milvus_hubness.jobs.store.helpers import HelperLists, expect_helpers
 from milvus_hubness.jobs.store.ownership import (
     QUERY_SAMPLES_PROPERTY,
     CollectionId,
-    Helper,
     owner_in,
 )
-from milvus_hubness.jobs.store.records import QuerySamples, Record
+from milvus_hubness.jobs.store.records import QuerySamples, Record, Sample, SamplesOf
 from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
@@ -38,6 +36,9 @@ from milvus_hubness.milvus.store.server import in_parts, is_missing, translated
 
 QUERIES_PER_PAGE = 8_000
 """Rows of a bank that one request reads."""
+
+SAMPLES_PER_REQUEST = 1_000
+"""Samples that one request writes."""
 
 LONGEST_ID = 512
 """Bytes of the id of a bank's row, and of its generation."""
@@ -165,39 +166,11 @@ class MilvusBanks(OwnCollections, BankGenerations):
                 yield name, properties
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """A live query."""
-
-    profile: str
-    """The bias profile of its search."""
-
-    place: int
-    """A slot of the profile; a later sample in the same slot replaces it."""
-
-    number: int
-    """Identifies the query."""
-
-    at: int
-    """Unix time, in seconds."""
-
-    vector: Floats
-    """(d,) float32."""
-
-
-@dataclass(frozen=True)
-class SamplesOf:
-    """Where the samples of a collection go."""
-
-    helper: Helper
-    """The collection of samples, as the property of the searched collection names it."""
-
-    owner: CollectionId
-    """The searched collection."""
-
-
 def put_samples(
-    client: MilvusClient, target: SamplesOf, samples: Sequence[Sample], timeout: float
+    client: MilvusClient,
+    target: SamplesOf,
+    samples: Sequence[Sample],
+    timeout: float | None = None,
 ) -> None:
     """Write samples, each into its slot.
 
@@ -249,17 +222,21 @@ class MilvusQuerySamples(OwnCollections):
                 "dimensions"
             )
 
-    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
 
         # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self.count(samples_collection)
 
-        samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")
+        samples = self.scan(samples_collection, "vector", where=is_one_of("profile", profiles))
         numbers = np.array([row["sample"] for row in samples.rows], np.int64)
         times = np.array([row["queried_at"] for row in samples.rows], np.int64)
         return QuerySamples(samples.vectors, Origins(numbers, times))
+
+    def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
+        for part in in_parts(samples, SAMPLES_PER_REQUEST):
+            put_samples(self.client, target, part)
 
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
         if self.exists(samples_collection):

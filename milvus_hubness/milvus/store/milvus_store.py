@@ -25,13 +25,17 @@ from milvus_hubness.errors import (
     redacted,
 )
 from milvus_hubness.jobs.store.generations import BANK_PROPERTY
-from milvus_hubness.jobs.store.helpers import expect_helpers, own_online_banks
-from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, owner_in, samples_name
+from milvus_hubness.jobs.store.helpers import expect_helpers, own_samplings
+from milvus_hubness.jobs.store.ownership import (
+    SIDE_PROPERTY,
+    field_samples_name,
+    owner_in,
+    samples_name,
+)
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
     DualWrite,
-    OnlineBank,
-    OnlineBanks,
+    Samplings,
     VectorField,
     Verdicts,
     WriteIntentLog,
@@ -90,7 +94,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             schema=schema,
             dual_write=DualWrite.read(properties, name),
             intent_log=WriteIntentLog.read(properties, name),
-            online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
+            samplings=Samplings.read(properties, name) or Samplings(),
             identity=str(schema["collection_id"] or "") or identity_in(properties, name),
             time_to_live=milvus_schema.time_to_live(properties),
         )
@@ -105,15 +109,15 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return tuple(names) if len(names) > 1 else (None,)
 
     def _with_own_helpers(self, info: CollectionInfo) -> CollectionInfo:
-        """Return the description without the online
-        banks whose samples belong to another collection.
+        """Return the description without the samplings
+        whose samples belong to another collection.
 
         Raises StateError for another helper that does:
         biases and notes are indispensable, samples are not.
         """
         expect_helpers(self, info.biases_and_notes, info.collection_id)
-        online_banks = own_online_banks(self, info.online_banks, info.collection_id)
-        return replace(info, online_banks=online_banks)
+        samplings = own_samplings(self, info.samplings, info.collection_id)
+        return replace(info, samplings=samplings)
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
@@ -221,9 +225,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 self._load(target, **self._load_settings(source.name))
 
         copy = self.info(target, counted=False)
-        for online_bank in _sampled_for(target, source):
-            dim = copy.states[online_bank.field].dim
-            self.create_query_samples(online_bank.samples_collection, copy.collection_id, dim)
+        for sampling in _sampled_for(target, source, state).all:
+            dim, _ = copy.users_shape(sampling.field)
+            self.create_query_samples(sampling.samples_collection, copy.collection_id, dim)
 
     def _expect_own_copy(self, target: str, state: CollectionState) -> None:
         """Raise CollectionExists unless an earlier run of this migration has created the target."""
@@ -238,11 +242,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         settings = {name: source.schema[name] for name in ("num_shards", "consistency_level")}
         if milvus_schema.has_partition_key(source.schema):
             settings["num_partitions"] = source.schema["num_partitions"]
-        online_banks = OnlineBanks(banks=tuple(_sampled_for(target, source)))
+        samplings = _sampled_for(target, source, state)
         self.client.create_collection(
             target,
             schema=milvus_schema.copy_schema(source, state),
-            properties=milvus_schema.copy_properties(source, state, online_banks),
+            properties=milvus_schema.copy_properties(source, state, samplings),
             **settings,
         )
 
@@ -511,16 +515,25 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self.client.create_alias(collection, alias)
 
 
-def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
-    """Return the source's online banks as those of its copy, which takes samples of its own."""
-    suffixes = {state.field: state.suffix for state in source.states.values()}
-    return [
-        online_bank.model_copy(
-            update={"samples_collection": samples_name(copy, suffixes[online_bank.field])}
+def _sampled_for(copy: str, source: CollectionInfo, state: CollectionState) -> Samplings:
+    """Return the source's samplings as those of its copy, which takes samples of its own.
+
+    state: of the field that the copy corrects. An online bank has a profile, which a field has only
+    once it is corrected; a sampled field stays sampled.
+    """
+    states = {each.field: each for each in (*source.states.values(), state)}
+    banks = [
+        bank.model_copy(
+            update={"samples_collection": samples_name(copy, states[bank.field].suffix)}
         )
-        for online_bank in source.online_banks
-        if online_bank.field in suffixes
+        for bank in source.samplings.banks
+        if bank.field in states
     ]
+    fields = [
+        field.model_copy(update={"samples_collection": field_samples_name(copy, field.field)})
+        for field in source.samplings.fields
+    ]
+    return Samplings(banks=tuple(banks), fields=tuple(fields))
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:

@@ -21,10 +21,10 @@ from milvus_hubness.jobs.store.ownership import side_helper
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
-    ONLINE_BANKS_PROPERTY,
+    SAMPLINGS_PROPERTY,
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
-    OnlineBanks,
+    Samplings,
     VectorField,
 )
 
@@ -511,24 +511,24 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 
 
 def copy_properties(
-    source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks
+    source: CollectionInfo, state: CollectionState, samplings: Samplings
 ) -> dict[str, str]:
     """Return the properties of a copy.
 
-    online_banks: with collections of samples of the copy's own.
+    samplings: with collections of samples of the copy's own.
     """
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
     # These are about the source alone: its jobs, its samples, and which collection it is.
     for name in (
         DUAL_WRITE_PROPERTY,
         WRITE_INTENTS_PROPERTY,
-        ONLINE_BANKS_PROPERTY,
+        SAMPLINGS_PROPERTY,
         IDENTITY_PROPERTY,
     ):
         properties.pop(name, None)
 
-    if online_banks.banks:
-        properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()
+    if samplings.all:
+        properties[SAMPLINGS_PROPERTY] = samplings.model_dump_json()
     return properties
 
 

@@ -32,7 +32,7 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.common.row_writer import rewriting
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
 from milvus_hubness.jobs.refresh.status import repair, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.bias_fields import with_bias_fields
@@ -45,8 +45,8 @@ CORRECTED = {
     "resume": lambda case: resume(case.store, case.name),
     "run": lambda case: migrate(case.store, case.plan),
     "clean": lambda case: clean(case.store, case.name, drop=case.copy),
-    "start an online bank": lambda case: start_online_bank(case.store, case.copy, rate=0.5),
-    "stop an online bank": lambda case: stop_online_bank(case.store, case.copy),
+    "start an online bank": lambda case: start_sampling(case.store, case.copy, rate=0.5),
+    "stop an online bank": lambda case: stop_sampling(case.store, case.copy),
     "repair": lambda case: repair(case.store, case.copy),
 }
 """Jobs on a verified copy. Each ends well if it is alone."""

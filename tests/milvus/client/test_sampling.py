@@ -7,10 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from milvus_hubness import NNN, Layout
 from milvus_hubness.correction.codec.arrays import encode
-from milvus_hubness.correction.fitted import initial_state
-from milvus_hubness.correction.state import BankReference
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import OnlineBank
 from milvus_hubness.milvus.client.query_samples import BATCH, BUFFERED, Sampled, Sampler
@@ -32,12 +29,6 @@ def online_bank(rate=1.0, samples_collection="t", profile="default", size=10_000
         half_life_seconds=60.0,
         duplicate_cosine=0.99,
     )
-
-
-def state(dtype="float32"):
-    reference = BankReference(collection="b", generation="01", fingerprint="", count=1)
-    layout = Layout(DIM, "IP")
-    return initial_state(layout, NNN(16), reference, field="v", suffix="", dtype=dtype, source="c")
 
 
 class QuerySamples:
@@ -75,7 +66,7 @@ def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, 
     sampler = Sampler(samples_collection.write)
     queries = np.random.default_rng(0).normal(size=(5_600, DIM)).astype(np.float32)
     for start in range(0, len(queries), batch):
-        sampler.offer(online_bank(0.1), OWNER, state(), queries[start : start + batch])
+        sampler.offer(online_bank(0.1), OWNER, DIM, "float32", queries[start : start + batch])
     sampler.close()
     assert binomtest(len(samples_collection.samples), len(queries), 0.1).pvalue > 1e-4
     known = {row.tobytes() for row in queries}
@@ -89,7 +80,7 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
     sampler = Sampler(samples_collection.write)
     asked = [1.0, 2.0, 3.0, 4.0]
     terms = online_bank(profile="images")
-    sampler.offer(terms, OWNER, state(), [asked])
+    sampler.offer(terms, OWNER, DIM, "float32", [asked])
     asked[0] = 9.0
     sampler.close()
     [(name, sample)] = samples_collection.samples
@@ -103,7 +94,7 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
 def test_halves_are_sampled_as_numbers(samples_collection, dtype):
     sampler = Sampler(samples_collection.write)
     sampler.offer(
-        online_bank(), OWNER, state(dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype)
+        online_bank(), OWNER, DIM, dtype, encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype)
     )
     sampler.close()
     assert samples_collection.vectors.tolist() == [[0.5, 1, 2, -4]]
@@ -114,10 +105,11 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
     sampler.offer(
         online_bank(),
         OWNER,
-        state(),
+        DIM,
+        "float32",
         [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]],
     )
-    sampler.offer(online_bank(), OWNER, state(), ["text"])
+    sampler.offer(online_bank(), OWNER, DIM, "float32", ["text"])
     sampler.close()
     assert samples_collection.samples == []
 
@@ -126,7 +118,7 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
     queries = np.ones((3 * BUFFERED, DIM), np.float32)
-    sampler.offer(online_bank(), OWNER, state(), queries)
+    sampler.offer(online_bank(), OWNER, DIM, "float32", queries)
     assert sampler.counts.waiting <= BUFFERED
     assert sampler.counts.dropped >= BUFFERED
     samples_collection.held.set()
@@ -138,13 +130,13 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection):
     samples_collection.broken = True
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, state(), AT_ONCE)
+    sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
     while not sampler.counts.dropped:
         pass
     assert samples_collection.calls == 2
     samples_collection.broken = False
-    sampler.offer(online_bank(), OWNER, state(), AT_ONCE)
-    sampler.offer(online_bank(samples_collection="another"), OWNER, state(), AT_ONCE)
+    sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
+    sampler.offer(online_bank(samples_collection="another"), OWNER, DIM, "float32", AT_ONCE)
     sampler.close(30)
     assert [name for name, _ in samples_collection.samples] == ["another"] * BATCH
     assert (sampler.counts.stored, sampler.counts.dropped) == (BATCH, 2 * BATCH)
@@ -153,10 +145,10 @@ def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_co
 def test_samples_of_one_database_are_not_written_to_another(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, state(), AT_ONCE)
+    sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
     while not samples_collection.calls:
         pass
-    sampler.offer(online_bank(), OWNER, state(), [[2.0] * DIM])
+    sampler.offer(online_bank(), OWNER, DIM, "float32", [[2.0] * DIM])
     leaving = threading.Thread(target=sampler.discard, args=(30,), daemon=True)
     leaving.start()
     while sampler.counts.waiting:
@@ -173,13 +165,13 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection):
 def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, state(), np.ones((1, DIM), np.float32))
+    sampler.offer(online_bank(), OWNER, DIM, "float32", np.ones((1, DIM), np.float32))
     closing = threading.Thread(target=sampler.close, args=(0.05,), daemon=True)
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
     assert samples_collection.samples == []
-    sampler.offer(online_bank(), OWNER, state(), np.ones((1, DIM), np.float32))
+    sampler.offer(online_bank(), OWNER, DIM, "float32", np.ones((1, DIM), np.float32))
     samples_collection.held.set()
     sampler.close(30)
     assert len(samples_collection.samples) == 1
@@ -189,7 +181,7 @@ def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples
     others, sampler = set(threading.enumerate()), Sampler(samples_collection.write)
     for _ in range(2):
         samples_collection.held.clear()
-        sampler.offer(online_bank(), OWNER, state(), AT_ONCE)
+        sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
         [writing] = set(threading.enumerate()) - others
         samples_collection.held.set()
         writing.join(30)

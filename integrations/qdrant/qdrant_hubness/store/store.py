@@ -20,7 +20,7 @@ from milvus_hubness.extending import (
     Floats,
     FrozenModel,
     Key,
-    OnlineBanks,
+    Samplings,
     VectorField,
     Verdicts,
     WriteIntentLog,
@@ -87,7 +87,7 @@ class QdrantStore(QdrantWriteIntents):
             schema={"described": described},
             dual_write=DualWrite.read(properties, name),
             intent_log=WriteIntentLog.read(properties, name),
-            online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
+            samplings=Samplings.read(properties, name) or Samplings(),
             identity=identity_in(properties, name),
         )
         if checked:

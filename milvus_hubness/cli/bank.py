@@ -1,0 +1,268 @@
+"""The commands milvus-hubness bank."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milvus_hubness.cli import console, options
+from milvus_hubness.cli.command_line import command_line
+from milvus_hubness.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from milvus_hubness.jobs.refresh.sampling import SamplingStatus, Variety
+    from milvus_hubness.jobs.store.records import OnlineBank, Sampling
+
+HOUR = 3_600.0
+
+Collection = Annotated[str, typer.Argument(help="Collection or its alias, corrected or not.")]
+Profile = Annotated[str | None, "Bias profile of a corrected field. [default: the active one]"]
+Rate = Annotated[float | None, "Share of live queries that clients sample. [default: 0.01]"]
+Size = Annotated[
+    int | None,
+    "Largest number of samples or, of a corrected field, of queries in its bank. [default: 10,000, "
+    "or the size of the bank]",
+]
+SeedShare = Annotated[
+    float | None, "Share of an online bank kept for its first queries. [default: 0.25]"
+]
+HalfLife = Annotated[
+    float | None,
+    "Hours after which the weight of a query in an online bank is divided by two. [default: 168]",
+]
+DuplicateCosine = Annotated[
+    float | None, "Cosine above which two queries of an online bank are duplicates. [default: 0.99]"
+]
+
+
+def sample(
+    collection: Collection,
+    connection: options.Connection,
+    rate: Rate = None,
+    size: Size = None,
+    seed_share: SeedShare = None,
+    half_life: HalfLife = None,
+    duplicate_cosine: DuplicateCosine = None,
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Turn the sampling of live queries on, in clients and proxies; searches stay as they are.
+
+    Of a corrected field, the samples are those of its online bank, into which refresh --live takes
+    them. The samples hold vectors and times, no texts, filters or users.
+
+    Example: milvus-hubness bank sample products --rate 0.01
+    """
+    settings = _settings(rate, size, seed_share, half_life, duplicate_cosine)
+    _start(collection, connection, field, profile, settings, as_json=as_json)
+
+
+def update(
+    collection: Collection,
+    connection: options.Connection,
+    rate: Rate = None,
+    size: Size = None,
+    seed_share: SeedShare = None,
+    half_life: HalfLife = None,
+    duplicate_cosine: DuplicateCosine = None,
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Change how a collection is sampled; what is not given stays.
+
+    Example: milvus-hubness bank update products --rate 0.001
+    """
+    from milvus_hubness.jobs.common.samples import sampling_of
+
+    settings = _settings(rate, size, seed_share, half_life, duplicate_cosine)
+    if not settings:
+        raise typer.BadParameter("nothing to change: pass --rate, --size or another setting")
+    if sampling_of(connection.open().info(collection, counted=False), field, profile) is None:
+        raise InvalidInput(
+            f"{collection!r} is not sampled: start with milvus-hubness bank sample {collection}"
+        )
+    _start(collection, connection, field, profile, settings, as_json=as_json)
+
+
+def status(
+    collection: Collection,
+    connection: options.Connection,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show how many queries of a collection were sampled, how varied they are, and if they suffice.
+
+    Example: milvus-hubness bank status products
+    """
+    from milvus_hubness.jobs.refresh.sampling import list_samplings
+
+    statuses = list_samplings(connection.open(), collection)
+    result = {"samplings": [each.to_dict() for each in statuses]}
+    console.show_result(as_json, result, lambda: _show(collection, statuses))
+
+
+def off(
+    collection: Collection,
+    connection: options.Connection,
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Turn the sampling of a collection off and drop the samples; a bank stays as it is.
+
+    Example: milvus-hubness bank off products
+    """
+    from milvus_hubness.jobs.refresh.sampling import stop_sampling
+
+    stopped = stop_sampling(connection.open(), collection, field=field, profile=profile)
+    result: dict[str, Any] = {"stopped": stopped.model_dump() if stopped else None}
+    text = "Turned off." if stopped else f"{collection!r} is not sampled."
+    console.show_result(as_json, result, lambda: console.say(text))
+
+
+def export(
+    collection: Collection,
+    file: Annotated[Path, typer.Argument(help=".npy, or .npz with the times of the queries too.")],
+    connection: options.Connection,
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Write the sampled queries to a file that --bank takes.
+
+    Example: milvus-hubness bank export products queries.npz
+    """
+    from milvus_hubness.basics.files.writing import check_writable
+    from milvus_hubness.jobs.common.samples import write_samples
+
+    check_writable(file)
+    count = write_samples(connection.open(), collection, file, field=field, profile=profile)
+    result = {"file": str(file), "queries": count}
+    console.show_result(as_json, result, lambda: console.say(f"Wrote {count:,} queries to {file}."))
+
+
+def import_(
+    collection: Collection,
+    file: Annotated[str, typer.Argument(help="Queries, in the forms of --bank.")],
+    connection: options.Connection,
+    column: Annotated[str | None, "Array, column or vector field that holds the queries."] = None,
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Add the queries of a file to the samples of a collection, as if users had sent them now.
+
+    Example: milvus-hubness bank import products queries.npy
+    """
+    from milvus_hubness.jobs.common.inputs import read_bank
+    from milvus_hubness.jobs.refresh.sampling import import_samples
+
+    store = connection.open()
+    queries = read_bank(store, file, column)
+    count = import_samples(store, collection, queries, field=field, profile=profile)
+    result = {"queries": count}
+    console.show_result(as_json, result, lambda: console.say(f"Added {count:,} queries."))
+
+
+app = command_line(
+    "Keep samples of the queries that users send, as reference queries and to judge with."
+    "\n\nExample: milvus-hubness bank sample products --rate 0.01",
+    sample,
+    status,
+    update,
+    off,
+    export,
+    import_,
+)
+
+
+def _settings(
+    rate: float | None,
+    size: int | None,
+    seed_share: float | None,
+    half_life: float | None,
+    duplicate_cosine: float | None,
+) -> dict[str, float]:
+    """Return the settings that were given."""
+    settings = {
+        "rate": rate,
+        "size": size,
+        "seed_share": seed_share,
+        "half_life_seconds": None if half_life is None else HOUR * half_life,
+        "duplicate_cosine": duplicate_cosine,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _start(
+    collection: str,
+    connection: options.Connection,
+    field: str | None,
+    profile: str | None,
+    settings: dict[str, float],
+    *,
+    as_json: bool,
+) -> None:
+    from milvus_hubness.jobs.refresh.sampling import start_sampling
+
+    status = start_sampling(connection.open(), collection, field=field, profile=profile, **settings)
+    result = {"samplings": [status.to_dict()]}
+    console.show_result(as_json, result, lambda: _show(collection, [status]))
+
+
+def _show(collection: str, statuses: list[SamplingStatus]) -> None:
+    from milvus_hubness.jobs.store.records import OnlineBank
+
+    for status in statuses:
+        sampling = status.sampling
+        facts: dict[str, object] = {
+            "queries of": _described(sampling),
+            "sampled": f"{sampling.rate:.3%} of live queries, into {sampling.samples_collection}",
+            "samples": f"{status.waiting:,} of at most {sampling.capacity:,}",
+        }
+        if status.first is not None and status.last is not None:
+            facts["from"] = f"{_moment(status.first)} to {_moment(status.last)} UTC"
+        if status.variety is not None:
+            facts |= _variety_facts(status.variety)
+        if isinstance(sampling, OnlineBank):
+            facts |= _bank_facts(sampling, status)
+        console.show_facts(collection, facts)
+
+    if not statuses:
+        console.say(
+            f"{collection!r} is not sampled: start with milvus-hubness bank sample {collection}"
+        )
+
+
+def _described(sampling: Sampling) -> str:
+    name = f"field {sampling.field}"
+    return f"{name}, profile {sampling.profile}" if sampling.profile else name
+
+
+def _variety_facts(variety: Variety) -> dict[str, object]:
+    drift = variety.drift
+    return {
+        "varied as": f"{variety.effective:,.0f} queries, each sent equally often; "
+        f"{variety.distinct:,} of {variety.compared:,} are no near copies, the largest group has "
+        f"{variety.largest:.1%}",
+        "drift": f"{'yes' if drift.fired else 'no'}, older to newer half: {drift.reason}",
+        "enough": f"{variety.enough}; with labels, R@1 to ± {variety.interval:.1f} points",
+    }
+
+
+def _bank_facts(bank: OnlineBank, status: SamplingStatus) -> dict[str, object]:
+    return {
+        "bank": f"{status.seed:,} first queries and {status.live:,} live ones, of at most "
+        f"{bank.size:,}",
+        "share of the first": f"{bank.seed_share:.0%} of the bank",
+        "half-life": f"{bank.half_life_seconds / HOUR:g} h",
+        "duplicates": f"cosine above {bank.duplicate_cosine:g}",
+    }
+
+
+def _moment(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"

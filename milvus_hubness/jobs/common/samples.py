@@ -1,0 +1,117 @@
+"""Samples of live queries as banks and as queries to judge on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from milvus_hubness.basics.defaults import WHERE_FROM
+from milvus_hubness.basics.files.writing import whole_file
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.errors import EmptyBank, InvalidInput, UnreadableFile
+from milvus_hubness.jobs.common.inputs import only_field
+from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
+from milvus_hubness.jobs.store.records import (
+    EVERY_PROFILE,
+    CollectionInfo,
+    QuerySamples,
+    Sampling,
+)
+
+SAMPLES = "samples"
+"""The name of a bank that is read from the samples of the collection itself, not from a file."""
+
+
+def sampling_of(
+    info: CollectionInfo, field: str | None = None, profile: str | None = None
+) -> Sampling | None:
+    """Return how a field of a collection is sampled; None if it is not.
+
+    field: None for the only one. profile: that of a corrected field; None for the active one.
+    Raises InvalidInput.
+    """
+    field = field or only_field(info)
+    info.require_field(field)
+    state = info.states.get(field)
+    if profile is None:
+        profile = state.active if state else EVERY_PROFILE
+    return info.samplings.of(field, profile)
+
+
+def samples_of(store: Store, sampling: Sampling) -> QuerySamples:
+    """Return the samples of a field or a profile."""
+    sampler = capability(store, QuerySampling)
+    return sampler.read_query_samples(sampling.samples_collection, sampling.profile)
+
+
+def drawn_samples(store: Store, sampling: Sampling, most: int) -> QuerySamples:
+    """Return at most this number of samples, drawn at random: they come in the order of places."""
+    samples = samples_of(store, sampling)
+    chosen = np.random.default_rng(0).permutation(len(samples.origins))[:most]
+    return samples.take(chosen)
+
+
+def sampled_bank(
+    store: Store, collection: str, field: str | None = None, profile: str | None = None
+) -> QueryBank:
+    """Return the sampled queries of a field as a bank, (m, d) as users sent them, with repeats.
+
+    Raises InvalidInput if the field is not sampled, and EmptyBank if nothing is sampled yet.
+    """
+    capability(store, QuerySampling)
+    info = store.info(collection, counted=False)
+    sampling = sampling_of(info, field, profile)
+    if sampling is None:
+        raise InvalidInput(
+            f"no queries of {info.name!r} are sampled: start with milvus-hubness bank sample "
+            f"{info.name}, or pass the reference queries as a file"
+        )
+
+    vectors = samples_of(store, sampling).vectors
+    if not len(vectors):
+        raise EmptyBank(
+            f"no query of {info.name!r} is sampled yet: clients sample {sampling.rate:.3%} of "
+            f"them, see milvus-hubness bank status {info.name}"
+        )
+    return QueryBank(vectors, source=sampling.samples_collection)
+
+
+def missing_bank(store: Store, collection: str, field: str | None = None) -> str:
+    """Return where a bank could come from, for the message that there is none."""
+    if isinstance(store, QuerySampling):
+        info = store.info(collection, counted=False)
+        sampling = sampling_of(info, field)
+        count = len(samples_of(store, sampling).origins) if sampling else 0
+        if count:
+            return f"{count:,} queries of {info.name!r} are sampled, pass --bank {SAMPLES}"
+    return f"pass --bank FILE ({WHERE_FROM})"
+
+
+def write_samples(
+    store: Store,
+    collection: str,
+    path: Path,
+    *,
+    field: str | None = None,
+    profile: str | None = None,
+) -> int:
+    """Write the sampled queries of a field to a .npy or .npz file; return their number.
+
+    The .npz also has `at`, their Unix times. Raises as `sampled_bank` does, UnreadableFile for
+    another kind of file, and OSError.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".npy", ".npz"):
+        raise UnreadableFile(f"{path}: sampled queries are written to a .npy or .npz file")
+
+    sampled_bank(store, collection, field, profile)
+    sampling = sampling_of(store.info(collection, counted=False), field, profile)
+    assert sampling is not None, "sampled_bank has read its samples"
+    samples = samples_of(store, sampling)
+    with whole_file(path) as file:
+        if suffix == ".npy":
+            np.save(file.buffer, samples.vectors)
+        else:
+            np.savez(file.buffer, queries=samples.vectors, at=samples.origins.at)
+    return len(samples.origins)

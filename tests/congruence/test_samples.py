@@ -1,0 +1,236 @@
+"""Samples of live queries on collections that nothing corrects, and what jobs make of them."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    DimensionMismatch,
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+    MigrationOptions,
+    QueryBank,
+    StoreError,
+    diagnose,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    tune,
+)
+from milvus_hubness.jobs.common.samples import sampled_bank, write_samples
+from milvus_hubness.jobs.refresh.sampling import (
+    import_samples,
+    list_samplings,
+    start_sampling,
+    stop_sampling,
+)
+from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY
+from tests.support.async_clients import opened
+from tests.support.galleries import plain_collection, vectors
+
+DIM, ITEMS = 12, 200
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)
+
+
+@pytest.fixture
+def plain(lite, rng):
+    """The name of a plain collection."""
+    name = lite.name()
+    items = vectors(rng, ITEMS, DIM)
+    plain_collection(lite.client(), name, items, "IP")
+    lite.made += [f"{name}__query_samples_vector"]
+    return name
+
+
+def as_set(rows):
+    return {np.asarray(row, np.float32).tobytes() for row in rows}
+
+
+def test_queries_of_a_plain_collection_are_sampled_and_answered_as_before(lite, plain, rng):
+    store, client = lite.store(), lite.hubness_client()
+    queries = vectors(rng, 30, DIM)
+    before = client.search(plain, queries.tolist(), limit=5)
+    assert client.hubness_samples.waiting == 0, "nothing is sampled unless somebody wants it"
+
+    start_sampling(store, plain, rate=1.0, size=10**7)
+    client = lite.hubness_client()
+    after = client.search(plain, queries.tolist(), limit=5)
+    client.search(plain, [queries[0]], limit=5)
+    client.close()
+    assert [hits.ids for hits in after] == [hits.ids for hits in before]
+    [status] = list_samplings(store, plain)
+    assert status.waiting == 31
+    assert as_set(sampled_bank(store, plain).vectors) == as_set(queries)
+    assert (status.seed, status.live) == (None, None)
+    assert status.variety.distinct == 30
+    assert status.variety.effective == pytest.approx(31**2 / (29 + 4))
+
+
+async def test_asynchronous_clients_sample_them_too(lite, plain, rng):
+    start_sampling(lite.store(), plain, rate=1.0, size=10**7)
+    queries = vectors(rng, 7, DIM)
+    async with opened(lite) as client:
+        await client.search(plain, queries.tolist(), limit=5)
+    assert as_set(sampled_bank(lite.store(), plain).vectors) == as_set(queries)
+
+
+def test_samples_are_bounded_and_their_rate_holds(lite, plain, rng):
+    start_sampling(lite.store(), plain, rate=0.1, size=40)
+    client = lite.hubness_client()
+    for _ in range(4):
+        client.search(plain, vectors(rng, 500, DIM).tolist(), limit=1)
+    client.close()
+    stored = client.hubness_samples.stored
+    assert 120 < stored < 290
+    [status] = list_samplings(lite.store(), plain)
+    assert 30 < status.waiting <= 40
+
+
+def test_a_bank_of_samples_is_the_bank_of_a_file(lite, plain, rng, tmp_path):
+    """tune, migrate and enable do with samples what they do with the same queries as an array."""
+    store = lite.store()
+    queries = vectors(rng, 100, DIM)
+    start_sampling(store, plain, rate=1.0, size=10**7)
+    client = lite.hubness_client()
+    client.search(plain, queries.tolist(), limit=1)
+    client.close()
+
+    bank = sampled_bank(store, plain)
+    assert as_set(bank.vectors) == as_set(queries)
+    file = tmp_path / "queries.npz"
+    assert write_samples(store, plain, file) == 100
+    assert np.array_equal(QueryBank.load(file, "queries").vectors, bank.vectors)
+
+    done = migrate(
+        store, plan_migration(store, plain, bank, verdict="skip"), MigrationOptions(no_writers=True)
+    )
+    lite.made += [done.target, f"{done.target}__query_samples_vector", f"{plain}__bank"]
+    assert store.info(done.target).state.profile.bank.count == 100
+
+    # The copy is sampled as its source was, into a collection of its own.
+    [status] = list_samplings(store, done.target)
+    assert status.sampling.samples_collection == f"{done.target}__query_samples_vector"
+    assert (status.sampling.rate, status.waiting) == (1.0, 0)
+    client = lite.hubness_client()
+    client.search(done.target, queries[:9].tolist(), limit=1)
+    client.close()
+    assert list_samplings(store, done.target)[0].waiting == 9
+    assert list_samplings(store, plain)[0].waiting == 100
+
+
+def test_a_field_that_is_corrected_in_place_stays_sampled_until_its_bank_is_online(
+    lite, plain, rng
+):
+    store = lite.store()
+    start_sampling(store, plain, rate=1.0, size=10**7)
+    client = lite.hubness_client()
+    client.search(plain, vectors(rng, 60, DIM).tolist(), limit=1)
+    client.close()
+    bank = sampled_bank(store, plain)
+    enable(store, plan_enable(store, plain, bank, verdict="skip"))
+    assert list_samplings(store, plain)[0].waiting == 60
+
+    started = start_sampling(store, plain, size=80)
+    assert started.sampling.profile == "default"
+    assert started.waiting == 60, "the samples are those of the bank now"
+    assert [status.sampling.profile for status in list_samplings(store, plain)] == ["default"]
+    assert f"{plain}__query_samples_vector" not in lite.client().list_collections()
+    lite.made += [started.sampling.samples_collection, f"{plain}__bank"]
+    refreshed = refresh(store, plain, live="always", force=True)
+    assert refreshed.online_banks["duplicates"] == 60, "they are in the bank already"
+
+
+def test_imported_queries_count_as_sampled(lite, plain, rng):
+    store = lite.store()
+    queries = vectors(rng, 50, DIM)
+    with pytest.raises(InvalidInput, match="is not sampled"):
+        import_samples(store, plain, QueryBank(queries))
+    start_sampling(store, plain, size=120)
+    with pytest.raises(EmptyBank, match=r"no query of .* is sampled yet"):
+        sampled_bank(store, plain)
+    with pytest.raises(DimensionMismatch, match="have 5 dimensions"):
+        import_samples(store, plain, QueryBank(np.ones((2, 5), np.float32)))
+
+    assert import_samples(store, plain, QueryBank(queries)) == 50
+    assert as_set(sampled_bank(store, plain).vectors) == as_set(queries)
+    # A log that is counted is added as often as it says, and never beyond the places.
+    stop_sampling(store, plain)
+    start_sampling(store, plain, size=120)
+    assert import_samples(store, plain, QueryBank(queries[:2], counts=[3, 1])) == 4
+    assert import_samples(store, plain, QueryBank(queries, counts=[10**9] + [1] * 49)) == 120
+    assert len(sampled_bank(store, plain)) == 120
+
+
+def test_commands_say_that_samples_exist(lite, plain, rng):
+    store = lite.store()
+    start_sampling(store, plain)
+    import_samples(store, plain, QueryBank(vectors(rng, 25, DIM)))
+    for job in (lambda: tune(store, plain), lambda: diagnose(store, plain, vectors(rng, 5, DIM))):
+        with pytest.raises(InvalidInput, match=r"25 queries of .* are sampled, pass --bank samples"):
+            job()
+
+
+def test_sampling_stops_and_what_it_stored_goes(lite, plain, rng):
+    store, client = lite.store(), lite.hubness_client()
+    assert stop_sampling(store, plain) is None
+    start_sampling(store, plain, rate=1.0)
+    client.search(plain, vectors(rng, 3, DIM).tolist(), limit=1)
+    stopped = stop_sampling(store, plain)
+    assert stopped.rate == 1.0
+    properties = client.describe_collection(plain)["properties"]
+    assert not properties.get(SAMPLINGS_PROPERTY)
+    client.search(plain, vectors(rng, 300, DIM).tolist(), limit=1)
+    client.close()
+    assert not store.exists(f"{plain}__query_samples_vector")
+
+
+def test_what_belongs_to_a_plain_collection_goes_with_it(lite, plain, rng):
+    store, client = lite.store(), lite.hubness_client()
+    start_sampling(store, plain, rate=1.0, size=10**7)
+    client.search(plain, vectors(rng, 3, DIM).tolist(), limit=1)
+    assert f"{plain}__query_samples_vector" not in client.list_collections()
+    client.rename_collection(plain, f"{plain}_renamed")
+    client.load_collection(f"{plain}_renamed")
+    lite.made += [f"{plain}_renamed"]
+    assert sampled_after(lite, store, f"{plain}_renamed", rng) >= 5
+    client.drop_collection(f"{plain}_renamed")
+    client.close()
+    assert not store.exists(f"{plain}__query_samples_vector")
+
+
+def sampled_after(lite, store, name, rng):
+    client = lite.hubness_client()
+    client.search(name, vectors(rng, 5, DIM).tolist(), limit=1)
+    client.close()
+    [status] = list_samplings(store, name)
+    return status.waiting
+
+
+def test_settings_that_make_no_sense_are_refused(lite, plain):
+    store = lite.store()
+    with pytest.raises(InvalidParameter, match="rate"):
+        start_sampling(store, plain, rate=2.0)
+    with pytest.raises(InvalidParameter, match="seed_share is a setting of an online bank"):
+        start_sampling(store, plain, seed_share=0.5)
+    with pytest.raises(InvalidInput, match="is not corrected, so it has no profile 'images'"):
+        start_sampling(store, plain, profile="images")
+    with pytest.raises(InvalidInput, match="no float vector field 'nothing'"):
+        start_sampling(store, plain, field="nothing")
+    with pytest.raises(InvalidInput, match=r"no queries of .* are sampled"):
+        sampled_bank(store, plain)
+    with pytest.raises(StoreError):
+        start_sampling(store, "nowhere")
+    assert list_samplings(store, plain) == []
+
+
+def test_drift_between_the_halves_of_the_samples_shows(lite, plain, rng):
+    store = lite.store()
+    start_sampling(store, plain)
+    import_samples(store, plain, QueryBank(vectors(rng, 200, DIM)))
+    assert not list_samplings(store, plain)[0].variety.drift.fired
