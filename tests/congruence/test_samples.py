@@ -172,7 +172,9 @@ def test_commands_say_that_samples_exist(lite, plain, rng):
     start_sampling(store, plain)
     import_samples(store, plain, QueryBank(vectors(rng, 25, DIM)))
     for job in (lambda: tune(store, plain), lambda: diagnose(store, plain, vectors(rng, 5, DIM))):
-        with pytest.raises(InvalidInput, match=r"25 queries of .* are sampled, pass --bank samples"):
+        with pytest.raises(
+            InvalidInput, match=r"25 queries of .* are sampled, pass --bank samples"
+        ):
             job()
 
 
