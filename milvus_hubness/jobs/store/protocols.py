@@ -20,6 +20,7 @@ from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.jobs.store.generations import Batch, Made
 from milvus_hubness.jobs.store.ownership import CollectionId, Commands
 from milvus_hubness.jobs.store.records import (
+    QUERY,
     CollectionInfo,
     Fences,
     Note,
@@ -489,7 +490,9 @@ class QuerySampling(Protocol):
         Raises CollectionExists, DimensionMismatch.
         """
 
-    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
+    def read_query_samples(
+        self, samples_collection: str, *profiles: str, event: str = QUERY
+    ) -> QuerySamples:
         """Return the samples of these profiles; none if the collection does not exist."""
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
+import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
@@ -537,18 +538,29 @@ def taken_keys(counts: Mapping[str, int]) -> list[str]:
     ]
 
 
+QUERY = "query"
+"""A sampled query."""
+ANSWER = "answer"
+"""A query with its answer, whose outcomes are recorded."""
+OUTCOME = "outcome"
+"""What a user did with an answer, such as a click."""
+
+
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
-    """Samples of live queries."""
+    """Samples of live queries, of answers, or of outcomes."""
 
     vectors: Floats
     """(n, d) float32, as the user sent them; (0, 0) if there are none."""
     origins: Origins
     """Where and when each was sampled."""
+    facts: Sequence[str] = ()
+    """n texts in JSON, of answers and outcomes; nothing of queries."""
 
-    def take(self, which: npt.NDArray[Any]) -> QuerySamples:
-        """Return these samples only, by their numbers or by a mask."""
-        return QuerySamples(self.vectors[which], self.origins[which])
+    def take(self, which: npt.NDArray[np.integer[Any]]) -> QuerySamples:
+        """Return these samples only, by their numbers."""
+        facts = [self.facts[row] for row in which] if self.facts else ()
+        return QuerySamples(self.vectors[which], self.origins[which], facts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -569,6 +581,12 @@ class Sample:
 
     vector: Floats
     """(d,) float32."""
+
+    event: str = QUERY
+    """QUERY, or what else is sampled: ANSWER or OUTCOME."""
+
+    facts: str = ""
+    """JSON: what was answered, or what came of it."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
@@ -18,6 +18,9 @@ from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
+
+if TYPE_CHECKING:
+    from milvus_hubness.milvus.client.experiments import Trial
 
 USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""
@@ -192,6 +195,8 @@ class Question:
     filter: str = ""
     ids: Any = None
     """Keys of rows to search with, in place of `data`."""
+    trial: Trial | None = None
+    """The search in an experiment; None outside of experiments."""
 
     def pool(self, how: GloballyCorrected | Adaptive) -> int:
         """Return how many candidates a re-ranker needs: at least up to the end of the page."""

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.codec.arrays import Dtype, decode
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import Sample, SamplesOf, Sampling, Samplings
+from milvus_hubness.jobs.store.records import (
+    ANSWER,
+    OUTCOME,
+    Sample,
+    SamplesOf,
+    Sampling,
+    Samplings,
+)
+from milvus_hubness.milvus.client.experiments import NUMBER_BITS, Answered
 
 BUFFERED = 1_000
 """Largest number of waiting samples; further samples are dropped."""
@@ -31,11 +42,19 @@ REST_SECONDS = 60.0
 """Time for which samples of a collection are dropped after a failed write to it, in seconds."""
 CLOSE_SECONDS = 2.0
 """Longest wait of a client that closes, until the waiting samples are written."""
-NUMBER_BITS = 52
-"""Bits of a sample's random number."""
+
+MOST_ANSWERS = 1_000_000
+"""Places for the answers of experiments in a collection."""
+MOST_KEYS = 10
+"""Keys of an answer that are recorded: the report counts hubs among them, and finds ranks of clicks."""
+LONGEST_KEY = 64
+"""Characters of a text key; of a longer one, the digest is recorded."""
 
 Write = Callable[[SamplesOf, Sequence[Sample]], None]
 """Writes samples of a collection."""
+
+Made = Callable[[], Sample | None]
+"""Makes a sample when it is written; None if there is nothing to store."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +80,7 @@ class Sampler:
         """How many queries to skip before the next sample, by field, profile and rate."""
         self._resting: dict[SamplesOf, float] = {}
         """Until when samples of a collection are dropped, after a failed write."""
-        self._waiting: list[tuple[SamplesOf, Sample]] = []
+        self._waiting: list[tuple[SamplesOf, Made]] = []
         self._stored = 0
         self._dropped = 0
 
@@ -92,7 +111,10 @@ class Sampler:
 
             count = len(queries)
             while gap < count:
-                self._take(target, sampling, dim, dtype, queries[gap])
+                query = queries[gap]
+                # The caller may use its array for the next query.
+                query = query if isinstance(query, bytes) else query.copy()
+                self.put(target, partial(_query, sampling, dim, dtype, query, int(time.time())))
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
@@ -126,30 +148,16 @@ class Sampler:
         if thread is not None:
             thread.join(seconds)
 
-    def _take(
-        self, target: SamplesOf, sampling: Sampling, dim: int, dtype: Dtype, query: Any
-    ) -> None:
-        if dtype == "float32" and isinstance(query, bytes):
-            query = np.frombuffer(query, "<f4")
-        vector = decode([query], dtype)[0]
-        if vector.shape != (dim,) or not np.isfinite(vector).all() or not vector.any():
-            return
-
-        sample = Sample(
-            sampling.profile,
-            random.randrange(sampling.capacity),
-            random.getrandbits(NUMBER_BITS),
-            int(time.time()),
-            vector,
-        )
+    def put(self, target: SamplesOf, make: Made) -> bool:
+        """Have a sample made and written by the thread; return whether there was room for it."""
         # No search may wait for a sample: what cannot be taken at once is dropped.
         with self._changed:
             rests = time.monotonic() < self._resting.get(target, 0.0)
             if self._closing or rests or len(self._waiting) >= BUFFERED:
                 self._dropped += 1
-                return
+                return False
 
-            self._waiting.append((target, sample))
+            self._waiting.append((target, make))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="hubness-sampler", daemon=True
@@ -157,16 +165,28 @@ class Sampler:
                 self._thread.start()
             elif len(self._waiting) == BATCH:
                 self._changed.notify_all()
+            return True
 
     def _run(self) -> None:
         while batch := self._next_batch():
             by_target: dict[SamplesOf, list[Sample]] = {}
-            for target, sample in batch:
-                by_target.setdefault(target, []).append(sample)
+            for target, make in batch:
+                if sample := self._made(target, make):
+                    by_target.setdefault(target, []).append(sample)
             for target, samples in by_target.items():
                 self._write(target, samples)
 
-    def _next_batch(self) -> list[tuple[SamplesOf, Sample]]:
+    def _made(self, target: SamplesOf, make: Made) -> Sample | None:
+        try:
+            return make()
+        except Exception as error:
+            # The search was answered: no fault of a sample may end the thread.
+            with self._changed:
+                self._dropped += 1
+            log.warning("a query of %r was not sampled: %s", target.owner.name, error)
+            return None
+
+    def _next_batch(self) -> list[tuple[SamplesOf, Made]]:
         """Return the samples to write now; an empty list ends the thread."""
         with self._changed:
             self._is_writing = False
@@ -213,6 +233,73 @@ def samplings_in(properties: Mapping[str, str], collection: str) -> Samplings:
     except StateError as error:
         log.warning("no queries are sampled: %s", error)
         return Samplings()
+
+
+def _query(sampling: Sampling, dim: int, dtype: Dtype, query: Any, at: int) -> Sample | None:
+    """Return a sampled query; None for one that no bank can hold."""
+    vector = _vector(query, dim, dtype)
+    if vector is None:
+        return None
+    place = random.randrange(sampling.capacity)
+    return Sample(sampling.profile, place, random.getrandbits(NUMBER_BITS), at, vector)
+
+
+def answer_of(
+    answered: Answered, query: int, keys: Sequence[Any], milliseconds: float, at: int
+) -> Sample | None:
+    """Return the record of an answer to one of its queries; None if its vector cannot be stored.
+
+    keys: of its first hits, in their order.
+    """
+    sampling = answered.sampling
+    vector = _vector(answered.queries[query], answered.dim, answered.dtype)
+    if sampling is None or vector is None:
+        return None
+
+    trial = answered.trial
+    facts: dict[str, Any] = {"keys": [shortened(key) for key in keys], "offset": answered.offset}
+    if trial is not None:
+        facts |= {
+            "experiment": trial.experiment,
+            "share": trial.share,
+            "treated": trial.treated,
+            "unit": trial.unit,
+            "query": trial.query,
+            "milliseconds": round(milliseconds, 3),
+        }
+    number = answered.number + query
+    place = number % (sampling.capacity if trial is None else MOST_ANSWERS)
+    return Sample(sampling.profile, place, number, at, vector, ANSWER, json.dumps(facts))
+
+
+def outcome_of(
+    sampling: Sampling, dim: int, number: int, key: Any, kind: str, rank: int, at: int
+) -> Sample:
+    """Return the record of an outcome. number: of the answer. rank: from 1; 0 if it is not known.
+
+    The same outcome twice has the same place, so that a double click is one.
+    """
+    facts = json.dumps({"key": shortened(key), "kind": kind, "rank": rank})
+    digest = blake2b(f"{number}/{facts}".encode(), digest_size=8).digest()
+    place = int.from_bytes(digest, "big") % MOST_ANSWERS
+    return Sample(sampling.profile, place, number, at, np.zeros(dim, np.float32), OUTCOME, facts)
+
+
+def shortened(key: Any) -> int | str:
+    """Return a key as it is recorded: a long text as its digest."""
+    if isinstance(key, str) and len(key) > LONGEST_KEY:
+        return "sha256:" + sha256(key.encode()).hexdigest()
+    return key if isinstance(key, str) else int(key)
+
+
+def _vector(query: Any, dim: int, dtype: Dtype) -> Floats | None:
+    """Return a query as numbers (d,); None unless it is one that searches of the field take."""
+    if dtype == "float32" and isinstance(query, bytes):
+        query = np.frombuffer(query, "<f4")
+    vector: Floats = decode([query], dtype)[0]
+    if vector.shape != (dim,) or not np.isfinite(vector).all() or not vector.any():
+        return None
+    return vector
 
 
 def _gap(rate: float) -> int:

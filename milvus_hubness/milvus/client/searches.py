@@ -20,6 +20,7 @@ from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.catalog import Reads
+from milvus_hubness.milvus.client.experiments import Experiment, Trial
 from milvus_hubness.milvus.client.messages import (
     USE_SCORES,
     Question,
@@ -32,6 +33,7 @@ from milvus_hubness.milvus.client.messages import (
 )
 from milvus_hubness.milvus.client.parts import REFUSALS, held_for_parts, in_two
 from milvus_hubness.milvus.client.query_samples import Sampler
+from milvus_hubness.milvus.client.recording import Recorder
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
@@ -63,6 +65,7 @@ class Searches:
         strength: float | None,
         kinds: float | None,
         sampler: Sampler | None,
+        experiment: Experiment | None = None,
     ) -> None:
         expect_strength(strength)
         expect_factor(kinds)
@@ -71,7 +74,8 @@ class Searches:
         self._states = states
         self._biases = biases
         self._reads = reads
-        self._sampler = sampler
+        self.experiment = experiment
+        self.recorder = Recorder(states, sampler)
 
     def search(
         self,
@@ -88,6 +92,14 @@ class Searches:
         If the request exceeds a limit of the server, because it is larger than the user's, its
         queries are sent in parts.
         """
+        if self.experiment is not None and ids is None:
+            question = self.experiment.assign(question)
+        return (yield from self._searched(collection, question, filter, options, ids))
+
+    def _searched(
+        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], ids: Any
+    ) -> Operation[Any]:
+        """Search as `search` does, in the arm of the question."""
         timeout = options.get("timeout")
         data: Any = question.data
         with held_for_parts(collection) as held:
@@ -105,8 +117,8 @@ class Searches:
 
             results: Any = None
             for part in in_two(data):
-                answer = yield from self.search(
-                    collection, replace(question, data=part), filter, options
+                answer = yield from self._searched(
+                    collection, replace(question, data=part), filter, options, None
                 )
                 results = answer if results is None else _joined(results, answer)
 
@@ -138,7 +150,10 @@ class Searches:
         search_request = prepared.ask(question.data)
         results = yield _request(collection, prepared.field, filter, search_request, options)
         answer = search_request.answer(results)
-        self.sample(cached, prepared.state, question.profile, question.data)
+        self.recorder.sample(cached, prepared.state, question.profile, question.data)
+        self.recorder.record(
+            cached, prepared.state, question, answer, _offset({}, question.search_params)
+        )
         return answer
 
     def _search(
@@ -193,7 +208,8 @@ class Searches:
             _prepare(cached, kind, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            self.sample(cached, state, question.profile, question.data)
+            self.recorder.sample(cached, state, question.profile, question.data)
+            self.recorder.record(cached, state, question, results, question.offset)
         return results
 
     def _uncorrected(
@@ -220,7 +236,10 @@ class Searches:
         )
         results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
         if question.ids is None:
-            self.sample_uncorrected(cached, options.get("anns_field"), question.data)
+            field = options.get("anns_field")
+            self.recorder.sample_uncorrected(cached, field, question.data)
+            offset = _offset(options, question.search_params)
+            self.recorder.record_uncorrected(cached, field, question, results, offset)
         return cached.reading.hits_out(results, fields) if cached.states else results
 
     def _with_options(
@@ -238,28 +257,6 @@ class Searches:
             kinds=self.kinds if question.kinds is None else question.kinds,
         )
         return whole, further
-
-    def sample(
-        self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
-    ) -> None:
-        """Offer the queries of an answered corrected search to the sampler."""
-        if cached.is_sampled and self._sampler is not None:
-            sampling = cached.samplings.of(state.field, profile or state.active)
-            if sampling is not None:
-                owner = cached.collection_id
-                self._sampler.offer(sampling, owner, state.dim, state.dtype, data)
-
-    def sample_uncorrected(self, cached: CachedState, field: str | None, data: Any) -> None:
-        """Offer the queries of an answered search that nothing corrects to the sampler.
-
-        field: the searched one; None for the only one that the collection has.
-        """
-        if cached.is_sampled and self._sampler is not None:
-            sampling = cached.sampled_field(field)
-            if sampling is not None:
-                queries = without_tensors(data)
-                owner = cached.collection_id
-                self._sampler.offer(sampling, owner, sampling.dim, sampling.dtype, queries)
 
     def _answered(
         self, cached: CachedState, search_request: SearchRequest, request: Ask
@@ -330,16 +327,25 @@ class Searches:
         strength: float | None,
         profile: str | None,
         kinds: float | None,
+        *,
+        trial: Trial | None = None,
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
         Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it
         cannot merge answers.
         """
+        if self.experiment is not None and trial is None and strength is None and kinds is None:
+            trial = self.experiment.trial_of_requests(requests)
+            if trial is not None:
+                strength, kinds = self.experiment.settings_of(trial)
+
         arguments = (ranker, limit, output_fields, options, strength, profile, kinds)
         with held_for_parts(collection) as held:
             try:
-                return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
+                return (
+                    yield from self._hybrid_search_at_once(collection, requests, *arguments, trial)
+                )
             except REFUSALS as error:
                 can_be_divided = all(can_be_halved(request.data) for request in requests)
                 if not can_be_divided or not exceeds_limit(error):
@@ -356,7 +362,7 @@ class Searches:
                 [_asking(request, data) for data in in_two(request.data)] for request in requests
             ]
             for part in zip(*divided, strict=True):
-                answer = yield from self.hybrid_search(collection, part, *arguments)
+                answer = yield from self.hybrid_search(collection, part, *arguments, trial=trial)
                 results = answer if results is None else _joined(results, answer)
             return results
 
@@ -371,6 +377,7 @@ class Searches:
         strength: float | None,
         profile: str | None,
         kinds: float | None,
+        trial: Trial | None,
     ) -> Operation[Any]:
         call = partial(
             self._hybrid_search_on,
@@ -383,6 +390,7 @@ class Searches:
             self.strength if strength is None else strength,
             profile,
             self.kinds if kinds is None else kinds,
+            trial,
         )
         return self._states.retrying(collection, options.get("timeout"), call)
 
@@ -397,6 +405,7 @@ class Searches:
         strength: float | None,
         profile: str | None,
         kinds: float | None,
+        trial: Trial | None,
         cached: CachedState,
     ) -> Operation[Any]:
         """Search by this collection state, by one request if the server can merge the answers."""
@@ -423,7 +432,9 @@ class Searches:
         if ranking.must_merge(merging, corrected):
             offset = int(options.get("offset") or 0)
             page = slice(offset, offset + limit)
-            return (yield from self._merged(collection, parts, merging, page, options))
+            merged = yield from self._merged(collection, parts, merging, page, options)
+            self._record_hybrid(cached, corrected, trial, merged, options)
+            return merged
 
         sent = [
             ranking.rewritten(request, rewrite, question) if rewrite else request
@@ -434,10 +445,25 @@ class Searches:
         results = yield Ask("hybrid_search", args, dict(options))
         for request, question, rewrite in parts:
             if rewrite is None:
-                self.sample_uncorrected(cached, request.anns_field, request.data)
+                self.recorder.sample_uncorrected(cached, request.anns_field, request.data)
             else:
-                self.sample(cached, rewrite.state, question.profile, question.data)
+                self.recorder.sample(cached, rewrite.state, question.profile, question.data)
+        self._record_hybrid(cached, corrected, trial, results, options)
         return cached.reading.hits_out(results, fields)
+
+    def _record_hybrid(
+        self,
+        cached: CachedState,
+        corrected: Sequence[tuple[Rewrite, Question]],
+        trial: Trial | None,
+        results: Any,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Record a hybrid answer as one to the queries of its first corrected field."""
+        if corrected:
+            rewrite, question = corrected[0]
+            question = replace(question, trial=trial)
+            self.recorder.record(cached, rewrite.state, question, results, _offset(options))
 
     def _merged(
         self,
@@ -465,7 +491,9 @@ class Searches:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            answer = yield from self.search(collection, question, request.expr or "", further)
+            answer = yield from self._searched(
+                collection, question, request.expr or "", further, None
+            )
             answers.append(answer)
 
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
@@ -550,6 +578,11 @@ def _request(
         search_request.search_params,
     )
     return Ask("search", args, further)
+
+
+def _offset(options: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> int:
+    """Return the rank of the first hit, from 0."""
+    return int(options.get("offset") or (params or {}).get("offset") or 0)
 
 
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:

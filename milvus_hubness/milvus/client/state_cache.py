@@ -205,6 +205,11 @@ class CachedState:
         """Whether clients sample any of its queries."""
         return bool(self.samplings.all)
 
+    @cached_property
+    def has_outcomes(self) -> bool:
+        """Whether clients record outcomes of any of its answers."""
+        return any(sampling.outcomes for sampling in self.samplings.all)
+
     def sampled_field(self, anns_field: str | None) -> FieldSampling | None:
         """Return the sampling of the named field, or else of the only one that the collection has:
         without a name, Milvus would refuse a search on several.

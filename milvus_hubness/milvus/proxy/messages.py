@@ -44,6 +44,19 @@ class Send(Ask):
         super().__init__(method_of(request), (request, with_bytes))
 
 
+ARM = "hubness-arm"
+"""Metadata of an answer: the arm of its experiment."""
+ANSWER = "hubness-answer"
+"""Metadata of an answer: the token with which an outcome of it is given."""
+
+
+class Announce(Ask):
+    """Tell the caller something in the trailing metadata of the answer."""
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        super().__init__("announce", (entries,))
+
+
 def method_of(request: Any) -> str:
     name: str = request.DESCRIPTOR.name
     return name.removesuffix("Request")

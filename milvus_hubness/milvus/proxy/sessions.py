@@ -230,6 +230,7 @@ class Session:
             DEFAULT_BANK_BUDGET,
             self._sampler,
             kinds=options.kinds,
+            experiment=options.experiment,
         )
         self.pools = CollectionPools(options.max_calls)
 
