@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Integers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 TIGHTEST_AT = 10_000
@@ -25,6 +26,9 @@ of them and at ten times as many they are a quarter and a tenth wider than they 
 TYPICAL_VARIANCE = 0.15
 """Variance of a query's outcome for which that holds: that of a reciprocal rank. It changes where the
 intervals are tightest, never whether they hold."""
+PREDICTED_FROM = 5
+"""Queries of average outcome that count in the prediction of a query, so that one that was sent
+twice is predicted as an average one and one that was sent a hundred times by itself."""
 FURTHEST = 1_000
 """Factor on the present number of queries up to which the number that is needed is computed."""
 
@@ -58,13 +62,9 @@ class Sequence(NamedTuple):
 
     alpha: float
 
-    imbalance: float
-    """Product of the arms' shares of the queries if they were as set, over what it is."""
-
     def half_width(self, queries: float) -> float:
         """Return half of the width of the interval after so many queries."""
-        variance = self.variance_per_query * queries
-        return self.imbalance * boundary(variance, self.scale, self.alpha) / queries
+        return boundary(self.variance_per_query * queries, self.scale, self.alpha) / queries
 
     def queries_to_show(self, difference: float) -> int | None:
         """Return the number of queries from which on the interval around this leaves out zero.
@@ -106,7 +106,7 @@ def mixture_scale(variance: float, alpha: float) -> float:
     return variance / (log_alpha + math.log(1 + log_alpha))
 
 
-def effective_units(sizes: npt.NDArray[np.int64]) -> float:
+def effective_units(sizes: Integers) -> float:
     """Return (Σ n)² / Σ n² of the numbers n of queries of units (u,): that many units of equal size
     would vary as much.
     """
@@ -118,61 +118,60 @@ def effective_units(sizes: npt.NDArray[np.int64]) -> float:
 
 def difference_of_arms(
     sums: Values,
-    sizes: npt.NDArray[np.int64],
+    sizes: Integers,
     treated: npt.NDArray[np.bool_],
     share: float,
     alpha: float,
+    queries: Integers | None = None,
 ) -> tuple[Difference, Sequence] | None:
     """Return the difference of the mean outcome per query, and the sequence of its intervals.
 
     sums: (u,) the outcomes of a unit's queries, added up. sizes: (u,) their numbers. treated: (u,).
-    share: the probability p of the treatment. None if an arm has fewer than two units.
+    share: the probability p of the treatment. queries: (u,) a hash of the query that a unit is about.
+    None if an arm has no unit, or there are fewer than three.
 
     Units are randomised, so units are the independent terms: the queries of a unit share an arm and
-    are alike, and count as one draw of their number. The estimate is Σ sums / Σ sizes of the treated
-    less that of the others. With m the mean outcome of all queries, it is also
+    are alike, and count as one draw of their number. With the outcome m that is predicted for a
+    query, and N queries, the estimate is
 
-        Σ (T − p) (sum − m · size) / (N p (1 − p))  ·  p (1 − p) N² / (N₁ N₀),
+        Σ (T − p) (sum − m · size) / (p (1 − p) N),
 
-    the estimator by inverse probabilities with m as the predicted mean, and a factor that is 1 but
-    for chance. If arms are alike, the variance of the first sum is known from all units,
-    Σ (sum − m · size)² / (p (1 − p)), even if one arm has hardly any of the large ones. Neyman's
-    variance, of each arm by itself, holds if they are not alike, and the larger of both is taken.
-    Each unit is compared with the mean of the *other* units, since a large one pulls that of all
-    to itself.
+    the estimator by inverse probabilities with predicted means. It is unbiased for any m from *other*
+    units. By default m is their mean outcome; with `queries`, that of the same query in other units,
+    which takes out that one arm had a popular query more often than the other.
+
+    If arms are alike, the variance of the sum follows from all units, Σ (sum − m · size)² / (p (1 − p)),
+    even if one arm has hardly any of the large ones. If they are not, the variance of the terms as
+    they are holds, after Neyman. The larger of both is taken.
     """
+    if len(sums) < 3 or treated.all() or not treated.any():
+        return None
     of_units = sizes.astype(np.float64)
     total = float(of_units.sum())
-    estimate = 0.0
-    product = 1.0
-    neyman = 0.0
-    for is_treatment in (False, True):
-        in_arm = treated == is_treatment
-        if in_arm.sum() < 2:
-            return None
-
-        of_arm = float(of_units[in_arm].sum())
-        mean = float(sums[in_arm].sum()) / of_arm
-        estimate += mean if is_treatment else -mean
-        product *= of_arm / total
-        neyman += _squared_errors(sums[in_arm], of_units[in_arm]) * (total / of_arm) ** 2
+    errors = sums - _predicted(sums, of_units, queries) * of_units
+    terms = np.where(treated, 1 / share, -1 / (1 - share)) * errors
+    estimate = float(terms.sum()) / total
 
     randomised = share * (1 - share)
-    imbalance = randomised / product
-    pooled = _squared_errors(sums, of_units) / randomised
+    if_alike = float((errors**2).sum()) / randomised
+    as_they_are = float(((terms - estimate * of_units) ** 2).sum())
     sequence = Sequence(
         queries=round(total),
-        variance_per_query=max(pooled, neyman / imbalance**2) / total,
+        variance_per_query=max(if_alike, as_they_are) / total,
         scale=mixture_scale(TIGHTEST_AT * TYPICAL_VARIANCE / randomised, alpha),
         alpha=alpha,
-        imbalance=imbalance,
     )
     half_width = sequence.half_width(total)
     return Difference(estimate, estimate - half_width, estimate + half_width), sequence
 
 
-def _squared_errors(sums: Values, sizes: Values) -> float:
-    """Return Σ (sum − m · size)² of units (u,), u ≥ 2, with the mean m of the other units."""
-    share = sizes / sizes.sum()
-    errors = (sums - sums.sum() * share) / (1 - share)
-    return float((errors**2).sum())
+def _predicted(sums: Values, sizes: Values, queries: Integers | None) -> Values:
+    """Return the mean outcome per query that the other units predict for each unit (u,)."""
+    average: Values = (sums.sum() - sums) / (sizes.sum() - sizes)
+    if queries is None:
+        return average
+    _, number = np.unique(queries, return_inverse=True)
+    others_sums = np.bincount(number, sums)[number] - sums
+    others_sizes = np.bincount(number, sizes)[number] - sizes
+    predicted: Values = (others_sums + PREDICTED_FROM * average) / (others_sizes + PREDICTED_FROM)
+    return predicted
