@@ -36,7 +36,13 @@ from benchmarks.environment import RESULTS, environment, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import WithDemand
 from milvus_hubness.correction.near_copies import with_groups
-from milvus_hubness.quality.confidence_sequence import difference_of_arms
+from milvus_hubness.quality.confidence_sequence import (
+    TIGHTEST_AT,
+    TYPICAL_VARIANCE,
+    Sequence,
+    difference_of_arms,
+    mixture_scale,
+)
 from milvus_hubness.quality.experiment import HELPS, HURTS, UNPROVEN, Trials, report
 from milvus_hubness.quality.measures import nearest
 from milvus_hubness.quality.tuning import judge_bank
@@ -82,6 +88,8 @@ class Case(NamedTuple):
     """Share of all queries that one of them has in addition."""
     alike: bool = False
     """Whether both arms have the raw ranking."""
+    clicking: float = 1.0
+    """Share of the users who click at all."""
     delay: float = 0.0
     """Mean seconds until a click is reported."""
     rows_as_units: bool = False
@@ -103,6 +111,7 @@ CASES = {
     "no difference, Zipf 1.0": Case("Zipf 1.0", 40_000, alike=True),
     "no difference, one query has 30%": Case("helps", 40_000, popular=0.3, alike=True),
     "no difference, Zipf 1.0, a tenth is treated": Case("Zipf 1.0", 40_000, 0.1, alike=True),
+    "no difference, 2% click": Case("helps", 40_000, alike=True, clicking=0.04),
     "no difference, Zipf 1.0, rows as units": Case(
         "Zipf 1.0", 40_000, alike=True, rows_as_units=True, hashes=False
     ),
@@ -171,7 +180,7 @@ def mean_reciprocal_ranks(clicks: Values) -> Values:
 
 def site_in(case: Case) -> Site:
     site = site_of(case.site)
-    clicks = site.clicks[[0, 0]] if case.alike else site.clicks
+    clicks = case.clicking * (site.clicks[[0, 0]] if case.alike else site.clicks)
     demand = site.demand * (1 - case.popular)
     # A query whose answers the correction changes as it does on the average.
     changes = mean_reciprocal_ranks(site.clicks[1] - site.clicks[0])
@@ -250,6 +259,80 @@ def summary_of(name: str, runs: list[tuple[str, int]]) -> dict[str, Any]:
     }
 
 
+GUARDS = ((0, 0), (25, 12), (50, 25), (100, 50))
+"""Effective units and units with a click of the smaller arm, before which no winner counts."""
+GUARD_RUNS = 200
+GUARD_LIMIT = 10_000
+GUARD_EVERY = 250
+GUARDED = {
+    "Zipf 1.0": Case("Zipf 1.0", GUARD_LIMIT, alike=True),
+    "Zipf 1.0, no hashes": Case("Zipf 1.0", GUARD_LIMIT, alike=True, hashes=False),
+    "Zipf 1.0, a tenth is treated": Case("Zipf 1.0", GUARD_LIMIT, 0.1, alike=True),
+    "one query has 30%": Case("helps", GUARD_LIMIT, popular=0.3, alike=True),
+    "one query has 30%, no hashes": Case(
+        "helps", GUARD_LIMIT, popular=0.3, alike=True, hashes=False
+    ),
+    "one query has 30%, a tenth is treated": Case(
+        "helps", GUARD_LIMIT, 0.1, popular=0.3, alike=True
+    ),
+    "one query has 30%, a tenth is treated, no hashes": Case(
+        "helps", GUARD_LIMIT, 0.1, popular=0.3, alike=True, hashes=False
+    ),
+    "2% click": Case("helps", GUARD_LIMIT, alike=True, clicking=0.04),
+    "2% click, a tenth is treated": Case("helps", GUARD_LIMIT, 0.1, alike=True, clicking=0.04),
+}
+
+
+def false_winners(name: str, first: int, last: int) -> list[int]:
+    """Return for each of GUARDS in how many runs an interval left out the truth, which is zero."""
+    torch.set_num_threads(1)
+    case = GUARDED[name]
+    smaller = min(case.share, 1 - case.share)
+    counts = np.zeros(len(GUARDS), np.int64)
+    for run in range(first, last):
+        trials, _ = traffic(case, [1_000 + list(GUARDED).index(name), run])
+        is_wrong = np.zeros(len(GUARDS), np.bool_)
+        for count in range(GUARD_EVERY, case.limit + 1, GUARD_EVERY):
+            looked = report(trials.take(np.arange(count)))
+            interval = looked.reciprocal_rank
+            if interval is None or interval.low <= 0 <= interval.high:
+                continue
+            for number, (units, clicked) in enumerate(GUARDS):
+                is_wrong[number] |= (
+                    smaller * looked.effective_units >= units
+                    and smaller * looked.clicked_units >= clicked
+                )
+        counts += is_wrong
+    return counts.tolist()
+
+
+CLICK_THROUGH = (0.5, 0.1, 0.02)
+CHANGES = (0.2, 0.1, 0.05, 0.02)
+
+
+def queries_needed() -> dict[str, dict[str, int | None]]:
+    """Return after how many queries a relative change of the reciprocal rank of clicks is proven.
+
+    By click-through and change, where the estimate is the true change: half of the experiments are
+    through sooner. Arms are equal and units single queries; ranks of clicks are those of "helps".
+    """
+    site = site_of("helps")
+    ranks = np.arange(1, HITS + 1)
+    by_rank = site.demand @ site.clicks[0]
+    needed: dict[str, dict[str, int | None]] = {}
+    for click_through in CLICK_THROUGH:
+        probability = by_rank * click_through / by_rank.sum()
+        mean = float(probability @ (1 / ranks))
+        variance = 4 * (float(probability @ (1 / ranks**2)) - mean**2)
+        scale = mixture_scale(4 * TIGHTEST_AT * TYPICAL_VARIANCE, 0.05)
+        few, many = (Sequence(count, variance, scale, 0.05) for count in (500, 100_000))
+        needed[str(click_through)] = {
+            str(change): few.queries_to_show(change * mean) or many.queries_to_show(change * mean)
+            for change in CHANGES
+        }
+    return needed
+
+
 class Widths(NamedTuple):
     """Half widths of 95% confidence sequences of one experiment, each query a unit of its own."""
 
@@ -296,7 +379,12 @@ def empirical_bernstein(values: Values, alpha: float) -> float:
     return float((np.log(2 / alpha) + costs.sum()) / bets.sum())
 
 
-def markdown_of(cases: dict[str, dict[str, Any]], by_width: dict[str, Any]) -> str:
+def markdown_of(
+    cases: dict[str, dict[str, Any]],
+    guards: dict[str, list[int]],
+    needed: dict[str, dict[str, int | None]],
+    by_width: dict[str, Any],
+) -> str:
     rows = []
     for name, row in cases.items():
         queries = row["queries"]
@@ -332,9 +420,27 @@ def markdown_of(cases: dict[str, dict[str, Any]], by_width: dict[str, Any]) -> s
     compared = table(
         ["queries", "normal mixture", "empirical Bernstein", "ordinary interval, one look"], lines
     )
+    guard_head = [f"{units} units, {clicked} clicks" for units, clicked in GUARDS]
+    guarded = table(
+        ["arms are alike", *guard_head],
+        [[name, *(f"{count / GUARD_RUNS:.1%}" for count in row)] for name, row in guards.items()],
+    )
+    by_change = table(
+        ["click-through", *(f"+{change:.0%}" for change in CHANGES)],
+        [
+            [f"{float(name):.0%}", *("" if n is None else f"{n:,}" for n in row.values())]
+            for name, row in needed.items()
+        ],
+    )
     return (
-        f"{verdicts}\n\n{sites}\n\nWhere arms are alike, no verdict is right. Half widths of the "
-        f"interval of the difference, each query a unit of its own:\n\n{compared}"
+        f"{verdicts}\n\n{sites}\n\nWhere arms are alike, no verdict is right.\n\n"
+        f"Queries until a change of the reciprocal rank of clicks is proven, in the mean, by the "
+        f"formula, each query a unit of its own and arms equal:\n\n{by_change}\n\n"
+        f"Share of {GUARD_RUNS} runs in which an interval ever left out the truth, at looks after "
+        f"every {GUARD_EVERY} of {GUARD_LIMIT:,} queries, if looks count from so many effective "
+        f"units and units with a click of the smaller arm on:\n\n{guarded}\n\n"
+        f"Half widths of the interval of the difference, each query a unit of its own:\n\n"
+        f"{compared}"
     )
 
 
@@ -362,13 +468,26 @@ def main(arguments: list[str] | None = None) -> int:
             name: [pool.submit(outcomes, name, first, last) for first, last in pairwise(bounds)]
             for name in options.cases
         }
+        guarding = {
+            name: [
+                pool.submit(false_winners, name, first, last)
+                for first, last in pairwise([0, GUARD_RUNS // 2, GUARD_RUNS])
+            ]
+            for name in GUARDED
+        }
         for name, parts in waiting.items():
             summaries[name] = summary_of(name, [run for part in parts for run in part.result()])
             print(name, json.dumps(summaries[name]), flush=True)
 
+        guards = {
+            name: [sum(counts) for counts in zip(*(part.result() for part in parts), strict=True)]
+            for name, parts in guarding.items()
+        }
+
     cases = {name: {**saved, **summaries}[name] for name in CASES if name in {**saved, **summaries}}
     by_width = {str(count): widths(count)._asdict() for count in (2_000, 10_000, 40_000)}
-    markdown = markdown_of(cases, by_width)
+    needed = queries_needed()
+    markdown = markdown_of(cases, guards, needed, by_width)
     print(markdown)
     if options.save:
         model = {"a_relevant": A_RELEVANT, "a_other": A_OTHER, "goes_on": GOES_ON}
@@ -378,6 +497,8 @@ def main(arguments: list[str] | None = None) -> int:
             "click_model": model,
             "look_every": EVERY,
             "window_seconds": WINDOW,
+            "queries_needed": needed,
+            "guards": {"of": GUARDS, "runs": GUARD_RUNS, "wrong": guards},
             "half_widths": by_width,
             "environment": environment(started),
         }

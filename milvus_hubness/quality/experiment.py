@@ -42,9 +42,8 @@ EFFECTIVE_UNITS = 50
 CLICKS = 25
 """Units with a click of the smaller arm, by its share, below which there is no verdict.
 
-Both were chosen on simulated experiments of two equal arms, at 40 looks at 20,000 queries: with half
-of them, an arm of a tenth where one query is a third of the log had a winner in 3% of the runs, with
-these in 0%, and in at most 2% of any case."""
+Both were chosen on simulated experiments of two equal arms, looked at forty times up to 10,000
+queries: `benchmarks/experiment.py` has the share of runs with a winner under other numbers."""
 SHARE_ALPHA = 0.001
 """Probability that arms of the right share are ever called wrong."""
 SHARE_UNITS = 1_000
@@ -228,6 +227,9 @@ class ExperimentReport:
     effective_units: float
     """Units of equal size that would vary as much as those of both arms."""
 
+    clicked_units: int
+    """Units with a click, of both arms."""
+
     mixed_units: int
     """Units with answers of both arms, which are left out."""
 
@@ -330,6 +332,7 @@ def report(trials: Trials, alpha: float = 0.05) -> ExperimentReport:
         more_queries=more,
         seconds=seconds,
         effective_units=effective_units(units.sizes),
+        clicked_units=int((units.clicks > 0).sum()),
         mixed_units=mixed,
     )
 
