@@ -192,6 +192,29 @@ def test_rows_taken_for_units_would_name_a_winner_without_a_difference():
     assert winners(case, looks, of_rows) > 0.25 * RUNS
 
 
+def test_clicks_that_are_reported_late_name_no_winner_without_a_difference():
+    count = 0
+    for seed in range(RUNS):
+        trials = users(3_000, seed, zipf=1.0, rate=0.25)
+        delays = np.random.default_rng(seed).exponential(1_800, size=3_000)
+        verdicts = set()
+        for look in range(300, 3_001, 300):
+            seen = trials.take(np.arange(look))
+            is_reported = (seen.at + delays[:look]) <= seen.at[-1]
+            verdicts.add(report(replace(seen, rank=seen.rank * is_reported)).verdict)
+        count += verdicts != {UNPROVEN}
+    assert count <= MOST
+
+
+def test_clicks_that_are_reported_late_make_a_difference_smaller_but_no_other():
+    trials = users(12_000, effect=0.2, rate=0.2)
+    delays = np.random.default_rng(0).exponential(7_200, size=12_000)
+    is_reported = trials.at + delays <= trials.at[-1]
+    late = report(replace(trials, rank=trials.rank * is_reported))
+    assert late.verdict == HELPS
+    assert late.reciprocal_rank.estimate < report(trials).reciprocal_rank.estimate
+
+
 def intervals(trials, looks, **options):
     for look in looks:
         seen = trials.take(np.arange(look))
@@ -319,7 +342,11 @@ def test_an_answer_that_is_delivered_again_counts_once():
 
 def test_a_click_that_comes_late_replaces_the_row_without_one():
     trials = users(3_000, effect=0.2)
-    early = replace(trials, rank=np.where(np.arange(3_000) % 2, 0, trials.rank))
+    early = replace(
+        trials,
+        rank=np.where(np.arange(3_000) % 2, 0, trials.rank),
+        hub_share=np.full(3_000, np.nan),
+    )
     both = trials.take(np.arange(3_000))
     rows = Trials(
         **{
