@@ -118,8 +118,8 @@ CASES = {
 }
 SITES = {
     "helps": "text_video_msrvtt t2v, all queries equally often; the default with the task's bank",
-    "hurts": "docstring_code, all queries equally often; the default in full with a bank of one topic of four, "
-    "which the verdict without labels advises against",
+    "hurts": "docstring_code, all queries equally often; the default with a bank of one topic of four, which the "
+    "verdict without labels does not recognise",
     "Zipf 1.0": "caption_document, demand by Zipf's law to the power 1; the default with a log of that demand",
 }
 
@@ -129,11 +129,8 @@ def site_of(name: str) -> Site:
     if name == "Zipf 1.0":
         return _zipf_site()
     task = load_task("docstring_code" if name == "hurts" else "text_video_msrvtt t2v")
-    if name == "hurts":
-        bank = QueryBank(_one_topic(task.bank))
-        bias = biases_of(WithDemand(), with_groups(bank, task.gallery), task.gallery)
-    else:
-        bias = _default(QueryBank(task.bank), task.gallery)
+    bank = QueryBank(_one_topic(task.bank) if name == "hurts" else task.bank)
+    bias = _default(bank, task.gallery)
     demand = np.full(len(task.query), 1 / len(task.query))
     return Site(demand, _clicks(task.query, task.gallery, task.positives, bias))
 
