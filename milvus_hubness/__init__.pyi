@@ -41,6 +41,7 @@ from milvus_hubness.jobs.refresh.run import RefreshResult as RefreshResult
 from milvus_hubness.jobs.refresh.run import refresh as refresh
 from milvus_hubness.jobs.refresh.status import status as status
 from milvus_hubness.milvus.client.aio import AsyncHubnessClient as AsyncHubnessClient
+from milvus_hubness.milvus.client.experiments import Experiment as Experiment
 from milvus_hubness.milvus.client.matching import Matches as Matches
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig as CorrectionConfig
 from milvus_hubness.milvus.client.sync import HubnessClient as HubnessClient

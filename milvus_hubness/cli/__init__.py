@@ -27,6 +27,7 @@ COMMANDS = {
     "adopt": "milvus_hubness.cli.adopt:adopt",
     "refresh": "milvus_hubness.cli.refresh:refresh",
     "bank": "milvus_hubness.cli.bank:app",
+    "experiment": "milvus_hubness.cli.experiment:app",
     "serve": "milvus_hubness.cli.servers:serve",
     "proxy": "milvus_hubness.cli.servers:proxy",
     "status": "milvus_hubness.cli.reports:status",

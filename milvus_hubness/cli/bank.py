@@ -26,6 +26,10 @@ Size = Annotated[
     "Largest number of samples or, of a corrected field, of queries in its bank. [default: 10,000, "
     "or the size of the bank]",
 ]
+Outcomes = Annotated[
+    float | None,
+    "Share of answers of which clients record outcomes, such as clicks; 0 for none. [default: 0]",
+]
 SeedShare = Annotated[
     float | None, "Share of an online bank kept for its first queries. [default: 0.25]"
 ]
@@ -43,6 +47,7 @@ def sample(
     connection: options.Connection,
     rate: Rate = None,
     size: Size = None,
+    outcomes: Outcomes = None,
     seed_share: SeedShare = None,
     half_life: HalfLife = None,
     duplicate_cosine: DuplicateCosine = None,
@@ -57,7 +62,7 @@ def sample(
 
     Example: milvus-hubness bank sample products --rate 0.01
     """
-    settings = _settings(rate, size, seed_share, half_life, duplicate_cosine)
+    settings = _settings(rate, size, outcomes, seed_share, half_life, duplicate_cosine)
     _start(collection, connection, field, profile, settings, as_json=as_json)
 
 
@@ -66,6 +71,7 @@ def update(
     connection: options.Connection,
     rate: Rate = None,
     size: Size = None,
+    outcomes: Outcomes = None,
     seed_share: SeedShare = None,
     half_life: HalfLife = None,
     duplicate_cosine: DuplicateCosine = None,
@@ -79,7 +85,7 @@ def update(
     """
     from milvus_hubness.jobs.common.samples import sampling_of
 
-    settings = _settings(rate, size, seed_share, half_life, duplicate_cosine)
+    settings = _settings(rate, size, outcomes, seed_share, half_life, duplicate_cosine)
     if not settings:
         raise typer.BadParameter("nothing to change: pass --rate, --size or another setting")
     if sampling_of(connection.open().info(collection, counted=False), field, profile) is None:
@@ -183,6 +189,7 @@ app = command_line(
 def _settings(
     rate: float | None,
     size: int | None,
+    outcomes: float | None,
     seed_share: float | None,
     half_life: float | None,
     duplicate_cosine: float | None,
@@ -191,6 +198,7 @@ def _settings(
     settings = {
         "rate": rate,
         "size": size,
+        "outcomes": outcomes,
         "seed_share": seed_share,
         "half_life_seconds": None if half_life is None else HOUR * half_life,
         "duplicate_cosine": duplicate_cosine,
@@ -224,6 +232,11 @@ def _show(collection: str, statuses: list[SamplingStatus]) -> None:
             "sampled": f"{sampling.rate:.3%} of live queries, into {sampling.samples_collection}",
             "samples": f"{status.waiting:,} of at most {sampling.capacity:,}",
         }
+        if sampling.outcomes:
+            facts["outcomes"] = (
+                f"of {sampling.outcomes:.3%} of answers: {status.answers:,} answers, "
+                f"{status.outcomes:,} outcomes"
+            )
         if status.first is not None and status.last is not None:
             facts["from"] = f"{_moment(status.first)} to {_moment(status.last)} UTC"
         if status.variety is not None:

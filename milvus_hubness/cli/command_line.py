@@ -42,7 +42,7 @@ PANELS = {
         "upstream_tls", "upstream_ca", "renamed_from",
     ),
     "Bank": (
-        "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size", "seed_share",
+        "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size", "outcomes", "seed_share",
         "half_life", "duplicate_cosine", "off", "live",
     ),
     "Method": (

@@ -66,7 +66,7 @@ def enable(
             max_miss_rate=max_miss_rate,
             gate=gate,
             gate_targets=gate_targets,
-            prior=preferring.read_prior(),
+            prior=preferring.read_prior(store, collection, field),
             prior_weight=preferring.prior_weight,
             kind=kind,
             verdict=judging.verdict,

@@ -72,7 +72,7 @@ def tune(
     preferring = options.PriorOptions(prior, prior_from)
     store = connection.open()
     query_vectors = options.read_vectors(store, queries)
-    judgements = judging.read()
+    judgements = judging.read(store=store, collection=collection, field=field)
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -83,7 +83,7 @@ def tune(
             judgements=judgements,
             measure=judging.measure,
             target_bank=options.read_vectors(store, target_bank),
-            prior=preferring.read_prior(),
+            prior=preferring.read_prior(store, collection, field),
             kind=kind,
             progress=progress,
         ).to_dict()
@@ -307,7 +307,7 @@ def diagnose(
     check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
-    judgements = judging.read(query_text)
+    judgements = judging.read(query_text, store=store, collection=collection, field=field)
     query_vectors = options.read_vectors(store, queries)
     texts = None
     if query_text and queries and query_vectors is not None:

@@ -115,7 +115,7 @@ class Planning(
             target=self.target,
             gate=self.gate,
             gate_targets=self.gate_targets,
-            prior=self.read_prior(),
+            prior=self.read_prior(store, source, self.field),
             prior_weight=self.prior_weight,
             kind=self.kind,
             profiles=self.profiles,
@@ -140,6 +140,7 @@ class Planning(
         """
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
+        from milvus_hubness.jobs.common.outcomes import OUTCOMES
         from milvus_hubness.jobs.common.priors import ChosenPrior, PriorRequest
         from milvus_hubness.jobs.common.samples import SAMPLES
 
@@ -149,7 +150,9 @@ class Planning(
         # More queries may have been sampled since: the migration goes on with those it began with.
         bank = None if self.bank == SAMPLES else self.read(store, migration.source, self.field)
         targets = options.read_vectors(store, self.target_bank)
-        prior = ChosenPrior.of(PriorRequest.of(self.read_prior())).arguments or {}
+        # More outcomes may have come since, as more samples may.
+        prior_from = None if self.prior_from == OUTCOMES else self.read_prior()
+        prior = ChosenPrior.of(PriorRequest.of(prior_from)).arguments or {}
         former_prior = former.get("prior") or {}
         slots = None if self.profiles == 1 else slots_for(self.profiles)
         index_type = self.index_type and self.index_type.upper()

@@ -26,7 +26,9 @@ from milvus_hubness.jobs.store.protocols import (
     expect_store,
 )
 from milvus_hubness.jobs.store.records import (
+    ANSWER,
     EVERY_PROFILE,
+    OUTCOME,
     SAMPLINGS_PROPERTY,
     CollectionInfo,
     FieldSampling,
@@ -109,6 +111,10 @@ class SamplingStatus:
     """Unix time of the newest one."""
     variety: Variety | None = None
     """None for fewer than two samples."""
+    answers: int = 0
+    """Number of recorded answers."""
+    outcomes: int = 0
+    """Number of recorded outcomes."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -365,6 +371,8 @@ def _move_samples(store: Store, info: CollectionInfo, former: Sampling, to: Samp
 def _status(store: Store, state: CollectionState | None, sampling: Sampling) -> SamplingStatus:
     samples = samples_of(store, sampling)
     times = samples.origins.at
+    sampler = capability(store, QuerySampling)
+    whose = (sampling.samples_collection, sampling.profile)
     seed: int | None = None
     live: int | None = None
     if state is not None and sampling.profile != EVERY_PROFILE:
@@ -380,6 +388,8 @@ def _status(store: Store, state: CollectionState | None, sampling: Sampling) -> 
         first=int(times.min()) if len(times) else None,
         last=int(times.max()) if len(times) else None,
         variety=variety_of(samples) if len(times) > 1 else None,
+        answers=len(sampler.read_query_samples(*whose, event=ANSWER).origins),
+        outcomes=len(sampler.read_query_samples(*whose, event=OUTCOME).origins),
     )
 
 

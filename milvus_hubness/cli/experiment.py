@@ -1,0 +1,69 @@
+"""The commands milvus-hubness experiment."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from milvus_hubness.cli import console, options
+from milvus_hubness.cli.command_line import command_line
+
+Collection = Annotated[str, typer.Argument(help="Corrected collection or its alias.")]
+Name = Annotated[str | None, "Name of the experiment. [default: the latest]"]
+Outcome = Annotated[str, "Kind of the outcomes that count, as the application calls them."]
+Profile = Annotated[str | None, "Bias profile. [default: the active one]"]
+
+
+def report(
+    collection: Collection,
+    connection: options.Connection,
+    name: Name = None,
+    outcome: Outcome = "click",
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what a test on live traffic has shown so far, with a verdict that is right at any look.
+
+    Example: milvus-hubness experiment report products
+    """
+    from milvus_hubness.reports.experiments import experiment_report
+
+    chosen, shown = experiment_report(
+        connection.open(), collection, name, field=field, profile=profile, kind=outcome
+    )
+    result = {"experiment": chosen, "report": shown.to_dict()}
+    console.show_result(
+        as_json, result, lambda: console.say(f"Experiment {chosen} of {collection}\n\n{shown}")
+    )
+
+
+def names(
+    collection: Collection,
+    connection: options.Connection,
+    field: options.Field = None,
+    profile: Profile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the experiments of a collection, the latest first, with their recorded answers.
+
+    Example: milvus-hubness experiment list products
+    """
+    from milvus_hubness.reports.experiments import experiment_names
+
+    counts = experiment_names(connection.open(), collection, field=field, profile=profile)
+    rows = [(name, f"{count:,}") for name, count in counts.items()]
+    console.show_result(
+        as_json,
+        {"experiments": counts},
+        lambda: console.show_table(f"Experiments of {collection}", ("name", "answers"), rows),
+    )
+
+
+app = command_line(
+    "Compare the corrected ranking with the raw one by what users choose."
+    "\n\nExample: milvus-hubness experiment report products",
+    report,
+    list=names,
+)
