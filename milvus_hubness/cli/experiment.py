@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,17 +23,28 @@ def report(
     outcome: Outcome = "click",
     field: options.Field = None,
     profile: Profile = None,
+    output: Annotated[Path | None, "HTML page to write, with what was recorded over time."] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what a test on live traffic has shown so far, with a verdict that is right at any look.
 
     Example: milvus-hubness experiment report products
     """
-    from milvus_hubness.reports.experiments import experiment_report
+    from milvus_hubness.basics.files.writing import check_writable
+    from milvus_hubness.reports.experiments import experiment_page, experiment_report
 
+    if output is not None:
+        check_writable(output)
+    store = connection.open()
     chosen, shown = experiment_report(
-        connection.open(), collection, name, field=field, profile=profile, kind=outcome
+        store, collection, name, field=field, profile=profile, kind=outcome
     )
+    if output is not None:
+        page = experiment_page(
+            store, collection, chosen, field=field, profile=profile, kind=outcome
+        )
+        console.write_page(output, page)
+
     result = {"experiment": chosen, "report": shown.to_dict()}
     console.show_result(
         as_json, result, lambda: console.say(f"Experiment {chosen} of {collection}\n\n{shown}")

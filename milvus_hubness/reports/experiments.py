@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.outcomes import RecordedAnswer, recorded_answers
+from milvus_hubness.jobs.common.samples import samples_of, sampling_of
 from milvus_hubness.jobs.store.protocols import Store, expect_store
-from milvus_hubness.quality.experiment import ExperimentReport, Trials, report
+from milvus_hubness.quality.experiment import Arm, ExperimentReport, Trials, report
+from milvus_hubness.reports import charts
+
+LONGEST = 80
+"""Characters of a name in the page."""
+MOST_POINTS = 200
+"""Points of a line in the page."""
 
 HUB_DEVIATIONS = 2.0
 """A hub is a row whose k-occurrence is above the mean by so many standard deviations (Radovanović et
@@ -89,6 +99,135 @@ def trials_of(answers: Sequence[RecordedAnswer], rows: int) -> Trials:
         share=shares.pop(),
         query=np.array([each["query"] for each in facts], np.int64),
     )
+
+
+@dataclass(frozen=True)
+class ExperimentView:
+    """What the page of an experiment shows."""
+
+    name: str
+    collection: str
+    report: ExperimentReport
+    rows: Sequence[tuple[str, str, str, str]]
+    """A figure, that of the control, that of the corrected arm, and the difference."""
+    ranks: Markup
+    """A chart of the mean reciprocal rank of each arm, up to each moment."""
+    counts: Markup
+    """A chart of the recorded answers and the sampled queries, up to each moment."""
+
+    @property
+    def tone(self) -> str:
+        """The class of the verdict in the page."""
+        return {"correction helps": "helps", "correction hurts": "hurts"}.get(
+            self.report.verdict, ""
+        )
+
+    @property
+    def alpha(self) -> str:
+        return f"{self.report.alpha:.0%}"
+
+
+def experiment_page(
+    store: Store,
+    collection: str,
+    name: str | None = None,
+    *,
+    field: str | None = None,
+    profile: str | None = None,
+    kind: str = "click",
+) -> str:
+    """Return the page of an experiment in UTF-8: verdict, arms, and what was recorded over time.
+
+    Raises as `experiment_report` does.
+    """
+    chosen, shown = experiment_report(
+        store, collection, name, field=field, profile=profile, kind=kind
+    )
+    info = store.info(collection)
+    answers = [
+        answer
+        for answer in recorded_answers(store, info.name, field=field, profile=profile, kind=kind)
+        if _name(answer) == chosen
+    ]
+    sampling = sampling_of(info, field, profile)
+    assert sampling is not None, "the answers were read from its samples"
+    sampled = np.sort(samples_of(store, sampling).origins.at)
+    view = ExperimentView(
+        name=chosen,
+        collection=info.name,
+        report=shown,
+        rows=_rows(shown),
+        ranks=_ranks_chart(answers),
+        counts=_counts_chart(answers, sampled),
+    )
+    return charts.page_template(__package__, "experiment.html", LONGEST).render(view=view)
+
+
+def _rows(shown: ExperimentReport) -> list[tuple[str, str, str, str]]:
+    control, corrected = shown.control, shown.treatment
+    return [
+        ("queries", f"{control.queries:,}", f"{corrected.queries:,}", ""),
+        ("with a click", f"{control.clicks:,}", f"{corrected.clicks:,}", ""),
+        _row("reciprocal rank of clicks", control, corrected, shown, "reciprocal_rank", ".4f"),
+        _row("click-through", control, corrected, shown, "click_through", ".1%"),
+        _row("hubs among the hits", control, corrected, shown, "hub_share", ".1%"),
+        _row("latency p50, ms", control, corrected, shown, "latency_p50", ".1f"),
+        _row("latency p95, ms", control, corrected, shown, "latency_p95", ".1f"),
+    ]
+
+
+def _row(
+    title: str, control: Arm, corrected: Arm, shown: ExperimentReport, name: str, form: str
+) -> tuple[str, str, str, str]:
+    values = (getattr(control, name), getattr(corrected, name))
+    first, second = ("–" if value is None else format(value, form) for value in values)
+    difference = getattr(shown, name, None)
+    interval = ""
+    if difference is not None:
+        low, high = (format(end, "+" + form) for end in (difference.low, difference.high))
+        interval = f"{difference.estimate:+{form}} ({low} … {high})"
+    return title, first, second, interval
+
+
+def _ranks_chart(answers: Sequence[RecordedAnswer]) -> Markup:
+    """Draw the mean reciprocal rank of each arm, up to each moment."""
+    times = np.array([answer.at for answer in answers])
+    gains = np.array([1 / answer.best_rank if answer.best_rank else 0.0 for answer in answers])
+    treated = np.array([bool(answer.facts["treated"]) for answer in answers])
+    lines = []
+    for name, css_class, of_arm in (
+        ("control", "before", ~treated),
+        ("corrected", "after", treated),
+    ):
+        if of_arm.any():
+            means = np.cumsum(gains[of_arm]) / np.arange(1, of_arm.sum() + 1)
+            lines.append(_line(name, css_class, times[of_arm], means))
+    span = _moment(times[0]), _moment(times[-1])
+    return charts.timeline("Reciprocal rank", lines, *span, lambda value: f"{value:.3f}")
+
+
+def _counts_chart(
+    answers: Sequence[RecordedAnswer], sampled: np.ndarray[Any, np.dtype[np.int64]]
+) -> Markup:
+    """Draw how many answers were recorded and queries sampled, up to each moment."""
+    times = np.array([answer.at for answer in answers])
+    lines = [_line("answers", "after", times, np.arange(1, len(times) + 1))]
+    if len(sampled):
+        lines.append(_line("samples", "before", sampled, np.arange(1, len(sampled) + 1)))
+    moments = np.concatenate([times, sampled])
+    span = _moment(moments.min()), _moment(moments.max())
+    return charts.timeline("Recorded", lines, *span, lambda value: f"{value:,.0f}")
+
+
+def _line(name: str, css_class: str, times: Any, values: Any) -> charts.Line:
+    """Return a line of at most MOST_POINTS points, spread evenly over the rows."""
+    rows = np.unique(np.linspace(0, len(times) - 1, MOST_POINTS).astype(int))
+    points = [(_moment(times[row]), float(values[row])) for row in rows]
+    return charts.Line(name, css_class, points, dots=False)
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(float(seconds), timezone.utc)
 
 
 def _hubs(answers: Sequence[RecordedAnswer], rows: int) -> set[Any]:

@@ -21,7 +21,7 @@ from milvus_hubness.jobs.common.outcomes import judgements_of_outcomes, recorded
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.milvus.client import experiments
 from milvus_hubness.milvus.client.query_samples import MOST_KEYS
-from milvus_hubness.reports.experiments import experiment_names, experiment_report
+from milvus_hubness.reports.experiments import experiment_names, experiment_page, experiment_report
 from tests.support.async_clients import opened
 from tests.support.galleries import hubby_gallery, plain_collection, vectors
 
@@ -120,6 +120,10 @@ def test_outcomes_become_a_report_pairs_and_a_prior(lite, corrected, rng):
     assert shown.share == 0.4
     assert experiment_report(store, corrected, kind="sale")[1].control.reciprocal_rank is not None
     assert experiment_names(store, corrected) == {"november": 60}
+
+    page = experiment_page(store, corrected)
+    assert "no difference proven yet" in page
+    assert page.count("<polyline") == 3, "two arms, and the answers; no query is sampled here"
 
     judgements = judgements_of_outcomes(store, corrected)
     assert len(judgements) == 20

@@ -8,15 +8,16 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from milvus_hubness.correction.codec.arrays import Dtype, without_tensors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import Sampling
 from milvus_hubness.milvus.client.messages import Question, expect_strength
+
+if TYPE_CHECKING:
+    from milvus_hubness.milvus.client.state_cache import Target
 
 WINDOW_SECONDS = 600
 """Time within which a query that is sent again stays in its arm, so that the pages of one answer fit
@@ -157,9 +158,6 @@ class Trial:
 class Answered:
     """What an answer is to its outcomes: its arm, and where they are recorded."""
 
-    owner: CollectionId
-    field: str
-    profile: str
     trial: Trial | None
     """None outside of experiments."""
     number: int
@@ -168,8 +166,8 @@ class Answered:
     """m vectors, as they were sent."""
     offset: int
     """Rank of the first hit, from 0."""
-    sampling: Sampling | None
-    """None if nothing of this answer is recorded."""
+    target: Target | None
+    """Where it is recorded; None if nothing of it is."""
     dim: int
     dtype: Dtype
 
@@ -185,15 +183,16 @@ class Answered:
     @property
     def is_recorded(self) -> bool:
         """Whether outcomes of this answer count."""
-        return self.sampling is not None
+        return self.target is not None
 
     def token(self, query: int = 0) -> str | None:
         """Return a short text with which an outcome can be given later and elsewhere; None if nothing
         of this answer is recorded. It has no vector and names no user.
         """
-        if self.sampling is None:
+        if self.target is None:
             return None
-        return f"{self.number + query}.{self.field}.{self.profile}"
+        sampling = self.target.sampling
+        return f"{self.number + query}.{sampling.field}.{sampling.profile}"
 
     def __repr__(self) -> str:
         return f"Answered(arm={self.arm!r}, experiment={self.experiment!r})"
@@ -227,13 +226,17 @@ def expect_kind(kind: str) -> None:
         )
 
 
+HASHED = 64
+"""Components of a query that are hashed, spread evenly: all of them would take longer than the rest of
+an arm. Queries that differ in none of them share their arm."""
+
+
 def hashed_bytes(data: Any) -> bytes | None:
-    """Return the bytes of queries, equal for equal vectors as lists and as arrays; None for others."""
+    """Return what of queries is hashed, equal for equal vectors as lists and as arrays of any type of
+    number; None for what are no vectors.
+    """
     try:
-        rows = without_tensors(data)
-        if isinstance(rows, np.ndarray):
-            return np.ascontiguousarray(rows, np.float32).tobytes()
-        return b"".join(map(_row_bytes, rows))
+        return b"".join(map(_row_bytes, without_tensors(data)))
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -241,9 +244,10 @@ def hashed_bytes(data: Any) -> bytes | None:
 def _row_bytes(row: Any) -> bytes:
     if isinstance(row, bytes):
         return row
-    if isinstance(row, np.ndarray):
-        return np.ascontiguousarray(row, np.float32).tobytes()
-    return array("f", row).tobytes()
+    some = row[:: len(row) // HASHED + 1]
+    if isinstance(some, np.ndarray):
+        return some.astype(np.float32).tobytes()
+    return array("f", some).tobytes()
 
 
 def copied(data: Any) -> list[Any]:

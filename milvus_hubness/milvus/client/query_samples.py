@@ -19,7 +19,6 @@ import numpy.typing as npt
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import StateError
-from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
     ANSWER,
     OUTCOME,
@@ -92,17 +91,16 @@ class Sampler:
     def offer(
         self,
         sampling: Sampling,
-        owner: CollectionId,
+        samples: SamplesOf,
         dim: int,
         dtype: Dtype,
         queries: Sequence[Any] | npt.NDArray[Any],
     ) -> None:
-        """Sample some of the queries of an answered search in the collection `owner`.
+        """Sample some of the queries of an answered search.
 
         queries: m vectors, as pymilvus takes them for a field of this dimension and type.
         """
         try:
-            target = SamplesOf(sampling.helper, owner)
             rate = sampling.rate
             name = (sampling.samples_collection, sampling.profile, rate)
             gap = self._gaps.get(name)
@@ -114,13 +112,13 @@ class Sampler:
                 query = queries[gap]
                 # The caller may use its array for the next query.
                 query = query if isinstance(query, bytes) else query.copy()
-                self.put(target, partial(_query, sampling, dim, dtype, query, int(time.time())))
+                self.put(samples, partial(_query, sampling, dim, dtype, query, int(time.time())))
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
             # The search was answered: no fault of a sample may fail it.
             self._dropped += 1
-            log.warning("a query of %r was not sampled: %s", owner.name, error)
+            log.warning("a query of %r was not sampled: %s", samples.owner.name, error)
 
     @property
     def counts(self) -> Sampled:
@@ -152,7 +150,7 @@ class Sampler:
         """Have a sample made and written by the thread; return whether there was room for it."""
         # No search may wait for a sample: what cannot be taken at once is dropped.
         with self._changed:
-            rests = time.monotonic() < self._resting.get(target, 0.0)
+            rests = bool(self._resting) and time.monotonic() < self._resting.get(target, 0.0)
             if self._closing or rests or len(self._waiting) >= BUFFERED:
                 self._dropped += 1
                 return False
@@ -251,10 +249,10 @@ def answer_of(
 
     keys: of its first hits, in their order.
     """
-    sampling = answered.sampling
     vector = _vector(answered.queries[query], answered.dim, answered.dtype)
-    if sampling is None or vector is None:
+    if answered.target is None or vector is None:
         return None
+    sampling = answered.target.sampling
 
     trial = answered.trial
     facts: dict[str, Any] = {"keys": [shortened(key) for key in keys], "offset": answered.offset}

@@ -13,10 +13,9 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.codec.arrays import Dtype, without_tensors
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import FieldSampling, SamplesOf, Sampling
+from milvus_hubness.jobs.store.records import FieldSampling, Sampling
 from milvus_hubness.milvus.client.experiments import (
-    NUMBERS,
+    NUMBER_BITS,
     Answered,
     Token,
     Trial,
@@ -25,11 +24,8 @@ from milvus_hubness.milvus.client.experiments import (
 )
 from milvus_hubness.milvus.client.messages import Question
 from milvus_hubness.milvus.client.query_samples import MOST_KEYS, Sampler, answer_of, outcome_of
-from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
+from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, Target
 from milvus_hubness.milvus.client.steps import Operation
-
-MOST_QUERIES = 1 << 20
-"""Queries of one request, whose answers have numbers in a row."""
 
 
 class Recorder:
@@ -47,10 +43,10 @@ class Recorder:
     ) -> None:
         """Offer the queries of an answered corrected search to the sampler."""
         if cached.is_sampled and self._sampler is not None:
-            sampling = cached.samplings.of(state.field, profile or state.active)
-            if sampling is not None:
-                owner = cached.collection_id
-                self._sampler.offer(sampling, owner, state.dim, state.dtype, data)
+            target = cached.sampling_of(state.field, profile or state.active)
+            if target is not None:
+                sampling, samples = target.sampling, target.samples
+                self._sampler.offer(sampling, samples, state.dim, state.dtype, data)
 
     def sample_uncorrected(self, cached: CachedState, field: str | None, data: Any) -> None:
         """Offer the queries of an answered search that nothing corrects to the sampler.
@@ -58,11 +54,10 @@ class Recorder:
         field: the searched one; None for the only one that the collection has.
         """
         if cached.is_sampled and self._sampler is not None:
-            sampling = cached.sampled_field(field)
-            if sampling is not None:
+            target = cached.sampled_field(field)
+            if target is not None and isinstance(sampling := target.sampling, FieldSampling):
                 queries = without_tensors(data)
-                owner = cached.collection_id
-                self._sampler.offer(sampling, owner, sampling.dim, sampling.dtype, queries)
+                self._sampler.offer(sampling, target.samples, sampling.dim, sampling.dtype, queries)
 
     def record(
         self,
@@ -75,8 +70,8 @@ class Recorder:
         """Say the arm of a corrected answer, and record it if its outcomes are wanted."""
         if question.trial is None and not cached.has_outcomes:
             return
-        sampling = cached.samplings.of(state.field, question.profile or state.active)
-        self._record(cached, sampling, state.dim, state.dtype, question, results, offset)
+        target = cached.sampling_of(state.field, question.profile or state.active)
+        self._record(cached, target, state.dim, state.dtype, question, results, offset)
 
     def record_uncorrected(
         self, cached: CachedState, field: str | None, question: Question, results: Any, offset: int
@@ -85,14 +80,15 @@ class Recorder:
 
         An experiment has no arms there: both would be the same.
         """
-        if cached.has_outcomes and (sampling := cached.sampled_field(field)):
+        target = cached.sampled_field(field) if cached.has_outcomes else None
+        if target is not None and isinstance(sampling := target.sampling, FieldSampling):
             plain = replace(question, trial=None)
-            self._record(cached, sampling, sampling.dim, sampling.dtype, plain, results, offset)
+            self._record(cached, target, sampling.dim, sampling.dtype, plain, results, offset)
 
     def _record(
         self,
         cached: CachedState,
-        sampling: Sampling | None,
+        target: Target | None,
         dim: int,
         dtype: Dtype,
         question: Question,
@@ -101,28 +97,25 @@ class Recorder:
     ) -> None:
         try:
             trial = question.trial
-            if sampling is not None and not self._is_recorded(sampling, trial):
-                sampling = None
-            if trial is None and sampling is None:
+            if target is not None and not self._is_recorded(target.sampling, trial):
+                target = None
+            if trial is None and target is None:
                 return
 
             answered = Answered(
-                cached.collection_id,
-                sampling.field if sampling else "",
-                sampling.profile if sampling else "",
                 trial,
-                random.randrange(NUMBERS - MOST_QUERIES),
-                copied(question.data) if sampling else (),
+                random.getrandbits(NUMBER_BITS - 1),
+                copied(question.data) if target else (),
                 offset,
-                sampling,
+                target,
                 dim,
                 dtype,
             )
             # Rows that the client has ranked again may be a plain list, which takes no attribute.
             with suppress(AttributeError):
                 results.hubness = answered
-            if sampling is not None and self._sampler is not None:
-                self._record_answers(self._sampler, answered, sampling, results)
+            if target is not None and self._sampler is not None:
+                self._record_answers(self._sampler, answered, target, results)
         except Exception as error:
             # The search was answered: no fault of a record may fail it.
             log.warning("an answer of %r was not recorded: %s", cached.collection_id.name, error)
@@ -135,31 +128,28 @@ class Recorder:
         return trial.is_recorded if trial else random.random() < sampling.outcomes
 
     def _record_answers(
-        self, sampler: Sampler, answered: Answered, sampling: Sampling, results: Any
+        self, sampler: Sampler, answered: Answered, target: Target, results: Any
     ) -> None:
         took = 0.0
         if answered.trial is not None:
             took = 1_000 * (time.perf_counter() - answered.trial.began)
         at = int(time.time())
-        target = SamplesOf(sampling.helper, answered.owner)
         for number, hits in enumerate(results):
             keys = keys_of_hits(hits, MOST_KEYS)
-            sampler.put(target, partial(answer_of, answered, number, keys, took, at))
+            sampler.put(target.samples, partial(answer_of, answered, number, keys, took, at))
 
     def feedback(self, answer: Any, key: Any, kind: str, query: int) -> bool:
         """Record an outcome of an answer; see HubnessClient.feedback."""
         expect_kind(kind)
         answered = getattr(answer, "hubness", None)
-        if not isinstance(answered, Answered) or answered.sampling is None:
+        if not isinstance(answered, Answered) or answered.target is None:
             return False
         keys = keys_of_hits(answer[query])
         if key not in keys:
             raise InvalidInput(f"the answer has no hit with the key {key!r}: pass that of a hit")
         rank = 1 + answered.offset + keys.index(key)
         number = answered.number + query
-        return self._put_outcome(
-            answered.owner, answered.sampling, answered.dim, number, key, kind, rank
-        )
+        return self._put_outcome(answered.target, answered.dim, number, key, kind, rank)
 
     def feedback_by_token(
         self, collection: str, token: str, key: Any, kind: str
@@ -168,31 +158,21 @@ class Recorder:
         expect_kind(kind)
         meant = Token.parse(token)
         cached = yield from self._states.cached_state(collection)
-        sampling = cached.samplings.of(meant.field, meant.profile)
-        if sampling is None or not sampling.outcomes:
+        target = cached.sampling_of(meant.field, meant.profile)
+        if target is None or not target.sampling.outcomes:
             return False
+        sampling = target.sampling
         state = cached.states.get(meant.field)
         dim = sampling.dim if isinstance(sampling, FieldSampling) else state.dim if state else 0
-        owner = cached.collection_id
-        return dim > 0 and self._put_outcome(owner, sampling, dim, meant.number, key, kind, 0)
+        return dim > 0 and self._put_outcome(target, dim, meant.number, key, kind, 0)
 
     def _put_outcome(
-        self,
-        owner: CollectionId,
-        sampling: Sampling,
-        dim: int,
-        number: int,
-        key: Any,
-        kind: str,
-        rank: int,
+        self, target: Target, dim: int, number: int, key: Any, kind: str, rank: int
     ) -> bool:
         if self._sampler is None:
             return False
-        target = SamplesOf(sampling.helper, owner)
-        at = int(time.time())
-        return self._sampler.put(
-            target, partial(outcome_of, sampling, dim, number, key, kind, rank, at)
-        )
+        make = partial(outcome_of, target.sampling, dim, number, key, kind, rank, int(time.time()))
+        return self._sampler.put(target.samples, make)
 
 
 def keys_of_hits(hits: Any, most: int | None = None) -> list[Any]:

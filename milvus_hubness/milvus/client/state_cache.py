@@ -32,8 +32,10 @@ from milvus_hubness.jobs.store.ownership import (
 )
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
+    EVERY_PROFILE,
     DualWrite,
-    FieldSampling,
+    SamplesOf,
+    Sampling,
     Samplings,
     WriteIntentLog,
 )
@@ -172,6 +174,23 @@ class PreparedSearch:
     """The arguments of the request that name the field."""
 
 
+@dataclass(frozen=True)
+class Target:
+    """What of a field is sampled, and where the samples go."""
+
+    sampling: Sampling
+    samples: SamplesOf
+
+    @classmethod
+    def of(cls, sampling: Sampling, owner: CollectionId) -> Target:
+        """owner: the searched collection."""
+        return cls(sampling, SamplesOf(sampling.helper, owner))
+
+    @property
+    def owner(self) -> CollectionId:
+        return self.samples.owner
+
+
 NO_COLLECTION = CollectionId(name="")
 
 
@@ -191,6 +210,8 @@ class CachedState:
     collection_id: CollectionId = NO_COLLECTION
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Prepared searches, by their kind."""
+    targets: dict[tuple[str, str], Target | None] = field(default_factory=dict, compare=False)
+    """What is sampled and where the samples go, by field and profile, as far as it was needed."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
     """Collections that the properties name and that were found to belong to this one."""
     dual_write: DualWrite | None = None
@@ -210,13 +231,25 @@ class CachedState:
         """Whether clients record outcomes of any of its answers."""
         return any(sampling.outcomes for sampling in self.samplings.all)
 
-    def sampled_field(self, anns_field: str | None) -> FieldSampling | None:
+    def sampling_of(self, field: str, profile: str) -> Target | None:
+        """Return what samples a search of this field with this profile, and where the samples go;
+        None for nothing.
+        """
+        # Every search comes by here, so it is looked up once.
+        key = (field, profile)
+        if key not in self.targets:
+            sampling = self.samplings.of(field, profile)
+            self.targets[key] = Target.of(sampling, self.collection_id) if sampling else None
+        return self.targets[key]
+
+    def sampled_field(self, anns_field: str | None) -> Target | None:
         """Return the sampling of the named field, or else of the only one that the collection has:
         without a name, Milvus would refuse a search on several.
         """
         if anns_field:
-            return self.samplings.field_of(anns_field)
-        return self.samplings.fields[0] if len(self.samplings.fields) == 1 else None
+            return self.sampling_of(anns_field, EVERY_PROFILE)
+        fields = self.samplings.fields
+        return self.sampling_of(fields[0].field, EVERY_PROFILE) if len(fields) == 1 else None
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:

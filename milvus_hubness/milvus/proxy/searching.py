@@ -33,7 +33,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.candidates import rewrite_of
-from milvus_hubness.milvus.client.experiments import Answered, Trial
+from milvus_hubness.milvus.client.experiments import Answered, Trial, hashed_bytes
 from milvus_hubness.milvus.client.messages import (
     GROUPED,
     ORDERED,
@@ -74,6 +74,7 @@ MAX_KIND_BYTES = 8_192
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 """Values as pymilvus writes them, and as JSON has them."""
 
+FLOATS = common_pb2.PlaceholderType.FloatVector
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
     "float16": common_pb2.PlaceholderType.Float16Vector,
@@ -129,8 +130,11 @@ def _trial_of(
         if own.strength is not None or own.kinds is not None:
             return None
         group = common_pb2.PlaceholderGroup.FromString(part.placeholder_group)
-        values = (value for placeholder in group.placeholders for value in placeholder.values)
-        return experiment.trial_of(b"".join(values))
+        values = [value for placeholder in group.placeholders for value in placeholder.values]
+        if any(placeholder.type == FLOATS for placeholder in group.placeholders):
+            values = [np.frombuffer(value, "<f4") for value in values]
+        queries = hashed_bytes(values)
+        return None if queries is None else experiment.trial_of(queries)
     return None
 
 

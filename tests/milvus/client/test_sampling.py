@@ -8,12 +8,13 @@ import pytest
 from scipy.stats import binomtest
 
 from milvus_hubness.correction.codec.arrays import encode
-from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import OnlineBank
+from milvus_hubness.jobs.store.ownership import CollectionId, samples_helper
+from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, OnlineBank, SamplesOf
 from milvus_hubness.milvus.client.query_samples import BATCH, BUFFERED, Sampled, Sampler
 
 DIM = 4
 OWNER = CollectionId(name="c", identity="7")
+SAMPLES = SamplesOf(samples_helper("t", SAMPLINGS_PROPERTY), OWNER)
 AT_ONCE = np.ones((BATCH, DIM), np.float32)
 """As many queries as are written without waiting for more."""
 
@@ -66,7 +67,7 @@ def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, 
     sampler = Sampler(samples_collection.write)
     queries = np.random.default_rng(0).normal(size=(5_600, DIM)).astype(np.float32)
     for start in range(0, len(queries), batch):
-        sampler.offer(online_bank(0.1), OWNER, DIM, "float32", queries[start : start + batch])
+        sampler.offer(online_bank(0.1), SAMPLES, DIM, "float32", queries[start : start + batch])
     sampler.close()
     assert binomtest(len(samples_collection.samples), len(queries), 0.1).pvalue > 1e-4
     known = {row.tobytes() for row in queries}
@@ -80,21 +81,22 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
     sampler = Sampler(samples_collection.write)
     asked = [1.0, 2.0, 3.0, 4.0]
     terms = online_bank(profile="images")
-    sampler.offer(terms, OWNER, DIM, "float32", [asked])
+    sampler.offer(terms, SAMPLES, DIM, "float32", [asked])
     asked[0] = 9.0
     sampler.close()
     [(name, sample)] = samples_collection.samples
     assert name == "t"
     assert sample.vector.tolist() == [1, 2, 3, 4]
     assert (sample.profile, sample.place in range(terms.capacity)) == ("images", True)
-    assert set(vars(sample)) == {"profile", "place", "number", "at", "vector"}
+    assert set(vars(sample)) == {"profile", "place", "number", "at", "vector", "event", "facts"}
+    assert (sample.event, sample.facts) == ("query", "")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_sampled_as_numbers(samples_collection, dtype):
     sampler = Sampler(samples_collection.write)
     sampler.offer(
-        online_bank(), OWNER, DIM, dtype, encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype)
+        online_bank(), SAMPLES, DIM, dtype, encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype)
     )
     sampler.close()
     assert samples_collection.vectors.tolist() == [[0.5, 1, 2, -4]]
@@ -104,12 +106,12 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
     sampler = Sampler(samples_collection.write)
     sampler.offer(
         online_bank(),
-        OWNER,
+        SAMPLES,
         DIM,
         "float32",
         [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]],
     )
-    sampler.offer(online_bank(), OWNER, DIM, "float32", ["text"])
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", ["text"])
     sampler.close()
     assert samples_collection.samples == []
 
@@ -118,7 +120,7 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
     queries = np.ones((3 * BUFFERED, DIM), np.float32)
-    sampler.offer(online_bank(), OWNER, DIM, "float32", queries)
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", queries)
     assert sampler.counts.waiting <= BUFFERED
     assert sampler.counts.dropped >= BUFFERED
     samples_collection.held.set()
@@ -130,13 +132,14 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection):
     samples_collection.broken = True
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
     while not sampler.counts.dropped:
         pass
     assert samples_collection.calls == 2
     samples_collection.broken = False
-    sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
-    sampler.offer(online_bank(samples_collection="another"), OWNER, DIM, "float32", AT_ONCE)
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
+    another = SamplesOf(samples_helper("another", SAMPLINGS_PROPERTY), OWNER)
+    sampler.offer(online_bank(samples_collection="another"), another, DIM, "float32", AT_ONCE)
     sampler.close(30)
     assert [name for name, _ in samples_collection.samples] == ["another"] * BATCH
     assert (sampler.counts.stored, sampler.counts.dropped) == (BATCH, 2 * BATCH)
@@ -145,10 +148,10 @@ def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_co
 def test_samples_of_one_database_are_not_written_to_another(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
     while not samples_collection.calls:
         pass
-    sampler.offer(online_bank(), OWNER, DIM, "float32", [[2.0] * DIM])
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", [[2.0] * DIM])
     leaving = threading.Thread(target=sampler.discard, args=(30,), daemon=True)
     leaving.start()
     while sampler.counts.waiting:
@@ -165,13 +168,13 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection):
 def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, DIM, "float32", np.ones((1, DIM), np.float32))
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", np.ones((1, DIM), np.float32))
     closing = threading.Thread(target=sampler.close, args=(0.05,), daemon=True)
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
     assert samples_collection.samples == []
-    sampler.offer(online_bank(), OWNER, DIM, "float32", np.ones((1, DIM), np.float32))
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", np.ones((1, DIM), np.float32))
     samples_collection.held.set()
     sampler.close(30)
     assert len(samples_collection.samples) == 1
@@ -181,7 +184,7 @@ def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples
     others, sampler = set(threading.enumerate()), Sampler(samples_collection.write)
     for _ in range(2):
         samples_collection.held.clear()
-        sampler.offer(online_bank(), OWNER, DIM, "float32", AT_ONCE)
+        sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
         [writing] = set(threading.enumerate()) - others
         samples_collection.held.set()
         writing.join(30)
