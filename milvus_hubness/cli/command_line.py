@@ -38,12 +38,12 @@ from typer.models import OptionInfo
 PANELS = {
     "Source": (
         "uri", "db", "token_file", "field", "filter", "vector", "pairs", "pairs_queries", "queries",
-        "query", "query_number", "query_text", "collection", "encoder", "config", "upstream",
+        "query", "query_number", "query_text", "collection", "name", "experiment", "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "renamed_from",
     ),
     "Bank": (
-        "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size", "outcomes", "seed_share",
-        "half_life", "duplicate_cosine", "off", "live",
+        "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size",
+        "outcomes", "outcome", "seed_share", "half_life", "duplicate_cosine", "off", "live",
     ),
     "Method": (
         "method", "param", "k", "alpha", "gate", "gate_targets", "strength", "profile", "where",
