@@ -153,7 +153,9 @@ def _default(bank: QueryBank, gallery: Vectors) -> Vectors:
 
 def _one_topic(bank: Vectors) -> Vectors:
     sample = bank[:4_000]
-    return sample[KMeans(4, n_init=1, random_state=0).fit_predict(sample) == 0]
+    topics = KMeans(4, n_init=1, random_state=0).fit_predict(sample)
+    of_one: Vectors = sample[topics == 0]
+    return of_one
 
 
 def _clicks(
@@ -258,25 +260,27 @@ def summary_of(name: str, runs: list[tuple[str, int]]) -> dict[str, Any]:
 
 GUARDS = ((0, 0), (25, 12), (50, 25), (100, 50))
 """Effective units and units with a click of the smaller arm, before which no winner counts."""
-GUARD_RUNS = 200
+GUARD_RUNS = 100
 GUARD_LIMIT = 10_000
 GUARD_EVERY = 250
 GUARDED = {
-    "Zipf 1.0": Case("Zipf 1.0", GUARD_LIMIT, alike=True),
-    "Zipf 1.0, no hashes": Case("Zipf 1.0", GUARD_LIMIT, alike=True, hashes=False),
-    "Zipf 1.0, a tenth is treated": Case("Zipf 1.0", GUARD_LIMIT, 0.1, alike=True),
-    "one query has 30%": Case("helps", GUARD_LIMIT, popular=0.3, alike=True),
-    "one query has 30%, no hashes": Case(
+    "guard: Zipf 1.0": Case("Zipf 1.0", GUARD_LIMIT, alike=True),
+    "guard: Zipf 1.0, no hashes": Case("Zipf 1.0", GUARD_LIMIT, alike=True, hashes=False),
+    "guard: Zipf 1.0, a tenth is treated": Case("Zipf 1.0", GUARD_LIMIT, 0.1, alike=True),
+    "guard: one query has 30%": Case("helps", GUARD_LIMIT, popular=0.3, alike=True),
+    "guard: one query has 30%, no hashes": Case(
         "helps", GUARD_LIMIT, popular=0.3, alike=True, hashes=False
     ),
-    "one query has 30%, a tenth is treated": Case(
+    "guard: one query has 30%, a tenth is treated": Case(
         "helps", GUARD_LIMIT, 0.1, popular=0.3, alike=True
     ),
-    "one query has 30%, a tenth is treated, no hashes": Case(
+    "guard: one query has 30%, a tenth is treated, no hashes": Case(
         "helps", GUARD_LIMIT, 0.1, popular=0.3, alike=True, hashes=False
     ),
-    "2% click": Case("helps", GUARD_LIMIT, alike=True, clicking=0.04),
-    "2% click, a tenth is treated": Case("helps", GUARD_LIMIT, 0.1, alike=True, clicking=0.04),
+    "guard: 2% click": Case("helps", GUARD_LIMIT, alike=True, clicking=0.04),
+    "guard: 2% click, a tenth is treated": Case(
+        "helps", GUARD_LIMIT, 0.1, alike=True, clicking=0.04
+    ),
 }
 
 
@@ -420,7 +424,10 @@ def markdown_of(
     guard_head = [f"{units} units, {clicked} clicks" for units, clicked in GUARDS]
     guarded = table(
         ["arms are alike", *guard_head],
-        [[name, *(f"{count / GUARD_RUNS:.1%}" for count in row)] for name, row in guards.items()],
+        [
+            [name.removeprefix("guard: "), *(f"{count / GUARD_RUNS:.1%}" for count in row)]
+            for name, row in guards.items()
+        ],
     )
     by_change = table(
         ["click-through", *(f"+{change:.0%}" for change in CHANGES)],
@@ -441,6 +448,38 @@ def markdown_of(
     )
 
 
+def saved_rows() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the cases and the guards that are saved, by name."""
+    path = RESULTS / "experiment.json"
+    if not path.is_file():
+        return {}, {}
+    saved = json.loads(path.read_text())
+    return saved["cases"], saved["guards"]["wrong"]
+
+
+def keep(rows: dict[str, Any], started: float) -> str:
+    """Save the rows of some cases and guards next to those that are saved, and return the tables."""
+    cases, guards = saved_rows()
+    cases = {name: {**cases, **rows}[name] for name in CASES if name in {**cases, **rows}}
+    guards = {name: {**guards, **rows}[name] for name in GUARDED if name in {**guards, **rows}}
+    by_width = {str(count): widths(count)._asdict() for count in (2_000, 10_000, 40_000)}
+    needed = queries_needed()
+    markdown = markdown_of(cases, guards, needed, by_width)
+    results = {
+        "cases": cases,
+        "sites": SITES,
+        "click_model": {"a_relevant": A_RELEVANT, "a_other": A_OTHER, "goes_on": GOES_ON},
+        "look_every": EVERY,
+        "window_seconds": WINDOW,
+        "queries_needed": needed,
+        "guards": {"of": GUARDS, "runs": GUARD_RUNS, "wrong": guards},
+        "half_widths": by_width,
+        "environment": environment(started),
+    }
+    save("experiment", results, markdown)
+    return markdown
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -448,58 +487,39 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--workers", type=int, default=2, help="processes [default: 2]")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--add", action="store_true", help="keep the saved rows of other cases")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--guards", nargs="*", default=list(GUARDED), choices=list(GUARDED))
+    parser.add_argument(
+        "--save", action="store_true", help="once more after each case; other saved rows stay"
+    )
     options = parser.parse_args(arguments)
     started = time.monotonic()
 
-    summaries: dict[str, dict[str, Any]] = {}
-    saved: dict[str, Any] = {}
-    if options.add:
-        saved = json.loads((RESULTS / "experiment.json").read_text())["cases"]
     # Each process makes its sites, so that each gets a share of the runs of all cases.
-    bounds = np.linspace(0, options.runs, options.workers + 1).astype(int).tolist()
+    of_cases = np.linspace(0, options.runs, options.workers + 1).astype(int).tolist()
+    of_guards = np.linspace(0, GUARD_RUNS, options.workers + 1).astype(int).tolist()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.workers, context) as pool:
-        waiting = {
-            name: [pool.submit(outcomes, name, first, last) for first, last in pairwise(bounds)]
+        running = {
+            name: [pool.submit(outcomes, name, *part) for part in pairwise(of_cases)]
             for name in options.cases
         }
         guarding = {
-            name: [
-                pool.submit(false_winners, name, first, last)
-                for first, last in pairwise([0, GUARD_RUNS // 2, GUARD_RUNS])
-            ]
-            for name in GUARDED
+            name: [pool.submit(false_winners, name, *part) for part in pairwise(of_guards)]
+            for name in options.guards
         }
-        for name, parts in waiting.items():
-            summaries[name] = summary_of(name, [run for part in parts for run in part.result()])
-            print(name, json.dumps(summaries[name]), flush=True)
+        for name, parts in running.items():
+            row = summary_of(name, [run for part in parts for run in part.result()])
+            print(name, json.dumps(row), flush=True)
+            if options.save:
+                keep({name: row}, started)
+        for name, counted in guarding.items():
+            wrong = np.sum([part.result() for part in counted], axis=0).tolist()
+            print(name, wrong, flush=True)
+            if options.save:
+                keep({name: wrong}, started)
 
-        guards = {
-            name: [sum(counts) for counts in zip(*(part.result() for part in parts), strict=True)]
-            for name, parts in guarding.items()
-        }
-
-    cases = {name: {**saved, **summaries}[name] for name in CASES if name in {**saved, **summaries}}
-    by_width = {str(count): widths(count)._asdict() for count in (2_000, 10_000, 40_000)}
-    needed = queries_needed()
-    markdown = markdown_of(cases, guards, needed, by_width)
-    print(markdown)
     if options.save:
-        model = {"a_relevant": A_RELEVANT, "a_other": A_OTHER, "goes_on": GOES_ON}
-        results = {
-            "cases": cases,
-            "sites": SITES,
-            "click_model": model,
-            "look_every": EVERY,
-            "window_seconds": WINDOW,
-            "queries_needed": needed,
-            "guards": {"of": GUARDS, "runs": GUARD_RUNS, "wrong": guards},
-            "half_widths": by_width,
-            "environment": environment(started),
-        }
-        save("experiment", results, markdown)
+        print((RESULTS / "experiment.md").read_text())
     return 0
 
 
