@@ -64,6 +64,7 @@ EVERYDAY_TRIALS = (
     "chaos/test_kills.py::test_a_refresh[11]", "a_late_write_of_a_refresh_undoes_nothing",
     "qdrant/test_kills.py::test_a_migration[7]", "qdrant/test_kills.py::test_a_migration[21]",
     "qdrant/test_kills.py::test_a_rebuild", "chaos/test_clients.py",
+    "killed_clients_lose_at_most_what_they_had_not_sent[0]",
 )  # fmt: skip
 """Parts of the names of the trials that `make test` runs, so that each job survives one of a kill, a pause and an
 overlap: the other trials are long. `[21]` is a rollback."""
