@@ -4,10 +4,13 @@ the command line, pages, logs and reports.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
+
+from milvus_hubness.basics.estimator_names import MEASURED
 
 TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 CONSTANT = {
@@ -19,6 +22,9 @@ CONSTANT = {
     "finds": 10,
 }
 """Parameters of estimators that are not shown at these values."""
+
+MANY = 3
+"""Methods from which on a mix is shown by a short name; its parts are in --json."""
 
 _INVISIBLE = (
     "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # Controls of terminals, except the line feed and the tab.
@@ -64,7 +70,8 @@ def _escape(hidden: re.Match[str]) -> str:
 
 def describe(estimator: dict[str, Any]) -> str:
     """Return an estimator's dictionary in readable form, 0.83 (0.5 NNN(k=8, alpha=1) + …), without
-    constant parameters: first the factor on the biases, unless it is 1.
+    constant parameters: first the factor on the biases, unless it is 1. A mix of many methods has a
+    short name, mix of 7 methods, id 9f3c.
     """
     text = _at_full_strength(estimator)
     strength = _strength(estimator)
@@ -106,6 +113,8 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
             return biases
         return f"{biases}, less {estimator['weight']:g} log demand"
     if "estimators" in estimator:
+        if len(estimator["estimators"]) >= MANY:
+            return f"mix of {len(estimator['estimators'])} methods, id {mix_id(estimator)}"
         blended = [
             f"({text})" if " + " in text else text
             for text in map(describe, estimator["estimators"])
@@ -122,6 +131,26 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
         and not (name in CONSTANT and CONSTANT[name] == value)
     )
     return f"{estimator['name']}({parameters})"
+
+
+def mix_id(estimator: dict[str, Any]) -> str:
+    """Return the first digits of a digest of a mix, which is the same before and after its fit."""
+    text = json.dumps(_chosen(estimator), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:4]
+
+
+def _chosen(estimator: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters that somebody has chosen, without those that a fit measures."""
+    chosen: dict[str, Any] = {}
+    for name, value in estimator.items():
+        temperature = name.replace("tau", "temperature")
+        # A tau beside its temperature is measured by it.
+        is_measured = name in MEASURED or (temperature != name and temperature in estimator)
+        if name == "estimators":
+            chosen[name] = list(map(_chosen, value))
+        elif not is_measured:
+            chosen[name] = value
+    return chosen
 
 
 def rounded_shares(weights: Sequence[float]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.basics.files.arrays import open_archive
-from milvus_hubness.basics.files.tables import TABLES, open_table
+from milvus_hubness.basics.files.columns import FORMATS, ONLY, format_of, open_columns
+from milvus_hubness.basics.files.opening import open_file
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
@@ -109,33 +109,20 @@ def _read_column(path: str, column: str) -> list[Any]:
 
     Raises UnreadableFile, and InvalidInput if the file has no such column.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix == ".npz":
-        with open_archive(path) as archive:
-            _expect_column(path, column, archive.names)
-            shape = archive.header(column).shape
-            if len(shape) != 1:
-                raise InvalidInput(
-                    f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}"
-                )
-
-            return list(archive.read(column).tolist())
-
-    if suffix not in TABLES:
-        raise UnreadableFile(
-            f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file"
-        )
-
-    with open_table(path) as table:
-        _expect_column(path, column, table.schema.names)
-        return list(table.column(column).to_pylist())
-
-
-def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
-    if column not in names:
-        raise InvalidInput(
-            f"{Path(path).name} has no column {column!r}: add it, or name another one"
-        )
+    with open_columns(path) as columns:
+        if columns.names == [ONLY]:
+            # A missing file is the fault to name.
+            with open_file(path):
+                pass
+            named = ", ".join(suffix for suffix in FORMATS if suffix != format_of(Path(path)))
+            raise UnreadableFile(
+                f"{path}: has no columns: a file with {column!r} is a {named} file"
+            )
+        if column not in columns.names:
+            raise InvalidInput(
+                f"{Path(path).name} has no column {column!r}: add it, or name another one"
+            )
+        return columns.values(column)
 
 
 @dataclass(frozen=True, eq=False)

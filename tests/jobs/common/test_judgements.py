@@ -500,7 +500,7 @@ BAD = {
     "JSON of lists": ("a.json", lambda p: p.write_text('{"q1": [7]}'), r"of query q1, not \[7\]"),
     "JSON of words": ("a.json", lambda p: p.write_text('{"q1": {"7": "a"}}'), "numbers, not 'a'"),
     "JSON cut off": ("a.json", lambda p: p.write_text('{"q1": {"7"'), "is no JSON .*create it"),
-    "a bank": ("a.npy", lambda p: np.save(p, VECTORS), "of an unknown kind: judgements are a BEIR"),
+    "a bank": ("a.npy", lambda p: np.save(p, VECTORS), "a.npy: has vectors alone, .*did you swap"),
     "a folder": ("beir", lambda p: p.mkdir(), "is a folder: name a file, or a BEIR folder"),
     "a folder without vectors": (
         "beir",
