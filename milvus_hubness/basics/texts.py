@@ -144,7 +144,7 @@ def _chosen(estimator: dict[str, Any]) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for name, value in estimator.items():
         temperature = name.replace("tau", "temperature")
-        # A tau beside its temperature is measured by it.
+        # The fit measures a tau that has a temperature.
         is_measured = name in MEASURED or (temperature != name and temperature in estimator)
         if name == "estimators":
             chosen[name] = list(map(_chosen, value))
@@ -165,8 +165,13 @@ def rounded_shares(weights: Sequence[float]) -> list[int]:
 
 def points(interval: tuple[float, float, float]) -> str:
     """Return a gain as text, in percentage points."""
-    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
-    return f"{estimate} points (95% interval {low} to {high})".replace("-", "−")
+    estimate, low, high = map(in_points, interval)
+    return f"{estimate} points (95% interval {low} to {high})"
+
+
+def in_points(value: float) -> str:
+    """Return a difference of shares as text, in percentage points, with its sign."""
+    return f"{100 * value:+.1f}".replace("-", "−")
 
 
 def number(value: float) -> str:

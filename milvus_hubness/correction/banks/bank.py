@@ -137,7 +137,7 @@ class QueryBank:
         `QueryBank`.
         """
         with open_columns(path, "a bank") as columns:
-            name = _vectors_of(columns, column)
+            name = vectors_in(columns, QUERY_NAMES, column)
             counts = _counts_in(columns, name)
             return cls(columns.vectors(name), str(path), counts=counts)
 
@@ -363,8 +363,8 @@ def _counts_in(columns: Columns, of_vectors: str) -> npt.NDArray[Any] | None:
     return np.asarray(counts)
 
 
-def _vectors_of(columns: Columns, column: str | None) -> str:
-    """Return the column of vectors of a bank: the one that is named, the only one, or else the one
+def vectors_in(columns: Columns, usual: Sequence[str], column: str | None = None) -> str:
+    """Return the column of vectors of a file: the one that is named, the only one, or else the one
     with a usual name.
 
     Raises InvalidInput.
@@ -381,9 +381,9 @@ def _vectors_of(columns: Columns, column: str | None) -> str:
     keys = named_so(names, KEY_NAMES)
     candidates = [name for name in names if name not in keys] or names
     if column is None:
-        usual = vectors_named(candidates, QUERY_NAMES, candidates.__contains__)
-        if usual is not None:
-            return usual
+        by_name = vectors_named(candidates, usual, candidates.__contains__)
+        if by_name is not None:
+            return by_name
         if len(candidates) == 1:
             return candidates[0]
 
@@ -400,5 +400,5 @@ def _vectors_of(columns: Columns, column: str | None) -> str:
     problem = f"no {noun} {column!r}" if column else f"several {noun}s"
     raise InvalidInput(
         f"{columns.source} has {problem}: choose one of {', '.join(map(repr, candidates))} with "
-        "--bank-column, or name it 'query'"
+        f"--bank-column, or name it {usual[0]!r}"
     )

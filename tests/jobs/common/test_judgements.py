@@ -292,7 +292,7 @@ def test_keys_of_no_row_are_counted_and_named(caplog):
     assert there.keys == [(11,), (31, 33)]
     assert there.left_out == (
         "3 of 6 judged keys are those of no usable row of 'products': d12, d21, 32 "
-        "('d12' is no whole number, as the keys of the collection are)",
+        "('d12' is no whole number, as the keys of the collection are, such as 11)",
         "1 of 3 queries have no right row in 'products': number 1",
     )
     assert caplog.messages == list(there.left_out)
