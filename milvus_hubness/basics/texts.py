@@ -135,20 +135,23 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
 
 def mix_id(estimator: dict[str, Any]) -> str:
     """Return the first digits of a digest of a mix, which is the same before and after its fit."""
-    text = json.dumps(_chosen(estimator), sort_keys=True)
+    text = json.dumps(chosen_parameters(estimator), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:4]
 
 
-def _chosen(estimator: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters that somebody has chosen, without those that a fit measures."""
+def chosen_parameters(estimator: dict[str, Any], *but: str) -> dict[str, Any]:
+    """Return an estimator's dictionary with what somebody has chosen, without what a fit measures.
+
+    but: measured entries that stay.
+    """
     chosen: dict[str, Any] = {}
     for name, value in estimator.items():
         temperature = name.replace("tau", "temperature")
         # The fit measures a tau that has a temperature.
         is_measured = name in MEASURED or (temperature != name and temperature in estimator)
         if name == "estimators":
-            chosen[name] = list(map(_chosen, value))
-        elif not is_measured:
+            chosen[name] = [chosen_parameters(part, *but) for part in value]
+        elif name in but or not is_measured:
             chosen[name] = value
     return chosen
 

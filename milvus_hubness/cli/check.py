@@ -47,7 +47,7 @@ def check(
     show_all: ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Look for faults of the data, say whether correction helps, and write a page that shows the hubs.
+    """Show faults of the data, whether correction helps, and, on a page, the hubs.
 
     Needs past queries only; with --pairs it measures the gain. Writes no row. Exits with 3 if a
     fault of the data makes the figures worthless, or if the verdict is to leave the search alone.
@@ -74,6 +74,8 @@ def check(
     # A collection that has biases already shows them without a bank.
     is_corrected = collection is not None and _is_corrected(connection, collection, field)
     to_type = next_command(tuning, collection, bank, connection, field, is_corrected=is_corrected)
+    if any(fault.is_grave for fault in result.faults):
+        to_type = "remedy the data as the first lines say, then check again."
     data = {**result.to_dict(), "next": to_type, "page": str(output)}
     console.show_result(
         as_json, {"check": data}, lambda: _show(result, tuning, to_type, output, show_all)

@@ -9,7 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness.basics.defaults import URI_VARIABLES
-from milvus_hubness.basics.texts import MANY, describe, rounded_shares, visible_line
+from milvus_hubness.basics.texts import (
+    MANY,
+    chosen_parameters,
+    describe,
+    rounded_shares,
+    visible_line,
+)
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import redacted
 
@@ -36,7 +42,8 @@ def show_verdict(title: str, tuning: dict[str, Any], to_type: str) -> None:
     console.show_styled((f"{visible_line(title)}: {tuning['verdict']}", "bold"))
     console.say(_as_sentence(tuning["sentence"]))
     if choice := tuning["choice"]:
-        console.say(f"Method: {method_words(choice)} at strength {tuning['strength']:.2f}.")
+        method = method_words(choice, labelled=tuning["labelled"])
+        console.say(f"Method: {method}, at strength {tuning['strength']:.2f}.")
     if tuning["prior_weight"] is not None:
         weight = tuning["prior_weight"]
         console.say(f"The prior: weight {weight:g} of the spread of scores.")
@@ -46,12 +53,19 @@ def show_verdict(title: str, tuning: dict[str, Any], to_type: str) -> None:
     console.say(f"Next: {to_type}")
 
 
-def method_words(choice: dict[str, Any]) -> str:
+def method_words(choice: dict[str, Any], *, labelled: bool) -> str:
     """Return the method that tuning chose; a mix of many by its short name."""
+    if not labelled:
+        return f"the default one, {trial_words(choice)}"
     # Of a mix less the demand, the mix is what has a short name.
     mix = choice["estimators"][0] if choice["name"] == "WithDemand" else choice
     is_long = len(mix.get("estimators", ())) >= MANY
-    return f"tune's {describe(choice)}" if is_long else describe(choice)
+    return f"tune's {trial_words(choice)}" if is_long else trial_words(choice)
+
+
+def trial_words(estimator: dict[str, Any]) -> str:
+    """Return an estimator in words, with the agreement that its fit has measured."""
+    return describe(chosen_parameters(estimator, "agreement", "factor"))
 
 
 def _as_sentence(text: str) -> str:
@@ -120,8 +134,8 @@ def show_trials(tuning: dict[str, Any], *, show_all: bool) -> None:
 
 def show_reasons(tuning: dict[str, Any], *, show_all: bool) -> None:
     """Print why the verdict is so, and what the bank shows: its warnings, or all of it."""
-    # Without labels the reason quotes findings: what it has is not printed twice.
-    lines = [f"\nWhy: {tuning['reason']}", *tuning["remarks"], *tuning["left_out"]]
+    # What the verdict has said already, and the findings that a reason quotes, are not printed twice.
+    lines = [f"\nWhy: {tuning['why']}", *tuning["remarks"], *tuning["left_out"]]
     if tuning["demand"] is not None and show_all:
         lines.append(f"the 1% of items with most pairs take {tuning['demand']:.0%} of the pairs")
     others = [
@@ -173,12 +187,12 @@ def _mixed(choice: dict[str, Any] | None, *, is_mix: bool) -> dict[str, int]:
     if not choice:
         return {}
     if not is_mix:
-        return {describe(choice): 100}
+        return {trial_words(choice): 100}
     # Of a mix less the demand, the shares are those of the mix.
     mix = choice["estimators"][0] if choice["name"] == "WithDemand" else choice
     methods = mix.get("estimators", [mix])
     weights = mix.get("weights", [1])
-    return dict(zip(map(describe, methods), rounded_shares(weights), strict=True))
+    return dict(zip(map(trial_words, methods), rounded_shares(weights), strict=True))
 
 
 def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str, ...]]:
@@ -188,7 +202,10 @@ def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str
     shares = dict(mixed)
     gates = (tuning["gate"], tuning["gate_targets"])
     for trial in tuning["rows"]:
-        method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
+        if trial["estimator"] is None:
+            rows.append(("as it is", "", *_figures_of({**trial, "gain": None}), ""))
+            continue
+        method = trial_words(trial["estimator"])
         is_chosen = (trial["gate"], trial["gate_targets"]) == gates and method in shares
         share = f"{shares.pop(method)}%" if is_chosen else ""
         gate = f", gate {trial['gate']}" if trial["gate"] else ""

@@ -28,6 +28,8 @@ LARGE_GROUP = 10
 """Rows with one vector from which on it looks like a placeholder."""
 ITEMS_AMONG_QUERIES = 0.05
 """Share of the queries that are items from which on it is worth a line."""
+SAME_DIRECTION = 0.9999
+"""Cosine from which on two vectors are one, saved in half precision or at another length."""
 MOSTLY_ITEMS = 0.5
 """Share from which on they are no queries."""
 UNEVEN_LENGTHS = 0.05
@@ -84,8 +86,8 @@ def data_faults(
         *_on_queries(bank, queries),
     ]
     if positives is not None and queries is not None:
-        faults += _on_items_among(queries, items, "the queries with right rows")
-    faults += _on_items_among(bank.vectors, items, "the bank")
+        faults += _on_items_among(queries, items, "the queries with right rows", rng)
+    faults += _on_items_among(bank.vectors, items, "the bank", rng)
 
     searched = queries if queries is not None else bank.vectors
     chosen = np.sort(rng.permutation(len(searched))[:SEARCHED])
@@ -153,11 +155,15 @@ def _on_queries(bank: QueryBank, queries: Vectors | None) -> Iterator[Fault]:
             )
 
 
-def _on_items_among(vectors: Vectors, items: Vectors, name: str) -> Iterator[Fault]:
-    among = _directions(items)
-    queries = [direction for direction in _each_direction(vectors) if direction is not None]
-    count = sum(direction in among for direction in queries)
-    if not queries or count < ITEMS_AMONG_QUERIES * len(queries):
+def _on_items_among(
+    vectors: Vectors, items: Vectors, name: str, rng: np.random.Generator
+) -> Iterator[Fault]:
+    some = np.sort(rng.permutation(len(vectors))[:SEARCHED])
+    queries = _unit(vectors[some])
+    directions = _unit(items)
+    first = measures.nearest(queries, directions, 1)[:, 0]
+    count = int((np.einsum("qd,qd->q", queries, directions[first]) >= SAME_DIRECTION).sum())
+    if count < ITEMS_AMONG_QUERIES * len(queries):
         return
     are_items = count >= MOSTLY_ITEMS * len(queries)
     remedy = "remove them, unless users search by items"
@@ -199,7 +205,8 @@ def _on_right_items(
             "right rows by chance",
             f"a right row is among the first {DEPTH} for {found:.1%} of the pairs only, hardly more "
             f"than by chance ({by_chance:.1%})",
-            "are the keys those of the right rows, and are queries and items of one model?",
+            "are the keys those of the right rows, are queries and items of one model, and is no "
+            "file in place of another?",
             True,
         )
         return
@@ -215,7 +222,6 @@ def _on_right_items(
             f"R@1 of the pairs is {values[metric].mean():.1%} by {metric} and "
             f"{others[better].mean():.1%} by {better}",
             "is the metric of the index that of the model?",
-            True,
         )
 
 
@@ -252,13 +258,7 @@ def _groups(rows: Vectors) -> dict[bytes, int]:
     return sizes
 
 
-def _each_direction(vectors: Vectors) -> Iterator[bytes | None]:
-    """Yield a text for the direction of each vector, equal but for rounding; None for zero."""
-    for row in vectors:
-        length = float(np.linalg.norm(row))
-        # Half precision, in which files may have been saved, keeps three digits. −0 becomes 0.
-        yield (np.round(row / length, 3) + np.float32(0)).tobytes() if length else None
-
-
-def _directions(vectors: Vectors) -> set[bytes | None]:
-    return set(_each_direction(vectors))
+def _unit(vectors: Vectors) -> Vectors:
+    """Return vectors of length 1; zero vectors stay."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.where(lengths > 0, lengths, 1), np.float32)

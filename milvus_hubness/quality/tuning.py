@@ -197,7 +197,7 @@ def judge_labelled(
         sentence = (
             f"{gain}; {n:,} pairs cannot tell it from 0, {_pairs_needed(n, variance, expected)}"
         )
-        reason = f"{result}; the interval holds 0, but with the usual gain as prior, {sentence}"
+        reason = f"{result}; with the usual gain as prior, {sentence}"
         return Judgement(NOT_PROVEN, strength, reason, interval, sentence)
 
     sentence = f"{gain}, as {n:,} pairs show"
@@ -477,9 +477,16 @@ class Tuning:
         """What a job names for the chosen kinds: a field, or "auto"; empty for none."""
         return self.kinds.source if self.kinds is not None and self.kinds.chosen else ""
 
+    @property
+    def why(self) -> str:
+        """The reason without the sentence, for output that has both."""
+        if not self.sentence:
+            return self.reason
+        return self.reason.replace(f", {self.sentence}", ", this is what to expect")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        return dict(measures.as_plain(self))
+        return {**measures.as_plain(self), "why": self.why}
 
 
 def tune(

@@ -137,8 +137,8 @@ def check(
     queries, by default those of a corrected collection. queries: real ones apart from the bank, or
     judgements with right rows. Each may be the name of a file.
     metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
-    of the file. field, kind, target_bank, measure: as in `tune`, and the verdict on a collection is
-    stored as by `tune`.
+    of the file. field, kind, target_bank, measure: as in `tune`. The verdict on a collection is stored
+    as by `tune`, unless it has no labels and a stored one on this bank has.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
@@ -162,6 +162,7 @@ def check(
             judgements=judgements,
             measure=chosen_measure,
             kind=kind,
+            replaces_labelled=False,
             seed=seed,
             progress=progress,
             **vectors,
@@ -175,10 +176,8 @@ def check(
             return _checked(tuned, biased, seed)
         return _checked(tuned, None, seed)
 
-    if collection is not None or field is not None or kind is not None:
-        raise InvalidInput(
-            "collection, field and kind are those of a store: pass a store as source"
-        )
+    if hasattr(source, "info") or field is not None or kind is not None:
+        raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
     gallery, title = _items_of(source, metric, keys)
     past = vectors["bank"]
     if past is None:
@@ -261,7 +260,7 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
         verdict={
             "verdict": tuned.tuning.verdict,
             "sentence": tuned.tuning.sentence,
-            "reason": tuned.tuning.reason,
+            "reason": tuned.tuning.why,
         },
     )
     diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))
@@ -283,4 +282,6 @@ def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
         kinds,
     )
     reduced = replace(bank, vectors=gallery.layout.reduce_queries(bank.vectors))
-    return Biased(gallery, biases, tuning.strength or 1.0, reduced, activated, kinds)
+    # Rounded as in the stored verdict, which jobs follow.
+    strength = round(tuning.strength, 2) or 1.0
+    return Biased(gallery, biases, strength, reduced, activated, kinds)

@@ -56,6 +56,12 @@ from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
 
+STAYS = (
+    "jobs follow the stored verdict on this bank, {!r}, which labelled queries decided and this one "
+    "does not replace"
+)
+"""What is said of a stored verdict that stays."""
+
 LONGEST = 160
 """Letters of a text that the page shows."""
 
@@ -512,11 +518,14 @@ def tune_collection(
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
     kind: str | None = None,
+    replaces_labelled: bool = True,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuned:
     """Try every method on a collection's rows, and store the verdict, as `tune` does; return with it
     what it was made on.
+
+    replaces_labelled: whether a verdict without labels takes the place of one with labels.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -562,7 +571,12 @@ def tune_collection(
         progress=progress,
     )
     chosen = preference.prior if preference is not None else None
-    store_verdict(store, info.name, _record_of(field, bank, tuned, chosen))
+    record = _record_of(field, bank, tuned, chosen)
+    former = info.verdicts.of(field, bank.fingerprint, record.kind)
+    if not replaces_labelled and former is not None and former.labelled and not tuned.labelled:
+        remarks = (*remarks, STAYS.format(former.verdict))
+    else:
+        store_verdict(store, info.name, record)
     tuned = replace(tuned, remarks=remarks)
     return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
-
-import re
 
 import numpy as np
 import pytest
