@@ -135,7 +135,7 @@ def show_trials(tuning: dict[str, Any], *, show_all: bool) -> None:
 def show_reasons(tuning: dict[str, Any], *, show_all: bool) -> None:
     """Print why the verdict is so, and what the bank shows: its warnings, or all of it."""
     # What the verdict has said already, and the findings that a reason quotes, are not printed twice.
-    lines = [f"\nWhy: {tuning['why']}", *tuning["remarks"], *tuning["left_out"]]
+    lines = [f"\nWhy: {tuning['why']}", *tuning["remarks"]]
     if tuning["demand"] is not None and show_all:
         lines.append(f"the 1% of items with most pairs take {tuning['demand']:.0%} of the pairs")
     others = [
