@@ -110,7 +110,7 @@ def test_tune_weighs_pairs_and_says_what_is_asked_for_most(run, files):
     weights = np.r_[70, np.ones(29)]
     np.savez("pairs.npz", query=queries, key=np.arange(30), weight=weights)
     asked = ("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz")
-    human = run(*asked)
+    human = run(*asked, "--all")
     assert human.returncode == 0, human.stderr
     assert "the 1% of items with most pairs take 71% of the pairs" in human.stdout
     told = json.loads(run(*asked, "--json").stdout)["tune"]
@@ -146,7 +146,7 @@ def test_tune_then_diagnose(run, files):
     )
     assert told["tune"]["verdict"] in {"apply", "apply weakly", "not proven", "leave it alone"}
     assert told["tune"]["labelled"]
-    human = run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.parquet")
+    human = run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.parquet", "--all")
     assert human.returncode == 0, human.stderr
     assert f"products: {told['tune']['verdict']}" in human.stdout
     assert "as it is" in human.stdout
@@ -212,7 +212,7 @@ def test_tune_prints_the_gate_that_it_chose_and_migrate_follows(run, files):
     plain_collection(connect("shop.db"), "half", items, "IP")
     np.save("half.npy", bank)
     np.savez("half.npz", query=queries, key=np.arange(200))
-    told = run("tune", "half", "--bank", "half.npy", "--pairs", "half.npz").stdout
+    told = run("tune", "half", "--bank", "half.npy", "--pairs", "half.npz", "--all").stdout
     assert "as with --gate 1; migrate, enable and refresh follow, and --gate 0 corrects all" in told
     # Shares are whole numbers, and stand last; methods without one have their excess answers there.
     shares = [int(share) for share in re.findall(r" (\d+)% *$", told, re.MULTILINE)]
