@@ -65,8 +65,8 @@ ELSEWHERE = {
     "Robin Hood": ("quality/measures.py",),
     "tell": ("quality/tuning.py",),
 }
-"""Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, a formula names its
-paper, and few pairs cannot tell a gain from 0."""
+"""Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, a formula
+names its paper, and few pairs cannot tell a gain from 0."""
 
 TEXTS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 """Tokens of prose; from Python 3.12 on, the texts of f-strings are tokens of their own."""

@@ -82,7 +82,8 @@ def describe(estimator: dict[str, Any]) -> str:
         return text
 
     factor = f"{strength:.2g}" if isinstance(strength, float) else strength
-    return f"{factor} ({text})" if " + " in text else f"{factor} {text}"
+    is_sum = " + " in text or ", id " in text
+    return f"{factor} ({text})" if is_sum else f"{factor} {text}"
 
 
 def agreement_sentence(estimator: dict[str, Any]) -> str | None:

@@ -134,11 +134,12 @@ def _checked(
                 **settings,
             )
 
+        assert collection is not None, "the command line names items or a collection"
         store = connection.open()
         return check(
             store,
             collection,
-            bank.read(store),
+            bank.read(store, collection, field),
             queries=options.read_vectors(store, queries),
             target_bank=options.read_vectors(store, target_bank),
             kind=kind,

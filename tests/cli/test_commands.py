@@ -17,7 +17,7 @@ import milvus_hubness
 from milvus_hubness import connect
 from milvus_hubness.basics.files.writing import check_writable
 from milvus_hubness.basics.texts import describe, rounded_shares
-from milvus_hubness.cli.reports import _mixed
+from milvus_hubness.cli.verdicts import _mixed
 from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import half_known, plain_collection, vectors
@@ -508,9 +508,29 @@ def test_shares_add_up():
         assert all(
             abs(share - 100 * weight) < 1 for share, weight in zip(shares, weights, strict=True)
         )
-    parts = [{"name": "CSLS", "k": k} for k in (1, 2, 3)]
-    told = describe({"name": "Blend", "weights": [1 / 3] * 3, "estimators": parts})
-    assert told == "agreement (0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3))"
+    parts = [{"name": "CSLS", "k": k} for k in (1, 2)]
+    told = describe({"name": "Blend", "weights": [1 / 3, 2 / 3], "estimators": parts})
+    assert told == "agreement (0.33 CSLS(k=1) + 0.67 CSLS(k=2))"
+
+
+def test_a_mix_of_many_has_a_short_name_that_a_fit_does_not_change():
+    parts = [{"name": "CSLS", "k": k} for k in (1, 2)]
+    parts.append({"name": "InvertedSoftmax", "temperature": 0.5})
+    mix = {"name": "Blend", "weights": [0.2, 0.3, 0.5], "estimators": parts, "strength": 1.0}
+    name = describe(mix)
+    assert re.fullmatch("mix of 3 methods, id [0-9a-f]{4}", name)
+    fitted = {**mix, "estimators": [*parts[:2], {**parts[2], "tau": 0.017, "mean_bias": 0.3}]}
+    assert describe(fitted) == name
+    assert describe({**mix, "strength": "agreement", "agreement": 0.83}).startswith(
+        "0.83 (mix of 3"
+    )
+    assert describe({**mix, "weights": [0.3, 0.2, 0.5]}) != name
+    other = {**mix, "estimators": [*parts[:2], {**parts[2], "temperature": 0.25}]}
+    assert describe(other) != name
+    of_tau = {**mix, "estimators": [*parts[:2], {"name": "InvertedSoftmax", "tau": 0.017}]}
+    assert describe(of_tau) != name
+    demanded = {"name": "WithDemand", "estimators": [mix], "weight": 0.25}
+    assert describe(demanded) == f"{name}, less 0.25 log demand"
 
 
 def test_a_mix_less_the_demand_shows_the_shares_of_the_mix():
