@@ -20,7 +20,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import grouped
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.errors import InvalidInput, redacted
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, read_items
 from milvus_hubness.jobs.common.judgements import Judgements
@@ -143,10 +143,7 @@ def check(
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
     chosen_measure = Measure.of(measure)
-    vectors = {
-        name: _bank_of(value)
-        for name, value in (("bank", bank), ("queries", queries), ("target_bank", target_bank))
-    }
+    past, real, targets = map(_bank_of, (bank, queries, target_bank))
     if judgements is not None and not isinstance(judgements, Judgements):
         judgements = Judgements.load(judgements)
     if judgements is not None and queries is not None:
@@ -158,6 +155,9 @@ def check(
         tuned = tune_collection(
             store,
             collection,
+            past,
+            queries=real,
+            target_bank=targets,
             field=field,
             judgements=judgements,
             measure=chosen_measure,
@@ -165,7 +165,6 @@ def check(
             replaces_labelled=False,
             seed=seed,
             progress=progress,
-            **vectors,
         )
         state = store.info(collection).state_of(field)
         if state is not None:
@@ -179,23 +178,20 @@ def check(
     if hasattr(source, "info") or field is not None or kind is not None:
         raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
     gallery, title = _items_of(source, metric, keys)
-    past = vectors["bank"]
     if past is None:
         raise InvalidInput("items alone show no hubs: pass past queries as bank")
     judged = None if judgements is None else judgements.within(gallery.keys, title)
     tuning = tune_gallery(
         gallery,
         past,
-        target_bank=vectors["target_bank"],
-        queries=vectors["queries"],
+        target_bank=targets,
+        queries=real,
         judged=judged,
         measure=chosen_measure,
         seed=seed,
         progress=progress,
     )
-    tuned = Tuned(
-        tuning, title, gallery, past, vectors["target_bank"], vectors["queries"], judged, None
-    )
+    tuned = Tuned(tuning, title, gallery, past, targets, real, judged, None)
     return _checked(tuned, None, seed)
 
 
@@ -212,8 +208,9 @@ def _items_of(
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         if "://" in name or name.endswith(".db"):
+            address = redacted(repr(name))
             raise InvalidInput(
-                f"{name!r} is a database: pass MilvusStore(connect({name!r})) and a collection"
+                f"{address} is a database: pass MilvusStore(connect({address})) and a collection"
             )
         if keys is not None:
             raise InvalidInput("the keys of a file are in it: leave out keys, or pass an array")
