@@ -120,8 +120,6 @@ def _checked(
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.reports.check import check
 
-    judgements = judging.read()
-    settings: dict[str, Any] = {"judgements": judgements, "measure": judging.measure}
     with console.progress_bars() as progress:
         if items is not None:
             return check(
@@ -129,9 +127,10 @@ def _checked(
                 bank=QueryBank.load(bank.bank, bank.bank_column),
                 queries=queries,
                 target_bank=target_bank,
+                judgements=judging.read(),
+                measure=judging.measure,
                 metric=metric,
                 progress=progress,
-                **settings,
             )
 
         assert collection is not None, "the command line names items or a collection"
@@ -142,10 +141,11 @@ def _checked(
             bank.read(store, collection, field),
             queries=options.read_vectors(store, queries),
             target_bank=options.read_vectors(store, target_bank),
+            judgements=judging.read(store=store, collection=collection, field=field),
+            measure=judging.measure,
             kind=kind,
             field=field,
             progress=progress,
-            **settings,
         )
 
 
