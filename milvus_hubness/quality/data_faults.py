@@ -169,8 +169,8 @@ def _on_items_among(
     remedy = "remove them, unless users search by items"
     if are_items:
         remedy = (
-            "these look like items and not like queries of users: are two files swapped, or is it "
-            "the wrong one?"
+            "they look like items and not like queries of users, so is it the wrong file, or are two "
+            "of them swapped?"
         )
     yield Fault(
         "items as queries",

@@ -189,7 +189,7 @@ def judge_labelled(
 
     result = f"cross-validated on {n} labelled queries, {measure} changes by {points(interval)}"
     if expected <= 0:
-        sentence = f"expect no gain: on {n:,} pairs {measure} changes by {points(interval)}"
+        sentence = f"expect no gain of {measure}, as {n:,} pairs show"
         return Judgement(LEAVE, 0.0, f"{result}: expect no gain", interval, sentence)
 
     gain = f"expect {in_points(expected)} points of {measure}"
