@@ -47,6 +47,8 @@ from milvus_hubness.milvus.client.new_collections import CorrectionConfig as Cor
 from milvus_hubness.milvus.client.sync import HubnessClient as HubnessClient
 from milvus_hubness.milvus.store.milvus_store import MilvusStore as MilvusStore
 from milvus_hubness.milvus.store.server import connect as connect
+from milvus_hubness.reports.check import Check as Check
+from milvus_hubness.reports.check import check as check
 from milvus_hubness.reports.collections import diagnose as diagnose
 from milvus_hubness.reports.collections import tune as tune
 from milvus_hubness.reports.runs import RunFiles as RunFiles

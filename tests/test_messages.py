@@ -137,7 +137,7 @@ COMMANDS = {
     ),
     "migrate plan products --bank empty.npy": "the bank from empty.npy has no query; at least 1 is needed",
     "migrate plan products --bank two.npz": (
-        "two.npz has several arrays: choose one of 'past', 'new' with --bank-column"
+        "two.npz has several arrays: choose one of 'past', 'new' with --bank-column, or name it 'query'"
     ),
     "migrate plan products --bank missing.npy": "missing.npy: no such file; check the path",
     "migrate plan products --bank bank.npy --k 41": (

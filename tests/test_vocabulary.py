@@ -63,9 +63,10 @@ ELSEWHERE = {
     "axes": ("charts.py",),
     "written": ("jobs/refresh/", "serve/"),
     "Robin Hood": ("quality/measures.py",),
+    "tell": ("quality/tuning.py",),
 }
-"""Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, and a formula
-names its paper."""
+"""Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, a formula
+names its paper, and few pairs cannot tell a gain from 0."""
 
 TEXTS = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
 """Tokens of prose; from Python 3.12 on, the texts of f-strings are tokens of their own."""

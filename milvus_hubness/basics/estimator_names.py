@@ -16,6 +16,9 @@ from typing import NamedTuple
 INSTALLED = "milvus_hubness.estimators"
 """The group of entry points by which a package offers estimators: `ALIAS = "MODULE:CLASS"`."""
 
+MEASURED = {"items", "mean_bias", "agreement", "factor"}
+"""Parameters that a fit sets, besides each tau of a temperature."""
+
 FOLDER = Path(__file__).parents[1] / "correction" / "estimators"
 
 # Read as text: an import of the files would load NumPy, and `--help` would wait for it.

@@ -4,10 +4,13 @@ the command line, pages, logs and reports.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
+
+from milvus_hubness.basics.estimator_names import MEASURED
 
 TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 CONSTANT = {
@@ -19,6 +22,9 @@ CONSTANT = {
     "finds": 10,
 }
 """Parameters of estimators that are not shown at these values."""
+
+MANY = 3
+"""Methods from which on a mix is shown by a short name; its parts are in --json."""
 
 _INVISIBLE = (
     "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # Controls of terminals, except the line feed and the tab.
@@ -64,7 +70,8 @@ def _escape(hidden: re.Match[str]) -> str:
 
 def describe(estimator: dict[str, Any]) -> str:
     """Return an estimator's dictionary in readable form, 0.83 (0.5 NNN(k=8, alpha=1) + …), without
-    constant parameters: first the factor on the biases, unless it is 1.
+    constant parameters: first the factor on the biases, unless it is 1. A mix of many methods has a
+    short name, mix of 7 methods, id 9f3c.
     """
     text = _at_full_strength(estimator)
     strength = _strength(estimator)
@@ -75,7 +82,8 @@ def describe(estimator: dict[str, Any]) -> str:
         return text
 
     factor = f"{strength:.2g}" if isinstance(strength, float) else strength
-    return f"{factor} ({text})" if " + " in text else f"{factor} {text}"
+    is_sum = " + " in text or ", id " in text
+    return f"{factor} ({text})" if is_sum else f"{factor} {text}"
 
 
 def agreement_sentence(estimator: dict[str, Any]) -> str | None:
@@ -106,6 +114,8 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
             return biases
         return f"{biases}, less {estimator['weight']:g} log demand"
     if "estimators" in estimator:
+        if len(estimator["estimators"]) >= MANY:
+            return f"mix of {len(estimator['estimators'])} methods, id {mix_id(estimator)}"
         blended = [
             f"({text})" if " + " in text else text
             for text in map(describe, estimator["estimators"])
@@ -124,6 +134,29 @@ def _at_full_strength(estimator: dict[str, Any]) -> str:
     return f"{estimator['name']}({parameters})"
 
 
+def mix_id(estimator: dict[str, Any]) -> str:
+    """Return the first digits of a digest of a mix, which is the same before and after its fit."""
+    text = json.dumps(chosen_parameters(estimator), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:4]
+
+
+def chosen_parameters(estimator: dict[str, Any], *but: str) -> dict[str, Any]:
+    """Return an estimator's dictionary with what somebody has chosen, without what a fit measures.
+
+    but: measured entries that stay.
+    """
+    chosen: dict[str, Any] = {}
+    for name, value in estimator.items():
+        temperature = name.replace("tau", "temperature")
+        # The fit measures a tau that has a temperature.
+        is_measured = name in MEASURED or (temperature != name and temperature in estimator)
+        if name == "estimators":
+            chosen[name] = [chosen_parameters(part, *but) for part in value]
+        elif name in but or not is_measured:
+            chosen[name] = value
+    return chosen
+
+
 def rounded_shares(weights: Sequence[float]) -> list[int]:
     """Return the weights of a Blend in hundredths, rounded so that they add up to 100."""
     # Rounded down; what is missing to 100 goes to those that lost most.
@@ -136,8 +169,13 @@ def rounded_shares(weights: Sequence[float]) -> list[int]:
 
 def points(interval: tuple[float, float, float]) -> str:
     """Return a gain as text, in percentage points."""
-    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
-    return f"{estimate} points (95% interval {low} to {high})".replace("-", "−")
+    estimate, low, high = map(in_points, interval)
+    return f"{estimate} points (95% interval {low} to {high})"
+
+
+def in_points(value: float) -> str:
+    """Return a difference of shares as text, in percentage points, with its sign."""
+    return f"{100 * value:+.1f}".replace("-", "−")
 
 
 def number(value: float) -> str:

@@ -17,6 +17,7 @@ from milvus_hubness.cli.console import TERMINATED, run, say
 
 COMMANDS = {
     "demo": "milvus_hubness.cli.demo:demo",
+    "check": "milvus_hubness.cli.check:check",
     "tune": "milvus_hubness.cli.reports:tune",
     "diagnose": "milvus_hubness.cli.reports:diagnose",
     "explain": "milvus_hubness.cli.explain:explain",

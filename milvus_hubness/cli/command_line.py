@@ -38,7 +38,8 @@ from typer.models import OptionInfo
 PANELS = {
     "Source": (
         "uri", "db", "token_file", "field", "filter", "vector", "pairs", "pairs_queries", "queries",
-        "query", "query_number", "query_text", "collection", "name", "experiment", "encoder", "config", "upstream",
+        "query", "query_number", "items", "metric", "query_text", "collection", "name", "experiment",
+        "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "renamed_from",
     ),
     "Bank": (
@@ -70,7 +71,7 @@ PANELS = {
     ),
     "Output": (
         "output", "out", "save_run", "save_qrels", "run_depth", "metrics_file", "measure", "top",
-        "slice_by", "group_by", "image_field", "image_folder", "as_csv", "as_json",
+        "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
     ),
 }  # fmt: skip
 """The panels of the help in their order, each with the parameters whose options it shows."""

@@ -11,7 +11,7 @@ from milvus_hubness.errors import MissingExtra
 
 OF_COMMANDS = {
     **dict.fromkeys(
-        ("tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)
+        ("check", "tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)
     ),
     **dict.fromkeys(("refresh", "bank", "migrate", "quari"), ("jobs",)),
     "serve": ("serve",),

@@ -136,8 +136,8 @@ class BankOptions:
 
     bank: Annotated[
         str,
-        "Reference queries: .npy, .npz, .parquet or .arrow file, collection:NAME, or `samples` for "
-        "those that clients sampled.",
+        "Reference queries: .npy, .npz, .parquet, .arrow, .csv or .jsonl file, collection:NAME, or "
+        "`samples` for those that clients sampled.",
     ] = ""
     bank_column: Annotated[
         str | None, "Array, column or vector field of --bank that holds the queries."
@@ -211,8 +211,8 @@ class PairsOptions:
 
     pairs: Annotated[
         str | None,
-        "Queries with right rows: .npz, .parquet, .arrow or .jsonl file with 'query' and 'key', one "
-        "or several of each, and optionally 'grade'; a qrels file, or a BEIR folder. 'weight' says "
+        "Queries with right rows: .npz, .parquet, .arrow, .csv or .jsonl file with 'query' and 'key', "
+        "one or several of each, and optionally 'grade'; a qrels file, or a BEIR folder. 'weight' says "
         "how often users send a query, which all measures follow. `outcomes` are those that clients "
         "recorded.",
     ] = None

@@ -13,30 +13,24 @@ from milvus_hubness.basics.texts import (
     agreement_sentence,
     describe,
     points,
-    rounded_shares,
     span,
-    visible_line,
 )
 from milvus_hubness.cli import console, options
+from milvus_hubness.cli.verdicts import (
+    ShowAll,
+    next_command,
+    show_reasons,
+    show_trials,
+    show_verdict,
+)
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.status import Status
+    from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
     from milvus_hubness.reports.report import Diagnosis
     from milvus_hubness.reports.runs import RunFiles
-
-MAX_TRIALS = 12
-"""Trials that `tune` prints, without further ones in its choice."""
-GATED = (
-    "only queries whose raw best item is the nearest of some bank query{} are corrected, "
-    "as with --gate 1{}; "
-    "migrate, enable and refresh follow, and --gate 0 corrects all"
-)
-BANK_ALONE = (
-    "Measured on the bank alone: this notices a bank of one topic, or of other data, only in part. "
-    "Pass --queries or --pairs to be sure."
-)
 
 
 def tune(
@@ -55,6 +49,7 @@ def tune(
     ] = None,
     kind: options.Kind = None,
     field: options.Field = None,
+    show_all: ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Try every method on a collection and recommend one, or none; migrate and refresh follow it.
@@ -88,121 +83,33 @@ def tune(
             progress=progress,
         ).to_dict()
 
-    note = "" if tuning["real_queries"] else BANK_ALONE
-    if (prior or prior_from) and judgements is None:
-        note = "\n".join(filter(None, (note, NO_WEIGHT)))
-    console.show_result(as_json, {"tune": tuning}, lambda: _show_tuning(collection, tuning, note))
+    to_type = next_command(
+        tuning,
+        collection,
+        bank,
+        connection,
+        field,
+        is_corrected=_is_corrected(store, collection, field),
+    )
+
+    def show() -> None:
+        show_verdict(collection, tuning, to_type)
+        show_trials(tuning, show_all=show_all)
+        show_reasons(tuning, show_all=show_all)
+        if (prior or prior_from) and judgements is None:
+            console.say(NO_WEIGHT)
+
+    console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
+
+
+def _is_corrected(store: Store, collection: str, field: str | None) -> bool:
+    return store.info(collection, counted=False).state_of(field) is not None
 
 
 NO_WEIGHT = (
     "\nThe weight of the prior stays 0: only right answers can choose it (--pairs), or "
     "--prior-weight of migrate, enable and refresh"
 )
-
-
-def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
-    """Print the best trials, the choice, and the reason. note: printed at the end."""
-    choice = tuning["choice"]
-    mixed = _mixed(choice, is_mix=tuning["labelled"])
-    headings = ("method", "strength", tuning["measure"], "gain, 95%", "excess answers", "share")
-    title = f"The best of {len(tuning['rows']) - 1} trials"
-    console.show_table(title, headings, _trial_rows(tuning, mixed))
-
-    console.show_styled((f"\n{visible_line(collection)}: {tuning['verdict']}", "bold"))
-    if choice:
-        of_methods = "the mean of the methods with a share, " if len(mixed) > 1 else ""
-        console.say(f"{of_methods}{describe(choice)} at strength {tuning['strength']:.2f}")
-    if tuning["prior_weight"] is not None:
-        weight = tuning["prior_weight"]
-        console.say(f"the prior: weight {weight:g} of the spread of scores")
-    if tuning["gate"]:
-        over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
-        console.say(GATED.format(*over))
-
-    if tuning["kinds"]:
-        _show_comparison(tuning["kinds"], tuning["measure"])
-
-    # Without labels the reason quotes findings: what it has is not printed twice.
-    lines = [tuning["reason"], *tuning["remarks"]]
-    if tuning["demand"] is not None:
-        lines.append(f"the 1% of items with most pairs take {tuning['demand']:.0%} of the pairs")
-    others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
-    if others:
-        lines.append("\nThe bank:")
-    for row in others:
-        lines.append(f"- {row['text']}: {row['remedy']}" if row["remedy"] else f"- {row['text']}")
-    if note:
-        lines.append(note)
-    console.say("\n".join(filter(None, lines)))
-
-
-def _show_comparison(kinds: dict[str, Any], measure: str) -> None:
-    """Print the searches without and with kinds, and the choice between them."""
-    rows = []
-    for row in kinds["rows"]:
-        estimator = row["estimator"]
-        method = describe(estimator) if estimator else "no bias"
-        rows.append(("yes" if row["kinds"] else "no", method, *_figures_of(row)))
-    headings = ("by kind", "method", measure, "gain, 95%", "excess answers")
-    console.show_table(f"\nWithout and with the kinds of {kinds['source']}", headings, rows)
-
-    choice = "without kinds: leave --kind out"
-    if kinds["chosen"]:
-        choice = f"with kinds: migrate and enable follow it with --kind {kinds['source']}"
-    console.show_styled((f"\n{choice}", "bold"))
-    console.say(kinds["reason"])
-
-
-def _figures_of(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the measure of a trial, its gain, and the excess answers taken by hubs."""
-    gain = row["gain"]
-    return (
-        "" if row["value"] is None else f"{100 * row['value']:.1f}",
-        f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else "",
-        f"{row['excess_answers']:.1%}",
-    )
-
-
-def _mixed(choice: dict[str, Any] | None, *, is_mix: bool) -> dict[str, int]:
-    """Return the share in percent of each method in the choice.
-
-    is_mix: whether a Blend is a mix of trials, as with labels; without, it is one method.
-    """
-    if not choice:
-        return {}
-    if not is_mix:
-        return {describe(choice): 100}
-    # Of a mix less the demand, the shares are those of the mix.
-    mix = choice["estimators"][0] if choice["name"] == "WithDemand" else choice
-    methods = mix.get("estimators", [mix])
-    weights = mix.get("weights", [1])
-    return dict(zip(map(describe, methods), rounded_shares(weights), strict=True))
-
-
-def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str, ...]]:
-    """Return the rows of the first trials, and of those that are in the choice."""
-    rows: list[tuple[str, ...]] = []
-    # A method may be tried at several strengths: its share stands in its first row only.
-    shares = dict(mixed)
-    gates = (tuning["gate"], tuning["gate_targets"])
-    for number, trial in enumerate(tuning["rows"]):
-        method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
-        is_chosen = (trial["gate"], trial["gate_targets"]) == gates and method in shares
-        if number > MAX_TRIALS and not is_chosen:
-            continue
-
-        share = f"{shares.pop(method)}%" if is_chosen else ""
-        gate = f", gate {trial['gate']}" if trial["gate"] else ""
-        targets = " over targets too" if trial["gate_targets"] else ""
-        rows.append(
-            (
-                f"{method}{gate}{targets}",
-                f"{trial['strength']:.2f}",
-                *_figures_of(trial),
-                share,
-            )
-        )
-    return rows
 
 
 def diagnose(

@@ -5,6 +5,7 @@ The decision is made on queries that the biases have not seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import points
+from milvus_hubness.basics.texts import in_points, points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator
 from milvus_hubness.correction.estimators.base import (
@@ -41,7 +42,14 @@ from milvus_hubness.quality.trials import (
     search,
     sweep,
 )
-from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
+from milvus_hubness.quality.verdict import (
+    LITTLE_EXCESS,
+    Figures,
+    Finding,
+    examine,
+    expected_gain,
+    findings,
+)
 
 MEMBERS = 8
 """Trials that are mixed into one."""
@@ -61,9 +69,17 @@ FALL_TO_TRY = 0.05
 WEAK = 0.6
 """Strength below which the verdict is "apply weakly"."""
 
-Verdict = Literal["apply", "apply weakly", "leave it alone"]
+SURE = 1.96
+"""Standard errors by which a gain has to exceed 0, so that a 95% interval does not hold 0."""
+LIKELY = 0.84
+"""Standard errors more, so that this is so in four of five samples of pairs."""
+MOST_PAIRS = 100_000
+"""Number of pairs beyond which nobody collects them."""
+
+Verdict = Literal["apply", "apply weakly", "not proven", "leave it alone"]
 LEAVE: Verdict = "leave it alone"
-VERDICTS: tuple[Verdict, ...] = (LEAVE, "apply weakly", "apply")
+NOT_PROVEN: Verdict = "not proven"
+VERDICTS: tuple[Verdict, ...] = (LEAVE, NOT_PROVEN, "apply weakly", "apply")
 """From the one against a correction to the one for it."""
 Values = npt.NDArray[np.float64]
 
@@ -77,6 +93,8 @@ class Judgement(NamedTuple):
     reason: str
     interval: measures.Interval | None
     """The gain in the measure over the raw search; None without labels."""
+    sentence: str = ""
+    """What to expect, in one sentence for people who do not know the measures."""
 
 
 def pick(trials: Sequence[Trial], excess: Values, merits: Values, weights: Values) -> list[Trial]:
@@ -147,7 +165,8 @@ def judge_labelled(
     measure: retrieval.Measure = retrieval.R_AT_1,
     seed: int = 0,
 ) -> Judgement:
-    """Return the verdict with labels: "apply" if the expected gain in the measure is above 0.
+    """Return the verdict with labels: "leave it alone" unless the expected gain in the measure is
+    above 0, and "not proven" where the interval of the measured one holds 0.
 
     raw, cross_fitted: (n_queries,) the measure of each query. strength: of the mix. fall: of the
     excess answers taken by hubs, as a share of them. weights: (n_queries,) above 0; None for equal
@@ -170,13 +189,34 @@ def judge_labelled(
 
     result = f"cross-validated on {n} labelled queries, {measure} changes by {points(interval)}"
     if expected <= 0:
-        return Judgement("leave it alone", 0.0, f"{result}: expect no gain", interval)
+        sentence = f"expect no gain of {measure}, as {n:,} pairs show"
+        return Judgement(LEAVE, 0.0, f"{result}: expect no gain", interval, sentence)
+
+    gain = f"expect {in_points(expected)} points of {measure}"
     if interval.low <= 0:
-        result += (
-            "; the interval holds 0, but with the usual gain as prior, "
-            f"expect {100 * expected:+.1f}"
+        sentence = (
+            f"{gain}; {n:,} pairs cannot tell it from 0, {_pairs_needed(n, variance, expected)}"
         )
-    return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, interval)
+        reason = f"{result}; with the usual gain as prior, {sentence}"
+        return Judgement(NOT_PROVEN, strength, reason, interval, sentence)
+
+    sentence = f"{gain}, as {n:,} pairs show"
+    verdict: Verdict = "apply weakly" if strength < WEAK else "apply"
+    return Judgement(verdict, strength, result, interval, sentence)
+
+
+def _pairs_needed(count: int, variance: float, expected: float) -> str:
+    """Return how many pairs would tell a gain from 0 in four of five samples, in words.
+
+    variance: of the mean gain of `count` pairs.
+    """
+    # The variance of a mean falls as the number of pairs rises.
+    needed = count * variance * ((SURE + LIKELY) / expected) ** 2
+    if needed > MOST_PAIRS:
+        return f"nor would {MOST_PAIRS:,}"
+    # Two digits: the estimate is not worth more.
+    unit = 10 ** max(0, math.floor(math.log10(needed)) - 1)
+    return f"about {math.ceil(needed / unit) * unit:,} would"
 
 
 def judge_unlabelled(figures: Figures) -> Judgement:
@@ -190,18 +230,25 @@ def judge_unlabelled(figures: Figures) -> Judgement:
     if failed and failed[0].name == "kind":
         failed = failed[:1]
     if failed:
-        return Judgement("leave it alone", 0.0, "; ".join(map(str, failed)), None)
+        reason = "; ".join(map(str, failed))
+        return Judgement(LEAVE, 0.0, reason, None, str(failed[0]))
 
     reason = "; ".join(
         str(finding)
         for finding in shown
         if finding.name in ("agreement", "two views", "hubs", "log")
     )
+    gain = f"{expected_gain(figures.excess):+.1f} points of R@1"
+    hubs = f"hubs take {figures.excess:.0%} of the answers beyond chance"
     if figures.narrow:
-        return Judgement(
-            "apply weakly", 0.5, f"{reason}: hubs keep many answers, so half the strength", None
-        )
-    return Judgement("apply", 1.0, reason, None)
+        reason = f"{reason}: hubs keep many answers, so half the strength"
+        sentence = f"expect less than {gain}: {hubs}, and would keep many of them with this bank"
+        return Judgement("apply weakly", 0.5, reason, None, sentence)
+
+    sentence = f"expect about {gain}, as other collections gained in the mean where {hubs}"
+    if figures.excess < LITTLE_EXCESS:
+        sentence = f"expect little: {hubs} only"
+    return Judgement("apply", 1.0, reason, None, sentence)
 
 
 FEWEST_IN_BANK = 4
@@ -261,7 +308,7 @@ def _judged_alone(figures: Figures | None, bank: QueryBank) -> Judgement:
         f"a bank of {len(bank.condensed)} distinct queries, near copies counted once, cannot be "
         "judged: collect more"
     )
-    return Judgement("leave it alone", 0.0, reason, None)
+    return Judgement(LEAVE, 0.0, reason, None, reason)
 
 
 LEFT = 0.5
@@ -418,6 +465,9 @@ class Tuning:
     remarks: tuple[str, ...] = ()
     """What the user should know of the kinds, a sentence each."""
 
+    sentence: str = ""
+    """What to expect, in one sentence for people who do not know the measures."""
+
     kinds: KindComparison | None = None
     """The comparison with kinds, of which `choice` and `rows` follow from the better side; None if
     there are none to compare with."""
@@ -427,9 +477,16 @@ class Tuning:
         """What a job names for the chosen kinds: a field, or "auto"; empty for none."""
         return self.kinds.source if self.kinds is not None and self.kinds.chosen else ""
 
+    @property
+    def why(self) -> str:
+        """The reason without the sentence, for output that has both."""
+        if not self.sentence:
+            return self.reason
+        return self.reason.replace(f", {self.sentence}", ", this is what to expect")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        return dict(measures.as_plain(self))
+        return {**measures.as_plain(self), "why": self.why}
 
 
 def tune(
@@ -501,7 +558,7 @@ def tune(
 
     copies = near_copies(bank, items, seed=seed)
     if real is None:
-        fitted, searched = _halves(copies.bank, rng)
+        fitted, searched = halves(copies.bank, rng)
         examined = copies.bank
     else:
         searched = real
@@ -539,7 +596,7 @@ def tune(
     chosen = best.decision.chosen
     judged = best.decision.judged
     # The candidate stays in the result either way: a user may overrule the verdict.
-    applies = judged.verdict != "leave it alone"
+    applies = judged.verdict != LEAVE
     return Tuning(
         **judged._asdict(),
         choice=chosen.estimator if applies else None,
@@ -878,7 +935,7 @@ def folds(queries: Vectors, cosine: float, seed: int = 0) -> npt.NDArray[np.int6
     return fold_of_group[groups]
 
 
-def _halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vectors]:
+def halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vectors]:
     """Return half of a bank's groups to fit, and one query of each of the others to search with."""
     groups = bank.groups
     assert groups is not None, "the near copies of the bank were looked for"

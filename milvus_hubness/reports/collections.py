@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from itertools import chain, compress
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
+from milvus_hubness.jobs.common.choice import NO_GATES, Gates
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import store_verdict
@@ -54,6 +56,12 @@ from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
 
+STAYS = (
+    "jobs follow the stored verdict on this bank, {!r}, which labelled queries decided and this one "
+    "does not replace"
+)
+"""What is said of a stored verdict that stays."""
+
 LONGEST = 160
 """Letters of a text that the page shows."""
 
@@ -78,10 +86,9 @@ def render(
 
 
 @dataclass(frozen=True, eq=False)
-class BiasedGallery:
-    """The rows of a collection with their biases."""
+class Biased:
+    """The rows of a gallery with their biases."""
 
-    info: CollectionInfo
     gallery: Gallery
 
     biases: Floats
@@ -95,9 +102,6 @@ class BiasedGallery:
 
     activated: frozenset[Key] | None
     """The keys of the best items without biases whose queries are corrected; None without a gate."""
-
-    verdict: TuningRecord | None
-    """The verdict of tuning on this bank; None if there is none."""
 
     kinds: GalleryKinds | None
     """The kinds of the rows, by whose means corrected searches compare; None for none."""
@@ -117,6 +121,16 @@ class BiasedGallery:
         return queries if self.kinds is None else self.kinds.query_table(queries)
 
 
+@dataclass(frozen=True, eq=False)
+class BiasedGallery(Biased):
+    """The rows of a collection with their biases."""
+
+    info: CollectionInfo
+
+    verdict: TuningRecord | None
+    """The verdict of tuning on this bank; None if there is none."""
+
+
 def read_biased(
     store: Store,
     collection: str,
@@ -126,18 +140,19 @@ def read_biased(
     estimator: Estimator | None = None,
     field: str | None = None,
     kind: str | None = None,
+    gallery: Gallery | None = None,
     progress: Progress = silent,
 ) -> BiasedGallery:
     """Read the rows of a collection and their biases.
 
     If it is not corrected, `estimator` computes them from `bank`; by default that is the choice of
     tuning, else the default. kind: the kinds of its rows, see `plan_migration`; a corrected one has
-    its own. Raises as `diagnose` does.
+    its own. gallery: its rows, if they are read already. Raises as `diagnose` does.
     """
     bank = optional_bank(bank)
     target_bank = optional_bank(target_bank)
     info = store.info(collection)
-    gallery = read_gallery(store, info, field, progress=progress)
+    gallery = gallery or read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
     state = info.state_of(field)
     kinds = None
@@ -163,13 +178,18 @@ def read_biased(
         # That with which jobs follow the verdict, see `choose`.
         is_followed = estimator is None and verdict and verdict.verdict != "leave it alone"
         strength = verdict.strength if verdict and is_followed else 1.0
-        biases, activated = _computed_biases(gallery, bank, target_bank, estimator, verdict, kinds)
+        gates: Gates = NO_GATES
+        # A gate was chosen with the estimator of the verdict, and says nothing about another.
+        if estimator is None and verdict and verdict.choice:
+            estimator = from_dict(verdict.choice)
+            gates = Gates(verdict.gate, verdict.gate_targets)
+        biases, activated = computed_biases(gallery, bank, target_bank, estimator, gates, kinds)
 
     bank.expect_dim(layout.dim, "the field")
     reduced = replace(bank, vectors=layout.reduce_queries(bank.vectors))
     source = kinds.kinds.rule.source if kinds is not None else ""
     verdict = info.verdicts.of(field or only_field(info), bank.fingerprint, source)
-    return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict, kinds)
+    return BiasedGallery(gallery, biases, strength, reduced, activated, kinds, info, verdict)
 
 
 def _kinds_in_use(
@@ -224,25 +244,20 @@ def _kinds_to_try(
     return kinds, chosen.remarks
 
 
-def _computed_biases(
+def computed_biases(
     gallery: Gallery,
     bank: QueryBank,
     target_bank: QueryBank | None,
     estimator: Estimator | None,
-    verdict: TuningRecord | None,
+    gates: Gates,
     kinds: GalleryKinds | None,
 ) -> tuple[Floats, frozenset[Key] | None]:
     """Return the biases (n,) that a migration with this bank would write, with mean 0.
 
-    The second value is the keys of the items that the gate of tuning activates; None without one.
+    estimator: by default that of jobs. The second value is the keys of the items that the gate
+    activates; None without one.
     """
     layout = gallery.layout
-    gates: tuple[int | None, int | None] = (None, None)
-    # A gate was chosen together with the estimator of the verdict, and says nothing about another.
-    if estimator is None and verdict and verdict.choice:
-        estimator = from_dict(verdict.choice)
-        gates = (verdict.gate, verdict.gate_targets)
-
     numbers = None if kinds is None else kinds.numbers
     default = DEFAULT_ESTIMATOR if kinds is None else suited_to_kinds(DEFAULT_ESTIMATOR)
     correction = Correction.fit(
@@ -315,16 +330,48 @@ def diagnose(
         kind=kind,
         progress=progress,
     )
+    verdict = biased.verdict
+    if judgements is not None:
+        judgements = judgements.within(biased.gallery.keys, biased.info.name)
+    return diagnose_gallery(
+        biased,
+        biased.info.name,
+        queries,
+        judged=judgements,
+        measure=chosen_measure,
+        texts=texts,
+        slice_by=slice_by,
+        group_by=group_by,
+        verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
+        runs=runs,
+    )
+
+
+def diagnose_gallery(
+    biased: Biased,
+    title: str,
+    queries: QueryBank | None,
+    *,
+    judged: Judgements | None = None,
+    measure: Measure = R_AT_1,
+    texts: Sequence[str] | None = None,
+    slice_by: str | None = None,
+    group_by: str | None = None,
+    verdict: Mapping[str, Any] | None = None,
+    runs: RunFiles | None = None,
+) -> Diagnosis:
+    """Report the hubs of a gallery with biases, as `diagnose` does.
+
+    judged: judgements about its rows, in place of queries, see `Judgements.within`. Raises
+    DimensionMismatch, and with runs InvalidInput and UnreadableFile.
+    """
     gallery = biased.gallery
     layout = gallery.layout
-    verdict = biased.verdict
     positives = None
     grades = None
     left_out: tuple[str, ...] = ()
     sendings = ONCE_EACH
-    judged = None
-    if judgements is not None:
-        judged = judgements.within(gallery.keys, biased.info.name)
+    if judged is not None:
         queries = judged.queries
         positives = judged.positions(gallery.keys)
         grades = judged.grades
@@ -351,7 +398,7 @@ def diagnose(
         bank=biased.bank,
         positives=positives,
         grades=grades,
-        measure=chosen_measure,
+        measure=measure,
         sendings=sendings,
         keys=gallery.keys,
         fields=gallery.fields,
@@ -360,8 +407,8 @@ def diagnose(
         activated=activated,
         query_groups=_groups(biased, queries),
         query_lengths=_lengths(biased, queries),
-        verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
-        title=biased.info.name,
+        verdict=verdict,
+        title=title,
         slice_by=slice_by,
         group_by=group_by,
         kinds=biased.kinds,
@@ -372,7 +419,7 @@ def diagnose(
     return replace(diagnosis, left_out=left_out)
 
 
-def _groups(biased: BiasedGallery, queries: QueryBank) -> npt.NDArray[np.int64]:
+def _groups(biased: Biased, queries: QueryBank) -> npt.NDArray[np.int64]:
     """Return the group of near copies of each query, (n,)."""
     layout = biased.gallery.layout
     # Under L2, a reduced query has more columns, which would hide how near two queries are.
@@ -385,7 +432,7 @@ def _groups(biased: BiasedGallery, queries: QueryBank) -> npt.NDArray[np.int64]:
     return reduced.groups
 
 
-def _lengths(biased: BiasedGallery, queries: QueryBank) -> npt.NDArray[np.float64] | None:
+def _lengths(biased: Biased, queries: QueryBank) -> npt.NDArray[np.float64] | None:
     """Return by how much the scores of each query are larger than they would be at length 1.
 
     The length of a query moves none of its answers under IP, and long queries would be the first
@@ -425,6 +472,61 @@ def tune(
     Raises InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes
     the vectors or for kinds that are not possible, and as `quality.tuning.tune` does.
     """
+    return tune_collection(
+        store,
+        collection,
+        bank,
+        field=field,
+        queries=queries,
+        judgements=judgements,
+        measure=measure,
+        target_bank=target_bank,
+        prior=prior,
+        kind=kind,
+        seed=seed,
+        progress=progress,
+    ).tuning
+
+
+class Tuned(NamedTuple):
+    """A tuning, and what it was made on."""
+
+    tuning: tuning.Tuning
+    title: str
+    """The name of the collection, or what the items are called."""
+    gallery: Gallery
+    bank: QueryBank
+    target_bank: QueryBank | None
+    queries: QueryBank | None
+    """Real queries apart from the bank, of the caller or sampled by clients; None without any, and
+    with judgements."""
+    judged: Judgements | None
+    """The judgements about the gallery's rows; None without judgements."""
+    kinds: GalleryKinds | None
+    """The kinds that were tried; None for none."""
+
+
+def tune_collection(
+    store: Store,
+    collection: str,
+    bank: BankLike | None = None,
+    *,
+    field: str | None = None,
+    queries: BankLike | None = None,
+    judgements: Judgements | None = None,
+    measure: str | Measure = R_AT_1,
+    target_bank: BankLike | None = None,
+    prior: PriorLike | None = None,
+    kind: str | None = None,
+    replaces_labelled: bool = True,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Tuned:
+    """Try every method on a collection's rows, and store the verdict, as `tune` does; return with it
+    what it was made on.
+
+    replaces_labelled: whether a verdict without labels takes the place of one with labels.
+    """
     expect_store(store)
     chosen_measure = Measure.of(measure)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
@@ -451,20 +553,59 @@ def tune(
     field = field or only_field(info)
     info.require_correctable(field)
     gallery = read_gallery(store, info, field, progress=progress)
+    judged = None if judgements is None else judgements.within(gallery.keys, info.name)
+    if kind is None and state is not None:
+        kind = state.kind or None
+    kinds, remarks = _kinds_to_try(store, info, field, gallery, kind, bank, target_bank)
+    preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
+    tuned = tune_gallery(
+        gallery,
+        bank,
+        target_bank=target_bank,
+        queries=queries,
+        judged=judged,
+        measure=chosen_measure,
+        preference=preference,
+        kinds=kinds,
+        seed=seed,
+        progress=progress,
+    )
+    chosen = preference.prior if preference is not None else None
+    record = _record_of(field, bank, tuned, chosen)
+    former = info.verdicts.of(field, bank.fingerprint, record.kind)
+    if not replaces_labelled and former is not None and former.labelled and not tuned.labelled:
+        remarks = (*remarks, STAYS.format(former.verdict))
+    else:
+        store_verdict(store, info.name, record)
+    tuned = replace(tuned, remarks=remarks)
+    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds)
+
+
+def tune_gallery(
+    gallery: Gallery,
+    bank: QueryBank,
+    *,
+    target_bank: QueryBank | None = None,
+    queries: QueryBank | None = None,
+    judged: Judgements | None = None,
+    measure: Measure = R_AT_1,
+    preference: Preference | None = None,
+    kinds: GalleryKinds | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuning.Tuning:
+    """Try every method on the items of a gallery, as `quality.tuning.tune` does, and raise as it does.
+
+    judged: judgements about its rows, see `Judgements.within`.
+    """
     layout = gallery.layout
-    judged = None
     sent = None
-    if judgements is not None:
-        judged = judgements.within(gallery.keys, info.name)
+    if judged is not None:
         sent = judged.as_sent()
         queries = sent.queries
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
-    if kind is None and state is not None:
-        kind = state.kind or None
-    kinds, remarks = _kinds_to_try(store, info, field, gallery, kind, bank, target_bank)
-    preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
     tuned = tuning.tune(
         replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(gallery.vectors),
@@ -472,17 +613,14 @@ def tune(
         queries=layout.reduce_queries(queries.vectors) if queries else None,
         positives=sent.positions(gallery.keys) if sent is not None else None,
         grades=sent.grades if sent is not None else None,
-        measure=chosen_measure,
+        measure=measure,
         preference=preference,
         kinds=kinds,
         pair_weights=sent.weights if sent is not None else None,
         seed=seed,
         progress=progress,
     )
-    chosen = preference.prior if preference is not None else None
-    store_verdict(store, info.name, _record_of(field, bank, tuned, chosen))
-    left_out = judged.left_out if judged is not None else ()
-    return replace(tuned, left_out=left_out, remarks=remarks)
+    return replace(tuned, left_out=judged.left_out if judged is not None else ())
 
 
 def _preference(

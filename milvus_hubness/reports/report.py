@@ -17,6 +17,7 @@ from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.quality import measures, retrieval
 from milvus_hubness.quality.bank_checks import bank_coverage
+from milvus_hubness.quality.data_faults import Fault
 from milvus_hubness.quality.demand import DemandComparison, compare
 from milvus_hubness.quality.groups import Group, Members, by_value, shares
 from milvus_hubness.quality.rankings import rankings
@@ -241,6 +242,9 @@ class Diagnosis:
 
     left_out: tuple[str, ...] = ()
     """What of the judgements is left out, a sentence for each reason."""
+
+    faults: tuple[Fault, ...] = ()
+    """The faults of the data, if they were looked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""

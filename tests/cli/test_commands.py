@@ -17,7 +17,7 @@ import milvus_hubness
 from milvus_hubness import connect
 from milvus_hubness.basics.files.writing import check_writable
 from milvus_hubness.basics.texts import describe, rounded_shares
-from milvus_hubness.cli.reports import _mixed
+from milvus_hubness.cli.verdicts import _mixed
 from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import half_known, plain_collection, vectors
@@ -110,7 +110,7 @@ def test_tune_weighs_pairs_and_says_what_is_asked_for_most(run, files):
     weights = np.r_[70, np.ones(29)]
     np.savez("pairs.npz", query=queries, key=np.arange(30), weight=weights)
     asked = ("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz")
-    human = run(*asked)
+    human = run(*asked, "--all")
     assert human.returncode == 0, human.stderr
     assert "the 1% of items with most pairs take 71% of the pairs" in human.stdout
     told = json.loads(run(*asked, "--json").stdout)["tune"]
@@ -144,9 +144,9 @@ def test_tune_then_diagnose(run, files):
     told = json.loads(
         run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz", "--json").stdout
     )
-    assert told["tune"]["verdict"] in {"apply", "apply weakly", "leave it alone"}
+    assert told["tune"]["verdict"] in {"apply", "apply weakly", "not proven", "leave it alone"}
     assert told["tune"]["labelled"]
-    human = run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.parquet")
+    human = run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.parquet", "--all")
     assert human.returncode == 0, human.stderr
     assert f"products: {told['tune']['verdict']}" in human.stdout
     assert "as it is" in human.stdout
@@ -212,7 +212,7 @@ def test_tune_prints_the_gate_that_it_chose_and_migrate_follows(run, files):
     plain_collection(connect("shop.db"), "half", items, "IP")
     np.save("half.npy", bank)
     np.savez("half.npz", query=queries, key=np.arange(200))
-    told = run("tune", "half", "--bank", "half.npy", "--pairs", "half.npz").stdout
+    told = run("tune", "half", "--bank", "half.npy", "--pairs", "half.npz", "--all").stdout
     assert "as with --gate 1; migrate, enable and refresh follow, and --gate 0 corrects all" in told
     # Shares are whole numbers, and stand last; methods without one have their excess answers there.
     shares = [int(share) for share in re.findall(r" (\d+)% *$", told, re.MULTILINE)]
@@ -225,6 +225,7 @@ def test_tune_prints_the_gate_that_it_chose_and_migrate_follows(run, files):
 
 
 def spoiled(files):
+    np.savez(files / "two.npz", past=np.eye(40, DIM), new=np.eye(40, DIM))
     np.save(files / "narrow.npy", np.ones((40, DIM - 1), np.float32))
     np.save(files / "nan.npy", np.where(np.eye(40, DIM) == 1, np.nan, 1.0))
     np.save(files / "empty.npy", np.empty((0, DIM), np.float32))
@@ -251,7 +252,7 @@ FAILURES = [
     ([*RUN, "broken.npy"], 1, ["broken.npy"]),
     ([*RUN, "missing.npy"], 1, ["missing.npy"]),
     ([*RUN, "bank.txt"], 1, ["bank.txt"]),
-    ([*RUN, "bank.npz"], 1, ["queries", "other"]),
+    ([*RUN, "two.npz"], 1, ["past", "new", "--bank-column"]),
     ([*RUN, "bank.npy", "--k", "41"], 1, ["41", "40"]),
     ([*RUN, "bank.npy", "--k", "0"], 2, ["k"]),
     ([*RUN, "bank.npy", "--alpha", "-1"], 2, ["alpha must be above 0"]),
@@ -508,9 +509,29 @@ def test_shares_add_up():
         assert all(
             abs(share - 100 * weight) < 1 for share, weight in zip(shares, weights, strict=True)
         )
-    parts = [{"name": "CSLS", "k": k} for k in (1, 2, 3)]
-    told = describe({"name": "Blend", "weights": [1 / 3] * 3, "estimators": parts})
-    assert told == "agreement (0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3))"
+    parts = [{"name": "CSLS", "k": k} for k in (1, 2)]
+    told = describe({"name": "Blend", "weights": [1 / 3, 2 / 3], "estimators": parts})
+    assert told == "agreement (0.33 CSLS(k=1) + 0.67 CSLS(k=2))"
+
+
+def test_a_mix_of_many_has_a_short_name_that_a_fit_does_not_change():
+    parts = [{"name": "CSLS", "k": k} for k in (1, 2)]
+    parts.append({"name": "InvertedSoftmax", "temperature": 0.5})
+    mix = {"name": "Blend", "weights": [0.2, 0.3, 0.5], "estimators": parts, "strength": 1.0}
+    name = describe(mix)
+    assert re.fullmatch("mix of 3 methods, id [0-9a-f]{4}", name)
+    fitted = {**mix, "estimators": [*parts[:2], {**parts[2], "tau": 0.017, "mean_bias": 0.3}]}
+    assert describe(fitted) == name
+    assert describe({**mix, "strength": "agreement", "agreement": 0.83}).startswith(
+        "0.83 (mix of 3"
+    )
+    assert describe({**mix, "weights": [0.3, 0.2, 0.5]}) != name
+    other = {**mix, "estimators": [*parts[:2], {**parts[2], "temperature": 0.25}]}
+    assert describe(other) != name
+    of_tau = {**mix, "estimators": [*parts[:2], {"name": "InvertedSoftmax", "tau": 0.017}]}
+    assert describe(of_tau) != name
+    demanded = {"name": "WithDemand", "estimators": [mix], "weight": 0.25}
+    assert describe(demanded) == f"{name}, less 0.25 log demand"
 
 
 def test_a_mix_less_the_demand_shows_the_shares_of_the_mix():

@@ -232,7 +232,7 @@ def test_what_is_left_out_is_a_warning_with_its_count(files, run, judged):
         "1 of 60 query ids of qrels.txt have no vector in queries.npz: q99",
         "1 of 60 queries of queries.npz have no judgement in qrels.txt: q59",
         "2 of 59 judged keys are those of no usable row of 'products': d17, 4711 "
-        "('d17' is no whole number, as the keys of the collection are)",
+        "('d17' is no whole number, as the keys of the collection are, such as 0)",
         "2 of 59 queries have no right row in 'products': q0, q1",
     ]
     pairs = ("--pairs", "qrels.txt", "--pairs-queries", "queries.npz")

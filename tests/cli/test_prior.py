@@ -53,7 +53,7 @@ def test_tune_chooses_the_weight_and_the_jobs_take_it(shop, run):
     tune = ("tune", "photos", "--bank", "neutral.npy", "--prior", "clicks")
     done = run(*tune, "--pairs", "pairs.npz")
     assert done.returncode == 0, done.stderr
-    assert "the prior: weight 0." in done.stdout
+    assert "The prior: weight 0." in done.stdout
     assert "with field 'clicks' as a prior of weight 0." in done.stdout.replace("\n", " ")
 
     plan = json.loads(run("migrate", "plan", "photos", "--bank", "neutral.npy", "--json").stdout)

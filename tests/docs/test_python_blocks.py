@@ -10,7 +10,16 @@ import pytest
 from pymilvus import DataType
 
 import milvus_hubness
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, errors
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    check,
+    connect,
+    errors,
+)
 from tests.docs import pages
 
 BLOCKS = [
@@ -75,35 +84,21 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
     assert ran
 
 
-@pytest.mark.parametrize("reader", [pages.DOCS / "faq.md"], ids=pages.name_of, indirect=True)
-def test_the_script_of_the_faq_shows_zero_vectors_of_a_collection_as_it_is(
-    reader, database, capsys
-):
+def test_check_sees_what_the_faq_says_of_a_collection_as_it_is(database):
     """Of one that no process has loaded, whose vector field has a name of its own."""
     client = HubnessClient(database)
     schema = client.create_schema()
     schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=20)
     schema.add_field("image", DataType.FLOAT_VECTOR, dim=DIM)
-    index = client.prepare_index_params("image", index_type="FLAT", metric_type="IP")
-    client.create_collection("photos", schema=schema, index_params=index)
-    rows = [{"key": f"k{i}", "image": row} for i, row in enumerate(vectors(4, 20))]
-    rows[3]["image"] = rows[5]["image"] = np.zeros(DIM, np.float32)
-    client.insert("photos", rows)
-    client.release_collection("photos")
-
-    [script] = [
-        block.text
-        for block in pages.blocks(reader)
-        if block.check == "run" and block.language == "python"
-    ]
-    changed = script.replace('"products", "vector"', '"photos", "image"').replace(
-        pages.SERVER, database
-    )
-    exec(compile(changed, "faq.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out.splitlines()[:2] == [
-        "zero vectors: 2 of 20",
-        "same as another row: 1",
-    ]
+    for metric, name in (("IP", "photos"), ("COSINE", "drawings")):
+        index = client.prepare_index_params("image", index_type="FLAT", metric_type=metric)
+        client.create_collection(name, schema=schema, index_params=index)
+        rows = [{"key": f"k{i}", "image": row} for i, row in enumerate(vectors(4, 80))]
+        rows[3]["image"] = rows[5]["image"] = np.zeros(DIM, np.float32)
+        client.insert(name, rows)
+        client.release_collection(name)
+        found = check(MilvusStore(connect(database)), name, vectors(5, 60))
+        assert [fault.text for fault in found.faults] == ["2 of 80 rows have a zero vector"]
 
 
 CHECKED = {

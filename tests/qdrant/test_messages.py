@@ -240,6 +240,7 @@ SHARED = (
 """The parts of milvus_hubness whose messages a user of qdrant-hubness may see."""
 ELSEWHERE = {
     "--drop": "an option of clean",
+    "--pairs": "as --pairs-queries",
     "--pairs-queries": "qdrant-hubness takes no queries with right rows; clicks need no vectors",
     "--forget": "an option of hubs for rows in quarantine, of which Qdrant has none",
     "--quarantined": "QdrantStore refuses a hub guard, so no row is held back",

@@ -271,6 +271,7 @@ def test_without_verdict_the_gain_is_the_headline():
     [
         ({"verdict": "leave it alone", "reason": "no gain"}, "leave-it-alone"),
         ({"verdict": "apply weakly", "reason": "some gain"}, "apply-weakly"),
+        ({"verdict": "not proven", "reason": "too few pairs"}, "not-proven"),
     ],
 )
 def test_the_verdict_has_a_tone(verdict, tone):

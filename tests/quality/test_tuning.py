@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -618,8 +619,42 @@ def test_verdicts():
     assert 0 < good.interval.low < good.interval.estimate < good.interval.high
     assert judge_labelled(raw, better, 0.5, 0.4).verdict == "apply weakly"
     assert judge_labelled(raw, worse, 1.0, 0.4)[:2] == ("leave it alone", 0.0)
-    assert judge_labelled(raw, raw, 1.0, 0.4).verdict == "apply"
-    assert judge_labelled(raw, raw, 1.0, -0.1).verdict == "leave it alone"
+    assert good.sentence.startswith("expect +")
+    assert "as 400 pairs show" in good.sentence
+    assert judge_labelled(raw, raw, 1.0, 0.4)[:2] == ("not proven", 1.0)
+    alone = judge_labelled(raw, raw, 1.0, -0.1)
+    assert alone.verdict == "leave it alone"
+    assert alone.sentence == "expect no gain of R@1, as 400 pairs show"
+
+
+def test_a_gain_that_few_pairs_show_is_not_proven_and_as_many_as_it_says_would_prove_it():
+    """The number of pairs is that at which four of five samples exclude 0, if the gain is the expected one."""
+    rng = np.random.default_rng(3)
+    raw = (rng.random(200) < 0.4).astype(float)
+    after = np.where(rng.random(200) < 0.1, rng.integers(0, 2, 200), raw)
+    after[:6] = 1 - raw[:6]
+    few = judge_labelled(raw, after, 0.5, 0.4)
+    assert (few.verdict, few.strength) == ("not proven", 0.5)
+    assert few.interval.low <= 0
+    gain, needed = re.fullmatch(
+        r"expect \+(\d\.\d) points of R@1; 200 pairs cannot tell it from 0, about ([\d,]+) would",
+        few.sentence,
+    ).groups()
+    assert few.sentence in few.reason
+    count = int(needed.replace(",", ""))
+    assert count > 200
+
+    # Samples of so many queries that gain or lose as often, around the gain that is expected.
+    differences = after - raw
+    differences += float(gain) / 100 - differences.mean()
+    draws = rng.choice(differences, (1000, count))
+    lows = draws.mean(1) - 1.96 * draws.std(1) / count**0.5
+    assert 0.7 < (lows > 0).mean() < 0.9
+
+
+def test_where_hardly_any_number_of_pairs_would_do_the_sentence_says_so():
+    raw = np.repeat([0.0, 1.0], 200)
+    assert judge_labelled(raw, raw, 1.0, 0.4).sentence.endswith("from 0, nor would 100,000")
 
 
 class TestBadInput:
@@ -690,9 +725,9 @@ class TestRealData:
     def test_the_verdict_with_labels_and_that_it_can_be_kept(self):
         labelled_half = np.random.default_rng(0).permutation(500)[:250]
         told = labelled(V2T, labelled_half)
-        assert told.verdict == "apply"
+        assert told.verdict == "not proven", "250 pairs are few"
         assert not any(one.fails for one in told.findings)
-        assert told.interval.estimate > 0
+        assert told.interval.low <= 0 < told.interval.estimate
         assert told.rows[0].estimator is None
         r1s = [row.value for row in told.rows[1:]]
         assert r1s == sorted(r1s, reverse=True)

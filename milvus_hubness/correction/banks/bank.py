@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.files.arrays import Header, open_archive, read_npy
-from milvus_hubness.basics.files.tables import TABLES, open_table
+from milvus_hubness.basics.files.columns import ONLY, Columns, expect_one_width, open_columns
+from milvus_hubness.basics.files.names import (
+    COUNT_NAMES,
+    KEY_NAMES,
+    QUERY_NAMES,
+    named_so,
+    vectors_named,
+)
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.kernels.checks import is_tensor
 from milvus_hubness.errors import (
@@ -23,13 +28,11 @@ from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
     NonFiniteVectors,
-    UnreadableFile,
     name_some,
 )
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 if TYPE_CHECKING:
-    import pyarrow as pa
     import torch
 
     BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
@@ -125,20 +128,18 @@ class QueryBank:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
-        """Load a bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
+        """Load a bank from a .npy, .npz, .parquet, .arrow, .feather, .ipc, .csv or .jsonl file.
 
-        column: the array of an .npz or the list<number> column of a table; needed if it has
-        several. An array or column `count` has the counts of the queries. Raises UnreadableFile,
-        InvalidInput for a missing column, and the errors of `QueryBank`.
+        column: the array of an .npz file or the column of vectors of any other one; needed if it has
+        several, none of which has a usual name such as `query` or `embedding`. A column `count` has
+        the counts of the queries. CSV and JSON lines may be compressed, as .csv.gz and .jsonl.gz.
+        Raises UnreadableFile, InvalidInput for a missing column, MissingExtra, and the errors of
+        `QueryBank`.
         """
-        path = Path(path)
-        read = _READERS.get(path.suffix.lower())
-        if read is None:
-            raise UnreadableFile(
-                f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file"
-            )
-        vectors, counts = read(path, column)
-        return cls(vectors, str(path), counts=counts)
+        with open_columns(path, "a bank") as columns:
+            name = vectors_in(columns, QUERY_NAMES, column)
+            counts = _counts_in(columns, name)
+            return cls(columns.vectors(name), str(path), counts=counts)
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -327,7 +328,7 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
         )
     elif isinstance(rows, Sequence):
         # NumPy's own message for rows of unequal length names no row.
-        _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
+        expect_one_width([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
         rows = without_tensors(rows)
 
     array = np.asarray(rows)
@@ -350,126 +351,54 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     return vectors
 
 
-def _check_widths(widths: npt.ArrayLike, what: str) -> None:
-    """Raise DimensionMismatch, which names the first row that is not as wide as row 0."""
-    sizes = np.asarray(widths)
-    unequal = np.flatnonzero(sizes != sizes[:1])
-    if len(unequal):
-        row = unequal[0]
-        raise DimensionMismatch(
-            f"{what} has {sizes[row]} numbers in row {row} and {sizes[0]} in row 0"
-        )
+def _counts_in(columns: Columns, of_vectors: str) -> npt.NDArray[Any] | None:
+    """Return the counts of the queries of a file; None without any. Raises InvalidInput."""
+    names = [name for name in named_so(columns.names, COUNT_NAMES) if name != of_vectors]
+    if not names:
+        return None
+    counts = columns.numbers(names[0])
+    empty = [row for row, count in enumerate(counts) if count is None]
+    if empty:
+        raise InvalidInput(f"{columns.source}: {names[0]!r} is null in row {name_some(empty)}")
+    return np.asarray(counts)
 
 
-COUNT = "count"
-"""The array or column of a bank file that has the counts of the queries."""
+def vectors_in(columns: Columns, usual: Sequence[str], column: str | None = None) -> str:
+    """Return the column of vectors of a file: the one that is named, the only one, or else the one
+    with a usual name.
 
-Contents: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any] | None]"
-"""The queries (n, d) of a file, and their counts (n,) if it has some."""
-
-
-def _read_npy(path: Path, column: str | None) -> Contents:
-    if column is not None:
-        raise InvalidInput(f"{path}: a .npy file has one array and no column {column!r}")
-    return read_npy(path, lambda header: _expect_vectors(path, header)), None
-
-
-def _read_npz(path: Path, column: str | None) -> Contents:
-    with open_archive(path) as archive:
-        names = [name for name in archive.names if name != COUNT] or archive.names
-        if column is None and len(names) > 1:
-            # The others are texts or keys.
-            names = [name for name in names if len(archive.header(name).shape) == 2] or names
-
-        name = _choose(path, column, names, "array")
-        _expect_vectors(path, archive.header(name))
-        has_counts = COUNT in archive.names and name != COUNT
-        return archive.read(name), archive.read(COUNT) if has_counts else None
-
-
-def _expect_vectors(path: Path, header: Header) -> None:
-    """Raise InvalidInput for an array that has no vectors, before it is read."""
-    if header.dtype.kind not in "fiu" and 0 not in header.shape:
-        raise InvalidInput(f"the bank from {path} must hold real numbers, not {header.dtype}")
-    if len(header.shape) != 2:
-        raise InvalidInput(
-            f"the bank from {path} must be 2-D, one vector a row, but has shape {header.shape}"
-        )
-
-
-def _read_table(path: Path, column: str | None) -> Contents:
-    with open_table(path) as table:
-        column = _choose_vectors(path, column, table.schema)
-        counts = None
-        if COUNT in table.schema.names and column != COUNT:
-            cells = table.column(COUNT)
-            if cells.null_count:
-                empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
-                raise InvalidInput(f"{path}: {COUNT!r} is null in row {name_some(empty)}")
-            counts = cells.to_numpy()
-        return stack_lists(path, column, table.column(column)), counts
-
-
-_READERS: dict[str, Callable[[Path, str | None], Contents]] = {
-    ".npy": _read_npy,
-    ".npz": _read_npz,
-    **dict.fromkeys(TABLES, _read_table),
-}
-
-
-def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
-    import pyarrow.types as types
-
-    def holds_vectors(column_type: Any) -> bool:
-        if not (
-            types.is_list(column_type)
-            or types.is_large_list(column_type)
-            or types.is_fixed_size_list(column_type)
-        ):
-            return False
-        number_type = column_type.value_type
-        return bool(types.is_floating(number_type) or types.is_integer(number_type))
-
-    names = [field.name for field in schema if holds_vectors(field.type)]
-    return _choose(path, column, names, "vector column")
-
-
-def _choose(path: Path, column: str | None, names: list[str], noun: str) -> str:
-    """Return the column, or the only one if none is named.
-
-    noun: what messages call a column. Raises InvalidInput.
+    Raises InvalidInput.
     """
-    if column is None and len(names) == 1:
-        return names[0]
+    if columns.names == [ONLY]:
+        if column is not None:
+            columns.values(column)
+        return ONLY
+
+    names = columns.vector_names
     if column in names:
         return str(column)
+    # Keys of several right rows for each query look like vectors too.
+    keys = named_so(names, KEY_NAMES)
+    candidates = [name for name in names if name not in keys] or names
+    if column is None:
+        by_name = vectors_named(candidates, usual, candidates.__contains__)
+        if by_name is not None:
+            return by_name
+        if len(candidates) == 1:
+            return candidates[0]
 
-    problem = f"no {noun}"
-    if column:
-        problem = f"no {noun} {column!r}"
-    elif names:
-        problem = f"several {noun}s"
-    remedy = "add one"
-    if names:
-        remedy = f"choose one of {', '.join(map(repr, names))} with --bank-column"
-    raise InvalidInput(f"{path} has {problem}: {remedy}")
+    noun = columns.vector_noun
+    if not candidates:
+        # An array that is no list of vectors is the fault to name.
+        if len(columns.names) == 1 and column is None and noun == columns.noun:
+            return columns.names[0]
+        problem = columns.why_no_vectors()
+        if column is not None:
+            problem = f"has no {noun} {column!r}: add one"
+        raise InvalidInput(f"{columns.source} {problem}")
 
-
-def stack_lists(path: str | Path, column: str, cells: Any) -> npt.NDArray[Any]:
-    """Return the lists of numbers in a column of Arrow as one array (n, d).
-
-    Raises InvalidInput, EmptyBank, DimensionMismatch, which name the path and the column.
-    """
-    import pyarrow.compute as pc
-
-    if cells.null_count:
-        empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
-        raise InvalidInput(f"{path}: {column!r} is null in row {name_some(empty)}")
-    if len(cells) == 0:
-        raise EmptyBank(f"{path}: {column!r} has no rows")
-
-    # `list_flatten` forgets where a row ends, so all must have one width.
-    widths = pc.list_value_length(cells).to_numpy()
-    _check_widths(widths, f"{path}: {column!r}")
-    numbers = pc.list_flatten(cells).to_numpy()
-    return numbers.reshape(len(cells), widths[0])  # type: ignore[no-any-return]
+    problem = f"no {noun} {column!r}" if column else f"several {noun}s"
+    raise InvalidInput(
+        f"{columns.source} has {problem}: choose one of {', '.join(map(repr, candidates))} with "
+        f"--bank-column, or name it {usual[0]!r}"
+    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.estimator_names import INSTALLED, installed_estimators
+from milvus_hubness.basics.estimator_names import INSTALLED, MEASURED, installed_estimators
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
@@ -33,9 +33,6 @@ TEMPERATURE_OF = {
     "tau_target": "temperature_target",
 }
 """The parameter in units of the spread, by the parameter in units of the score."""
-
-MEASURED = {"items", "mean_bias", "agreement", "factor"}
-"""Parameters that a fit sets, besides each tau of a temperature."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
 """The classes by their names, as far as their modules are loaded: each registers itself."""

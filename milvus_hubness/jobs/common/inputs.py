@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,10 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.basics.files.arrays import open_archive
-from milvus_hubness.basics.files.tables import TABLES, open_table
+from milvus_hubness.basics.files.columns import (
+    FORMATS,
+    ONLY,
+    format_of,
+    open_columns,
+)
+from milvus_hubness.basics.files.names import ITEM_NAMES, key_named
+from milvus_hubness.basics.files.opening import open_file
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank, as_vectors, vectors_in
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, as_metric
 from milvus_hubness.correction.codec.index_hints import measured_on, with_mean
@@ -109,33 +116,20 @@ def _read_column(path: str, column: str) -> list[Any]:
 
     Raises UnreadableFile, and InvalidInput if the file has no such column.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix == ".npz":
-        with open_archive(path) as archive:
-            _expect_column(path, column, archive.names)
-            shape = archive.header(column).shape
-            if len(shape) != 1:
-                raise InvalidInput(
-                    f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}"
-                )
-
-            return list(archive.read(column).tolist())
-
-    if suffix not in TABLES:
-        raise UnreadableFile(
-            f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file"
-        )
-
-    with open_table(path) as table:
-        _expect_column(path, column, table.schema.names)
-        return list(table.column(column).to_pylist())
-
-
-def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
-    if column not in names:
-        raise InvalidInput(
-            f"{Path(path).name} has no column {column!r}: add it, or name another one"
-        )
+    with open_columns(path) as columns:
+        if columns.names == [ONLY]:
+            # A missing file is the fault to name.
+            with open_file(path):
+                pass
+            named = ", ".join(suffix for suffix in FORMATS if suffix != format_of(Path(path)))
+            raise UnreadableFile(
+                f"{path}: has no columns: a file with {column!r} is a {named} file"
+            )
+        if column not in columns.names:
+            raise InvalidInput(
+                f"{Path(path).name} has no column {column!r}: add it, or name another one"
+            )
+        return columns.values(column)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +144,8 @@ class Gallery:
     """The scalar fields of the rows, without those of the correction."""
     biases: Floats | None
     """(n,), those that searches use now; None if the collection is not corrected."""
+    unusable: int = 0
+    """Number of further rows whose vector is zero under COSINE, or not finite."""
 
     @property
     def items(self) -> Items:
@@ -191,10 +187,12 @@ def read_gallery(
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
     biases: list[Floats] = []
+    read = 0
 
     # `stacked` asks for one chunk of vectors after the other and puts each where it belongs, so
     # that all vectors are never in memory twice. The lists above are filled on the way.
     def vectors_by_chunk() -> Iterator[Floats]:
+        nonlocal read
         for partition, chunk in key_chunks(store, info, "reading the gallery", progress):
             if backend and state:
                 biased_rows = backend.read(chunk, partition)
@@ -204,6 +202,7 @@ def read_gallery(
                 batch = store.get(info.name, chunk, field, partition=partition)
                 plain = batch.vectors
 
+            read += len(plain)
             valid = np.flatnonzero(~layout.invalid(plain)).tolist()
             keys.extend(batch.keys[i] for i in valid)
             for row in batch.take(valid).rows:
@@ -217,7 +216,54 @@ def read_gallery(
         raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
 
     layout = layout if state else with_mean(layout, vectors)
-    return Gallery(layout, keys, vectors, fields, np.concatenate(biases) if biases else None)
+    return Gallery(
+        layout,
+        keys,
+        vectors,
+        fields,
+        np.concatenate(biases) if biases else None,
+        unusable=read - len(keys),
+    )
+
+
+def read_items(path: str | os.PathLike[str], metric: str) -> Gallery:
+    """Read the vectors of a file as the items of a gallery.
+
+    Its keys are those of a column such as `key` or `id`, or else the numbers of the rows. metric: by
+    which searches compare them. Raises as QueryBank.load, InvalidParameter for another metric,
+    InvalidInput and EmptyCollection.
+    """
+    with open_columns(path, "a file of items") as columns:
+        name = vectors_in(columns, ITEM_NAMES)
+        vectors = as_vectors(columns.vectors(name), f"the items from {path}")
+        of_keys = key_named([other for other in columns.names if other != name], str(path))
+        keys = None
+        if of_keys is not None:
+            keys = [str(key) if isinstance(key, float) else key for key in columns.values(of_keys)]
+    return gallery_of(vectors, metric, keys, str(path))
+
+
+def gallery_of(
+    vectors: Floats, metric: str, keys: Sequence[Key] | None = None, source: str = "array"
+) -> Gallery:
+    """Return items (n, d) as a gallery. keys: by default their numbers. Raises as `read_items`."""
+    keys = list(range(len(vectors))) if keys is None else list(keys)
+    if len(keys) != len(vectors):
+        raise InvalidInput(f"{source} has {len(keys)} keys for {len(vectors)} items")
+    layout = Layout(vectors.shape[1], as_metric(metric))
+    valid = np.flatnonzero(~layout.invalid(vectors))
+    if not len(valid):
+        raise EmptyCollection(f"{source} has no items with a valid vector")
+
+    vectors = vectors[valid]
+    return Gallery(
+        with_mean(layout, vectors),
+        [keys[row] for row in valid.tolist()],
+        vectors,
+        [{} for _ in valid],
+        None,
+        unusable=len(keys) - len(valid),
+    )
 
 
 def stacked(chunks: Iterable[Floats], dim: int) -> Floats:

@@ -5,17 +5,15 @@ Nothing is merged here, and no key is looked up: `judgements` does both.
 
 from __future__ import annotations
 
-import io
 import json
 import reprlib
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,20 +27,33 @@ from milvus_hubness.basics.defaults import (
     QUERY_NUMBER_COLUMN,
     WEIGHT_COLUMN,
 )
-from milvus_hubness.basics.files.arrays import Archive, open_archive
+from milvus_hubness.basics.files.columns import (
+    ARCHIVE,
+    ARRAY,
+    CSV,
+    FORMATS,
+    ONLY,
+    Columns,
+    TableColumns,
+    format_of,
+    lines_of,
+    open_columns,
+    unknown_kind,
+)
+from milvus_hubness.basics.files.names import (
+    QUERY_NAMES,
+    USUAL_NAMES,
+    key_named,
+    named_so,
+    vectors_named,
+)
 from milvus_hubness.basics.files.opening import open_file
-from milvus_hubness.basics.files.sizes import reading
-from milvus_hubness.basics.files.tables import TABLES, Table, open_table
-from milvus_hubness.correction.banks.bank import QueryBank, stack_lists
+from milvus_hubness.basics.files.tables import TABLES
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, UnreadableFile, name_some
 from milvus_hubness.quality.retrieval import checked_weights
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-ARCHIVE = ".npz"
-JSON_LINES = (".jsonl", ".ndjson")
 JSON = ".json"
 QRELS_SUFFIXES = (".qrels", ".trec", ".tsv", ".txt")
 
@@ -63,13 +74,19 @@ BEIR_ID = "_id"
 BEIR_SPLIT = "test"
 """The split of a BEIR folder that is read if there are several."""
 
-VECTOR_SUFFIXES = (ARCHIVE, *TABLES, ".npy")
+VECTOR_SUFFIXES = (ARCHIVE, *TABLES, CSV, ARRAY)
 """Suffixes of a file `queries` with vectors in a BEIR folder, in the order in which it is looked
 for.
 """
 
 VECTORS_OPTION = "--pairs-queries"
 """The option of commands that names the vectors of the queries."""
+
+SWAPPED = "did you swap --bank and --pairs?"
+"""The question about a file of judgements that looks like a bank."""
+
+FURTHER_IDS = ("id", "ids", BEIR_ID)
+"""Further names of the ids in a file of vectors of queries, where no row has a key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +169,7 @@ def rows_of_frame(frame: Any, text_column: str | None = None) -> JudgedRows:
         raise InvalidInput(
             f"the judgements must be a frame of pandas, Polars or Arrow ({reason})"
         ) from error
-    return _TableColumns("the frame", table).rows(text_column)
+    return JudgedColumns("the frame", TableColumns("the frame", table)).rows(text_column)
 
 
 def rows_of_lists(
@@ -167,7 +184,7 @@ def rows_of_lists(
     columns = _ListColumns(
         queries, {name: values for name, values in given.items() if values is not None}
     )
-    rows = columns.rows(None)
+    rows = columns.rows()
     return (
         rows if weights is None else replace(rows, weights=checked_weights(weights, len(rows.keys)))
     )
@@ -180,12 +197,12 @@ def read_query_vectors(
 
     ids: those of its rows, if it has none. Raises UnreadableFile, InvalidInput.
     """
-    if path.suffix.lower() == ".npy":
+    if format_of(path) == ARRAY:
         if ids is None:
             raise InvalidInput(f"{path} has no {QUERY_ID_COLUMN!r}: save both in an .npz file")
         return one_of_each(QueryVectors(str(path), ids, QueryBank.load(path)))
 
-    with _open_columns(path) as columns:
+    with _open_columns(path, FURTHER_IDS) as columns:
         has_ids = columns.has(QUERY_ID_COLUMN)
         if has_ids or ids is None:
             ids = columns.query_ids()
@@ -267,10 +284,10 @@ def vectors_of_folder(judged: Path, text_column: str | None = None) -> QueryVect
     texts = None
     if described.exists():
         with _open_columns(described) as columns:
-            ids = _checked_ids(columns.values(BEIR_ID), columns)
+            ids = _checked_ids(columns.read(BEIR_ID), columns)
             if text_column is not None:
                 columns.require(text_column)
-                texts = dict(zip(ids, map(str, columns.values(text_column)), strict=True))
+                texts = dict(zip(ids, map(str, columns.read(text_column)), strict=True))
 
     vectors = read_query_vectors(present[0], text_column, ids)
     if texts is None or vectors.texts is not None:
@@ -283,27 +300,36 @@ def vectors_of_folder(judged: Path, text_column: str | None = None) -> QueryVect
 # -- columns --------------------------------------------------------------------------------------
 
 
-class Columns(ABC):
-    """The columns of a source, by their names."""
+class JudgedColumns:
+    """The columns of a source, by our names for them.
 
-    def __init__(self, source: str, names: Sequence[str]) -> None:
+    ids: further names of a column with ids of queries.
+    """
+
+    def __init__(self, source: str, columns: Columns, ids: Sequence[str] = ()) -> None:
         self.source = source
+        self._columns = columns
+        names = columns.names
         self._actual = {name: name for name in names}
+        for ours, usual in USUAL_NAMES.items():
+            further = (*usual, *ids) if ours == QUERY_ID_COLUMN else usual
+            for actual in named_so(names, further)[:1]:
+                self._actual[ours] = actual
+
         # The names of BEIR count only together: a column `score` alone may be anything.
         if BEIR_COLUMNS.keys() <= self._actual.keys():
             self._actual |= {ours: theirs for theirs, ours in BEIR_COLUMNS.items()}
-
-    @abstractmethod
-    def values(self, name: str) -> list[Any]:
-        """Return the values of a column that there is, one for each row; some may be lists."""
-
-    @abstractmethod
-    def load_queries(self) -> QueryBank:
-        """Return the column with the vectors of queries. Raises InvalidInput."""
+        else:
+            key = key_named(names, source)
+            if key is not None and key != self._actual.get(QUERY_ID_COLUMN):
+                self._actual[KEY_COLUMN] = key
+        queries = vectors_named(names, QUERY_NAMES, columns.holds_vectors)
+        if queries is not None and queries != self._actual.get(KEY_COLUMN):
+            self._actual[QUERY_COLUMN] = queries
 
     def place(self, row: int) -> str:
         """Return what messages call a row."""
-        return f"row {row}"
+        return self._columns.place(row)
 
     def has(self, name: str) -> bool:
         """Whether there is a column of this name."""
@@ -311,15 +337,59 @@ class Columns(ABC):
 
     def require(self, name: str) -> None:
         """Raise InvalidInput if there is no column of this name."""
-        if not self.has(name):
+        if self.has(name):
+            return
+        problem = f"{self.source} has no column {name!r}"
+        if name == KEY_COLUMN and self.has(QUERY_COLUMN):
             raise InvalidInput(
-                f"{self.source} has no column {name!r}: add it, or name another file"
+                f"{problem} with the keys of right rows, only {some_of(self._columns.names)}: "
+                f"rename it, or {SWAPPED}"
             )
+        raise InvalidInput(f"{problem}: add it, or name another file")
 
     def read(self, name: str) -> list[Any]:
-        """Return the values of a column. Raises InvalidInput if it is missing."""
+        """Return the values of a column, one for each row. Raises InvalidInput if it is missing."""
         self.require(name)
-        return self.values(self._actual[name])
+        actual = self._actual[name]
+        if name == WEIGHT_COLUMN:
+            return self._columns.numbers(actual)
+        if name not in (KEY_COLUMN, GRADE_COLUMN):
+            return self._columns.values(actual)
+
+        if name == GRADE_COLUMN:
+            values = self._columns.numbers(actual, may_be_lists=True)
+        else:
+            values = self._columns.values(actual, may_be_lists=True)
+        return self._by_query(name, values) if self.has(QUERY_NUMBER_COLUMN) else values
+
+    def _by_query(self, name: str, values: list[Any]) -> list[list[Any]]:
+        """Return the values of each query, of a file with the number of the query of each value."""
+        # The numbers, and not where each query starts, because they need no order, look like qrels,
+        # and cannot be off by one.
+        numbers = self._columns.values(QUERY_NUMBER_COLUMN)
+        if len(numbers) != len(values):
+            raise InvalidInput(
+                f"{name!r} of {self.source} has {len(values)} values for {len(numbers)} of "
+                f"{QUERY_NUMBER_COLUMN!r}"
+            )
+        count = len(self.load_queries()) if self.has(QUERY_COLUMN) else 0
+        wrong = [
+            number for number in numbers if not isinstance(number, int) or not 0 <= number < count
+        ]
+        if wrong:
+            raise InvalidInput(
+                f"{QUERY_NUMBER_COLUMN!r} of {self.source} must hold row numbers of "
+                f"{QUERY_COLUMN!r}, from 0 to {count - 1}, not {reprlib.repr(wrong[0])}"
+            )
+        by_query: list[list[Any]] = [[] for _ in range(count)]
+        for number, value in zip(numbers, values, strict=True):
+            by_query[number].append(value)
+        return by_query
+
+    def load_queries(self) -> QueryBank:
+        """Return the column with the vectors of queries. Raises InvalidInput."""
+        self.require(QUERY_COLUMN)
+        return QueryBank(self._columns.vectors(self._actual[QUERY_COLUMN]), self.source)
 
     def query_ids(self) -> list[str]:
         """Return the ids of the queries as texts. Raises InvalidInput."""
@@ -370,86 +440,6 @@ class Columns(ABC):
             )
 
 
-class _ArchiveColumns(Columns):
-    """The arrays of an .npz file.
-
-    `key` and `grade` are (n,), (n, k) for k keys of each query, or, with `query_number` (p,), the
-    (p,) keys of the queries of these numbers in `query`. The numbers, and not where each query
-    starts, because they need no order, look like qrels, and cannot be off by one.
-    """
-
-    def __init__(self, path: Path, archive: Archive) -> None:
-        super().__init__(path.name, archive.names)
-        self._path = path
-        self._archive = archive
-
-    def values(self, name: str) -> list[Any]:
-        of_keys = name in (KEY_COLUMN, GRADE_COLUMN)
-        values = self._array(name, 2 if of_keys else 1)
-        if of_keys and self.has(QUERY_NUMBER_COLUMN):
-            return self._by_query(name, values)
-        return values
-
-    def _array(self, name: str, most_dimensions: int) -> list[Any]:
-        shape = self._archive.header(name).shape
-        if not 1 <= len(shape) <= most_dimensions:
-            wanted = "1-D, one value a query" if most_dimensions == 1 else "1-D or 2-D"
-            raise InvalidInput(f"{name!r} of {self._path} must be {wanted}, but has shape {shape}")
-        return list(self._archive.read(name).tolist())
-
-    def _by_query(self, name: str, values: list[Any]) -> list[list[Any]]:
-        """Return the values of each query."""
-        numbers = self._array(QUERY_NUMBER_COLUMN, 1)
-        if len(numbers) != len(values):
-            raise InvalidInput(
-                f"{name!r} of {self.source} has {len(values)} values for {len(numbers)} of "
-                f"{QUERY_NUMBER_COLUMN!r}"
-            )
-        count = self._archive.header(QUERY_COLUMN).shape[0] if self.has(QUERY_COLUMN) else 0
-        wrong = [
-            number for number in numbers if not isinstance(number, int) or not 0 <= number < count
-        ]
-        if wrong:
-            raise InvalidInput(
-                f"{QUERY_NUMBER_COLUMN!r} of {self.source} must hold row numbers of "
-                f"{QUERY_COLUMN!r}, from 0 to {count - 1}, not {reprlib.repr(wrong[0])}"
-            )
-        by_query: list[list[Any]] = [[] for _ in range(count)]
-        for number, value in zip(numbers, values, strict=True):
-            by_query[number].append(value)
-        return by_query
-
-    def load_queries(self) -> QueryBank:
-        self.require(QUERY_COLUMN)
-        return QueryBank.load(self._path, QUERY_COLUMN)
-
-
-class _TableColumns(Columns):
-    """The columns of a Parquet or Arrow file, or of a frame."""
-
-    def __init__(self, source: str, table: Table | pa.Table) -> None:
-        super().__init__(source, table.schema.names)
-        self._table = table
-
-    def values(self, name: str) -> list[Any]:
-        return list(self._table.column(name).to_pylist())
-
-    def load_queries(self) -> QueryBank:
-        import pyarrow as pa
-
-        self.require(QUERY_COLUMN)
-        cells = self._table.column(QUERY_COLUMN)
-        if not (
-            pa.types.is_list(cells.type)
-            or pa.types.is_large_list(cells.type)
-            or pa.types.is_fixed_size_list(cells.type)
-        ):
-            raise InvalidInput(
-                f"{QUERY_COLUMN!r} of {self.source} must hold lists of numbers, not {cells.type}"
-            )
-        return QueryBank(stack_lists(self.source, QUERY_COLUMN, cells), self.source)
-
-
 class _ListColumns(Columns):
     """Values in memory."""
 
@@ -464,12 +454,19 @@ class _ListColumns(Columns):
         self._queries = queries
         self._values = values
 
-    def values(self, name: str) -> list[Any]:
+    def values(self, name: str, *, may_be_lists: bool = False) -> list[Any]:
         return [_plain(value) for value in self._values[name]]
 
-    def load_queries(self) -> QueryBank:
+    def holds_vectors(self, name: str) -> bool:
+        return name == QUERY_COLUMN
+
+    def vectors(self, name: str) -> npt.NDArray[Any]:
         assert self._queries is not None, "values without vectors have query ids"
-        return self._queries
+        return self._queries.vectors
+
+    def rows(self) -> JudgedRows:
+        """Return the rows. Raises InvalidInput."""
+        return JudgedColumns(self.source, self).rows(None)
 
 
 def _plain(value: Any) -> Any:
@@ -481,89 +478,28 @@ def _plain(value: Any) -> Any:
     return value
 
 
-class _LineColumns(Columns):
-    """The members of the objects of a file of JSON lines."""
-
-    def __init__(self, source: str, lines: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        names = dict.fromkeys(name for _, members in lines for name in members)
-        super().__init__(source, list(names))
-        self._lines = lines
-
-    def place(self, row: int) -> str:
-        return f"line {self._lines[row][0]}"
-
-    def values(self, name: str) -> list[Any]:
-        without = [number for number, members in self._lines if name not in members]
-        if without:
-            raise InvalidInput(
-                f"{self.source} has no {name!r} in line {name_some(without)}, but in others: add it"
-            )
-        return [members[name] for _, members in self._lines]
-
-    def load_queries(self) -> QueryBank:
-        rows = self.read(QUERY_COLUMN)
-        for row, value in enumerate(rows):
-            if not isinstance(value, list):
-                raise InvalidInput(
-                    f"{QUERY_COLUMN!r} of {self.source} must hold lists of numbers, not "
-                    f"{reprlib.repr(value)} ({self.place(row)})"
-                )
-        return QueryBank(rows, self.source)  # type: ignore[arg-type]
-
-
 @contextmanager
-def _open_columns(path: Path) -> Iterator[Columns]:
-    """Open a file with columns. Raises UnreadableFile, also while it is open."""
-    suffix = path.suffix.lower()
-    if suffix == ARCHIVE:
-        with open_archive(path) as archive:
-            yield _ArchiveColumns(path, archive)
-    elif suffix in TABLES:
-        with open_table(path) as table:
-            yield _TableColumns(path.name, table)
-    elif suffix in JSON_LINES:
-        yield _LineColumns(path.name, _read_json_lines(path))
-    else:
+def _open_columns(path: Path, ids: Sequence[str] = ()) -> Iterator[JudgedColumns]:
+    """Open a file with columns. Raises UnreadableFile, also while it is open, and InvalidInput.
+
+    ids: as for JudgedColumns.
+    """
+    if format_of(path) not in FORMATS:
         # A missing file, or a pipe, is the fault to name.
         with open_file(path):
             pass
-        kinds = ", ".join((ARCHIVE, *TABLES, *JSON_LINES, JSON, *QRELS_SUFFIXES))
-        raise UnreadableFile(
-            f"{path}: of an unknown kind: judgements are a BEIR folder or a {kinds} file"
-        )
+        formats = tuple(suffix for suffix in FORMATS if suffix != ARRAY)
+        noun = "a file of judgements is a BEIR folder, or"
+        raise UnreadableFile(unknown_kind(path, noun, (*formats, JSON, *QRELS_SUFFIXES)))
 
-
-def _lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text that are not blank, with their numbers.
-
-    Raises UnreadableFile.
-    """
-    # Files from Windows may begin with a mark of their encoding.
-    with (
-        open_file(path) as file,
-        reading(path, path.suffix or "a text"),
-        io.TextIOWrapper(file, "utf-8-sig") as text,
-    ):
-        for number, line in enumerate(text, 1):
-            if line.strip():
-                yield number, line
-
-
-def _read_json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return the objects of a file of JSON lines, with their line numbers."""
-    lines = []
-    for number, line in _lines_of(path):
-        try:
-            members = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise UnreadableFile(f"{path}: line {number} is no JSON ({reason})") from None
-        if not isinstance(members, dict):
-            raise UnreadableFile(f"{path}: line {number} is no JSON object with {KEY_COLUMN!r}")
-        lines.append((number, members))
-    if not lines:
-        raise UnreadableFile(f"{path}: has no lines: create it again")
-    return lines
+    with open_columns(path) as columns:
+        if columns.names == [ONLY]:
+            with open_file(path):
+                pass
+            raise InvalidInput(
+                f"{path}: has vectors alone, and judgements have the keys of right rows too: {SWAPPED}"
+            )
+        yield JudgedColumns(path.name, columns, ids)
 
 
 # -- qrels ----------------------------------------------------------------------------------------
@@ -572,7 +508,7 @@ def _read_json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _is_qrels(path: Path) -> bool:
     """Whether a file is a qrels file by its name, such as test.tsv or qrels.robust2004."""
     suffix = path.suffix.lower()
-    has_columns = suffix in (ARCHIVE, *TABLES, *JSON_LINES)
+    has_columns = format_of(path) in FORMATS
     return suffix in QRELS_SUFFIXES or (path.name.lower().startswith(QRELS) and not has_columns)
 
 
@@ -584,7 +520,7 @@ def _read_qrels(path: Path) -> JudgedRows:
     separator = None
     names: Sequence[str] = TREC_COLUMNS
     is_first = True
-    for number, line in _lines_of(path):
+    for number, line in lines_of(path):
         columns = line.rstrip("\r\n").split(separator)
         if is_first:
             is_first = False
@@ -615,7 +551,7 @@ def _read_qrels(path: Path) -> JudgedRows:
 
 def _read_dictionary(path: Path) -> JudgedRows:
     """Return the rows of a dictionary {query id: {key: grade}} in JSON, as ranx saves qrels."""
-    text = "".join(line for _, line in _lines_of(path))
+    text = "".join(line for _, line in lines_of(path))
     try:
         judged = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -639,7 +575,7 @@ def rows_of_dictionary(judged: Any, source: str) -> JudgedRows:
         GRADE_COLUMN: [list(of_query.values()) for of_query in judged.values()],
         QUERY_ID_COLUMN: list(judged),
     }
-    return _ListColumns(None, values, source).rows(None)
+    return _ListColumns(None, values, source).rows()
 
 
 def _grade_of(text: str, place: str) -> float:
@@ -655,7 +591,7 @@ def _grade_of(text: str, place: str) -> float:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _checked_ids(values: Sequence[Any], columns: Columns) -> list[str]:
+def _checked_ids(values: Sequence[Any], columns: JudgedColumns) -> list[str]:
     """Return ids of queries as texts. Raises InvalidInput."""
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
@@ -666,7 +602,7 @@ def _checked_ids(values: Sequence[Any], columns: Columns) -> list[str]:
     return list(map(str, values))
 
 
-def _checked_keys(values: Sequence[Any], columns: Columns) -> list[list[Key]]:
+def _checked_keys(values: Sequence[Any], columns: JudgedColumns) -> list[list[Key]]:
     """Return the keys of each row. Raises InvalidInput."""
     rows = [value if isinstance(value, list) else [value] for value in values]
     for row, keys in enumerate(rows):
@@ -691,7 +627,7 @@ def is_grade(value: Any) -> bool:
 
 
 def _checked_grades(
-    values: Sequence[Any], keys: Sequence[Sequence[Key]], columns: Columns
+    values: Sequence[Any], keys: Sequence[Sequence[Key]], columns: JudgedColumns
 ) -> list[list[float]]:
     """Return the grades of the keys of each row. Raises InvalidInput."""
     if len(values) != len(keys):

@@ -481,12 +481,28 @@ def _with_vectors(rows: JudgedRows, vectors: QueryVectors) -> JudgedRows:
 
 
 def _hint(unknown: Sequence[Key], rows: Sequence[Key]) -> str:
-    """Return why keys that are no whole numbers cannot be those of rows; empty if they may be."""
-    are_numbers = all(isinstance(key, int) for key in rows)
-    texts = [key for key in unknown if len(forms_of(key)) == 1]
-    if not (are_numbers and texts):
+    """Return why these keys cannot be those of rows, with examples of both; empty if they may be."""
+    whole = [key for key in unknown if len(forms_of(key)) > 1]
+    if all(isinstance(key, int) for key in rows):
+        texts = [key for key in unknown if len(forms_of(key)) == 1]
+        if texts:
+            return (
+                f" ({reprlib.repr(texts[0])} is no whole number, as the keys of the collection are, "
+                f"such as {rows[0]})"
+            )
+        # A hole in the keys is no reason to doubt all of them.
+        lowest, highest = min(map(int, rows)), max(map(int, rows))
+        if all(not lowest <= int(key) <= highest for key in whole):
+            return f" (the keys of the collection go from {lowest} to {highest})"
         return ""
-    return f" ({reprlib.repr(texts[0])} is no whole number, as the keys of the collection are)"
+
+    example = next((key for key in rows if len(forms_of(key)) == 1), None)
+    if not whole or example is None:
+        return ""
+    hint = f"keys of the collection are texts such as {reprlib.repr(example)}, yours are integers"
+    if all(0 <= int(key) < len(rows) for key in whole):
+        hint += ": if they number the rows, put the key of each row in their place"
+    return f" ({hint})"
 
 
 def _some_queries(names: Sequence[str], are_ids: bool) -> str:

@@ -24,7 +24,7 @@ from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput, Invali
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
-from milvus_hubness.quality.tuning import FEWEST_QUERIES, judge_bank
+from milvus_hubness.quality.tuning import FEWEST_QUERIES, LEAVE, NOT_PROVEN, judge_bank
 
 FEWEST_ITEMS = 50
 """Rows below which nothing is judged: a top ten is then a good part of them."""
@@ -54,8 +54,20 @@ class Judging:
         return judging
 
     def require(self, verdict: TuningRecord | None, collection: str) -> None:
-        """Raise CorrectionNotRecommended if the verdict is against the bank and counts."""
-        if self.mode == "skip" or verdict is None or verdict.verdict != "leave it alone":
+        """Raise CorrectionNotRecommended if the verdict is against the bank and counts; say so in
+        the log if its gain is not proven, which stops nothing.
+        """
+        if self.mode == "skip" or verdict is None:
+            return
+        if verdict.verdict == NOT_PROVEN:
+            # The expected gain is above 0, and the raw ranking stays one parameter away.
+            log.warning(
+                "the gain of this bank for %r is not proven: %s; this goes on all the same, and "
+                "searches with strength=0 have the raw ranking",
+                collection,
+                verdict.reason,
+            )
+        if verdict.verdict != LEAVE:
             return
 
         advice = f"the verdict on this bank is to leave {collection!r} alone: {verdict.reason}"

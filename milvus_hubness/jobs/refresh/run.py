@@ -81,7 +81,7 @@ from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.bank_checks import Drift
 from milvus_hubness.quality.measures import as_plain
-from milvus_hubness.quality.tuning import FEWEST_QUERIES
+from milvus_hubness.quality.tuning import FEWEST_QUERIES, WEAK
 
 UNEVALUATED = (
     f"it cannot be evaluated: that takes {FEWEST_ITEMS} rows, and {FEWEST_QUERIES} real queries apart "
@@ -663,7 +663,7 @@ class Refreshing:
         former = self.info.verdicts.of(
             self.state.field, in_use.bank.queries_fingerprint, self.state.kind
         )
-        was_weak = former is not None and former.verdict == "apply weakly"
+        was_weak = former is not None and 0 < former.strength < WEAK
         if was_weak and former is not None and in_use.strength == former.strength:
             return max(plan.strength, verdict.strength)
         return plan.strength

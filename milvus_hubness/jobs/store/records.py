@@ -89,7 +89,7 @@ class TuningRecord(FrozenModel):
     """The verdict on one bank for one vector field, by `tune` or by a job that was given the bank."""
 
     field: str
-    verdict: Literal["apply", "apply weakly", "leave it alone"]
+    verdict: Literal["apply", "apply weakly", "not proven", "leave it alone"]
     choice: StoredEstimator | None
     """An estimator as its dictionary; None for `leave it alone`,
     and where a job judged the bank, which tries no methods."""

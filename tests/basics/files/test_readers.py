@@ -52,6 +52,11 @@ READERS = {
     "bank .parquet": (QueryBank.load, ".parquet"),
     "bank .arrow": (QueryBank.load, ".arrow"),
     "bank .feather": (QueryBank.load, ".feather"),
+    "bank .csv": (QueryBank.load, ".csv"),
+    "bank .csv.gz": (QueryBank.load, ".csv.gz"),
+    "bank .jsonl": (QueryBank.load, ".jsonl"),
+    "bank .jsonl.gz": (QueryBank.load, ".jsonl.gz"),
+    "judgements .csv": (Judgements.load, ".csv"),
     "judgements .npz": (Judgements.load, ".npz"),
     "judgements .parquet": (Judgements.load, ".parquet"),
     "judgements .arrow": (Judgements.load, ".arrow"),
@@ -208,8 +213,10 @@ FINE = {
     ("inputs of a match", "nothing"),
     ("inputs of a match", "a dead link"),
     ("inputs of a match", "a loop"),
+    ("bank .npz", "cubes of weights"),
 }
-"""What a reader takes: a token may look like a list, and a control file or the parts of a match may be missing."""
+"""What a reader takes: a token may look like a list, a control file or the parts of a match may be missing, and of
+several arrays the bank is `query`."""
 
 
 PROBLEMS = {

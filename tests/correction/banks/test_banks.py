@@ -239,11 +239,11 @@ class TestTables:
 
     @TABLES
     def test_several_columns_need_a_name(self, tmp_path, name):
-        table = lists().append_column("other", lists(ROWS[:, :2]).column("vector"))
+        table = pa.table({"first": lists()["vector"], "other": lists(ROWS[:, :2])["vector"]})
         WRITERS[name](table, tmp_path / name)
         assert QueryBank.load(tmp_path / name, "other").dim == 2
         with pytest.raises(
-            InvalidInput, match="several vector columns: choose one of 'vector', 'other'"
+            InvalidInput, match="several vector columns: choose one of 'first', 'other'"
         ):
             QueryBank.load(tmp_path / name)
 
@@ -341,8 +341,9 @@ class TestUnreadableFiles:
         with pytest.raises(UnreadableFile):
             QueryBank.load(tmp_path / f"b{suffix}")
 
-    @pytest.mark.parametrize("name", ["b.csv", "b", "b.pkl"])
+    @pytest.mark.parametrize("name", ["b.pt", "b", "b.pkl"])
     def test_unknown_kind(self, tmp_path, name):
+        (tmp_path / name).write_bytes(b"vectors")
         with pytest.raises(
             UnreadableFile, match=r"unknown kind; a bank is a \.npy, \.npz, \.parquet"
         ):

@@ -292,7 +292,7 @@ def test_keys_of_no_row_are_counted_and_named(caplog):
     assert there.keys == [(11,), (31, 33)]
     assert there.left_out == (
         "3 of 6 judged keys are those of no usable row of 'products': d12, d21, 32 "
-        "('d12' is no whole number, as the keys of the collection are)",
+        "('d12' is no whole number, as the keys of the collection are, such as 11)",
         "1 of 3 queries have no right row in 'products': number 1",
     )
     assert caplog.messages == list(there.left_out)
@@ -500,7 +500,7 @@ BAD = {
     "JSON of lists": ("a.json", lambda p: p.write_text('{"q1": [7]}'), r"of query q1, not \[7\]"),
     "JSON of words": ("a.json", lambda p: p.write_text('{"q1": {"7": "a"}}'), "numbers, not 'a'"),
     "JSON cut off": ("a.json", lambda p: p.write_text('{"q1": {"7"'), "is no JSON .*create it"),
-    "a bank": ("a.npy", lambda p: np.save(p, VECTORS), "of an unknown kind: judgements are a BEIR"),
+    "a bank": ("a.npy", lambda p: np.save(p, VECTORS), "a.npy: has vectors alone, .*did you swap"),
     "a folder": ("beir", lambda p: p.mkdir(), "is a folder: name a file, or a BEIR folder"),
     "a folder without vectors": (
         "beir",

@@ -1,0 +1,77 @@
+"""What people call the columns of queries, of keys and of counts in their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from milvus_hubness.basics.defaults import (
+    GRADE_COLUMN,
+    KEY_COLUMN,
+    QUERY_COLUMN,
+    QUERY_ID_COLUMN,
+    WEIGHT_COLUMN,
+)
+from milvus_hubness.errors import InvalidInput
+
+QUERY_NAMES = (
+    *(QUERY_COLUMN, "queries", "query_vector", "query_vectors"),
+    *("query_embedding", "query_embeddings", "vector", "vectors"),
+    *("embedding", "embeddings", "emb", "embs"),
+)
+"""Names of a column with the vectors of queries. Of several that hold vectors, the first is taken."""
+
+ITEM_NAMES = (
+    *("item", "items", "vector", "vectors", "embedding", "embeddings", "emb", "embs", "gallery"),
+    *("item_vector", "item_embedding", "image_embedding", "document_embedding"),
+)
+"""Names of a column with the vectors of items."""
+
+KEY_NAMES = (
+    *(KEY_COLUMN, "keys", "id", "ids", "label", "labels", "pk", "item_id", "item_ids"),
+    *("doc_id", "product_id", "corpus_id", "positive", "positives", "target", "targets"),
+)
+"""Names of a column with the keys of right rows. Of several, `key` or `keys` is taken."""
+
+COUNT_NAMES = ("count", "counts")
+"""Names of a column with how often users sent each query of a bank."""
+
+USUAL_NAMES = {
+    GRADE_COLUMN: (GRADE_COLUMN, "grades", "relevance"),
+    WEIGHT_COLUMN: (WEIGHT_COLUMN, "weights", *COUNT_NAMES),
+    QUERY_ID_COLUMN: (QUERY_ID_COLUMN, "query_ids", "qid"),
+}
+"""Further columns of judgements: our name, and what it may be called."""
+
+
+def named_so(names: Sequence[str], usual: Iterable[str]) -> list[str]:
+    """Return those of the names that are usual ones, in the order of these, in any case of letters."""
+    by_lower: dict[str, list[str]] = {}
+    for name in names:
+        by_lower.setdefault(name.lower(), []).append(name)
+    return [name for each in usual for name in by_lower.get(each, ())]
+
+
+def vectors_named(
+    names: Sequence[str], usual: Iterable[str], holds_vectors: Callable[[str], bool]
+) -> str | None:
+    """Return the name of the column of vectors by its usual name.
+
+    Without one that holds vectors, it is the first of such a name, whose fault is then the one to
+    name; None without any.
+    """
+    # A column `query` may hold texts, with the vectors in `embedding`.
+    candidates = named_so(names, usual)
+    return next(filter(holds_vectors, candidates), candidates[0] if candidates else None)
+
+
+def key_named(names: Sequence[str], source: str) -> str | None:
+    """Return the name of the column of keys; None without one. Raises InvalidInput for several."""
+    candidates = named_so(names, KEY_NAMES)
+    if not candidates:
+        return None
+    if candidates[0].lower() in KEY_NAMES[:2] or len(candidates) == 1:
+        return candidates[0]
+    raise InvalidInput(
+        f"{source} has several columns that may hold the keys of right rows, "
+        f"{', '.join(map(repr, candidates))}: rename that which does to {KEY_COLUMN!r}"
+    )

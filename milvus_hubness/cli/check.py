@@ -1,0 +1,165 @@
+"""The command milvus-hubness check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from milvus_hubness.basics.defaults import WHERE_FROM
+from milvus_hubness.basics.files.writing import check_writable, expect_different
+from milvus_hubness.cli import console, options
+from milvus_hubness.cli.verdicts import (
+    ShowAll,
+    next_command,
+    show_reasons,
+    show_trials,
+    show_verdict,
+)
+
+if TYPE_CHECKING:
+    from milvus_hubness.reports.check import Check
+
+
+def check(
+    bank: options.BankOptions,
+    judging: options.PairsOptions,
+    connection: options.Connection,
+    collection: Annotated[
+        str | None, typer.Argument(help="Collection, corrected or not; none with --items.")
+    ] = None,
+    items: Annotated[
+        str | None,
+        "Without a database: vectors of the items, in the forms of --bank. Their keys are those of a "
+        "column `key` or `id`, or else the numbers of the rows, from 0.",
+    ] = None,
+    metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = "COSINE",
+    queries: Annotated[
+        str | None,
+        "Real queries apart from --bank, in its forms, without labels; with --items and without "
+        "--bank, the past queries themselves.",
+    ] = None,
+    target_bank: options.TargetBank = None,
+    kind: options.Kind = None,
+    field: options.Field = None,
+    output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
+    show_all: ShowAll = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show faults of the data, whether correction helps, and, on a page, the hubs.
+
+    Needs past queries only; with --pairs it measures the gain. Writes no row. Exits with 3 if a
+    fault of the data makes the figures worthless, or if the verdict is to leave the search alone.
+
+    Example: milvus-hubness check --items items.npy --queries past.npy --pairs pairs.npz
+    """
+    # torch, which any check needs, takes seconds: first what is wrong with the command line.
+    _expect_source(collection, items, kind, field)
+    if queries and judging.pairs and (bank.bank or not items):
+        raise typer.BadParameter("give --queries or --pairs, not both")
+    if items:
+        bank, queries = _past_queries(bank, queries)
+    named = (("--items", items), ("--bank", bank.bank), ("--queries", queries))
+    read = [(option, Path(path)) for option, path in named if path]
+    for one in (*read, *((("--pairs", Path(judging.pairs)),) if judging.pairs else ())):
+        expect_different([one, ("--output", output)])
+    check_writable(output)
+
+    result = _checked(
+        bank, judging, connection, collection, items, metric, queries, target_bank, kind, field
+    )
+    result.save(output)
+    tuning = result.tuning.to_dict()
+    # A collection that has biases already shows them without a bank.
+    is_corrected = collection is not None and _is_corrected(connection, collection, field)
+    to_type = next_command(tuning, collection, bank, connection, field, is_corrected=is_corrected)
+    if any(fault.is_grave for fault in result.faults):
+        to_type = "remedy the data as the first lines say, then check again."
+    data = {**result.to_dict(), "next": to_type, "page": str(output)}
+    console.show_result(
+        as_json, {"check": data}, lambda: _show(result, tuning, to_type, output, show_all)
+    )
+    if result.is_refused:
+        raise typer.Exit(console.REFUSED)
+
+
+def _expect_source(
+    collection: str | None, items: str | None, kind: str | None, field: str | None
+) -> None:
+    """Raise typer.BadParameter unless there is one thing to check."""
+    if (collection is None) == (items is None):
+        raise typer.BadParameter("nothing to check: give a COLLECTION or --items FILE")
+    if items and (kind or field):
+        raise typer.BadParameter("--kind and --field are those of a collection: leave them out")
+
+
+def _past_queries(
+    bank: options.BankOptions, queries: str | None
+) -> tuple[options.BankOptions, str | None]:
+    """Return the bank, and the queries apart from it, where there is no database."""
+    if bank.bank:
+        return bank, queries
+    if not queries:
+        raise typer.BadParameter(f"no past queries: pass --queries FILE ({WHERE_FROM})")
+    return options.BankOptions(queries, bank.bank_column), None
+
+
+def _checked(
+    bank: options.BankOptions,
+    judging: options.PairsOptions,
+    connection: options.Connection,
+    collection: str | None,
+    items: str | None,
+    metric: str,
+    queries: str | None,
+    target_bank: str | None,
+    kind: str | None,
+    field: str | None,
+) -> Check:
+    from milvus_hubness.correction.banks.bank import QueryBank
+    from milvus_hubness.reports.check import check
+
+    with console.progress_bars() as progress:
+        if items is not None:
+            return check(
+                items,
+                bank=QueryBank.load(bank.bank, bank.bank_column),
+                queries=queries,
+                target_bank=target_bank,
+                judgements=judging.read(),
+                measure=judging.measure,
+                metric=metric,
+                progress=progress,
+            )
+
+        assert collection is not None, "the command line names items or a collection"
+        store = connection.open()
+        return check(
+            store,
+            collection,
+            bank.read(store, collection, field),
+            queries=options.read_vectors(store, queries),
+            target_bank=options.read_vectors(store, target_bank),
+            judgements=judging.read(store=store, collection=collection, field=field),
+            measure=judging.measure,
+            kind=kind,
+            field=field,
+            progress=progress,
+        )
+
+
+def _is_corrected(connection: options.Connection, collection: str, field: str | None) -> bool:
+    info = connection.open().info(collection, counted=False)
+    return info.state_of(field) is not None
+
+
+def _show(result: Check, tuning: dict[str, Any], to_type: str, page: Path, show_all: bool) -> None:
+    """Print the faults, the verdict, and then what it rests on."""
+    if result.faults:
+        console.show_styled(("First: the data", "bold"))
+        console.say("\n".join(f"- {fault}" for fault in result.faults) + "\n")
+    show_verdict(result.title, tuning, to_type)
+    show_trials(tuning, show_all=show_all)
+    show_reasons(tuning, show_all=show_all)
+    console.say(f"\nThe hubs, and what correction does about them: {page}")

@@ -1,0 +1,284 @@
+"""`check`: the data, then the verdict, then the hubs, of a collection or of two arrays.
+
+It is the first look: what `tune` decides and what `diagnose` shows, with the faults that only look
+like hubness before both. The rows are read once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from milvus_hubness.basics.files.writing import whole_file
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.fitted import grouped
+from milvus_hubness.errors import InvalidInput, redacted
+from milvus_hubness.jobs.common.choice import Gates
+from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, read_items
+from milvus_hubness.jobs.common.judgements import Judgements
+from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.quality.data_faults import Fault, data_faults
+from milvus_hubness.quality.measures import as_plain
+from milvus_hubness.quality.retrieval import R_AT_1, Measure
+from milvus_hubness.quality.tuning import Tuning, Verdict, halves
+from milvus_hubness.reports.collections import (
+    Biased,
+    Tuned,
+    computed_biases,
+    diagnose_gallery,
+    read_biased,
+    render,
+    tune_collection,
+    tune_gallery,
+)
+from milvus_hubness.reports.report import Diagnosis
+
+PAGE_HEIGHT = 720
+"""Height of the page within a notebook, in pixels."""
+
+HALVED = (
+    "The hubs are those of one half of the bank, corrected by the other half: pass --queries or "
+    "--pairs to see those of your users."
+)
+FLATTERED = (
+    "The hubs are those of the bank itself, on which its own biases look better than on other "
+    "queries: pass --queries or --pairs."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What one look at items and queries shows.
+
+    A notebook shows its page; `save` writes it.
+    """
+
+    title: str
+    """The name of the collection, or of the file of items."""
+
+    faults: tuple[Fault, ...]
+    """The faults of the data, which come before everything else."""
+
+    tuning: Tuning
+    """The verdict, and the methods that it compares."""
+
+    diagnosis: Diagnosis
+    """The hubs, before and after the correction that the verdict is about."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """ "apply", "apply weakly", "not proven" or "leave it alone"."""
+        return self.tuning.verdict
+
+    @property
+    def sentence(self) -> str:
+        """What to expect, in one sentence."""
+        return self.tuning.sentence
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the data or the verdict speak against a correction."""
+        return self.verdict == "leave it alone" or any(fault.is_grave for fault in self.faults)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, numbers and strings, ready for JSON."""
+        return {
+            "title": self.title,
+            "faults": as_plain(self.faults),
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "tuning": self.tuning.to_dict(),
+            "diagnosis": self.diagnosis.to_dict(),
+        }
+
+    def save(self, path: str | os.PathLike[str] = "hubness.html") -> Path:
+        """Write the page, and return its path. Raises UnreadableFile."""
+        path = Path(path)
+        with whole_file(path) as file:
+            file.write(render(self.diagnosis))
+        return path
+
+    def _repr_html_(self) -> str:
+        # A frame of its own: the styles of the page are not to reach the notebook.
+        page = escape(render(self.diagnosis), quote=True)
+        return (
+            f'<iframe srcdoc="{page}" style="width: 100%; height: {PAGE_HEIGHT}px; border: 0" '
+            'title="hubness"></iframe>'
+        )
+
+
+def check(
+    source: Store | BankLike | str | os.PathLike[str],
+    collection: str | None = None,
+    bank: BankLike | str | os.PathLike[str] | None = None,
+    *,
+    queries: BankLike | str | os.PathLike[str] | None = None,
+    judgements: Judgements | str | os.PathLike[str] | None = None,
+    measure: str | Measure = R_AT_1,
+    target_bank: BankLike | str | os.PathLike[str] | None = None,
+    metric: str = "COSINE",
+    keys: Sequence[Key] | None = None,
+    field: str | None = None,
+    kind: str | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Check:
+    """Look for faults of the data, judge the correction with every method, and show the hubs.
+
+    source: a store with a `collection`, or items (n, d) as an array or the name of a file. bank: past
+    queries, by default those of a corrected collection. queries: real ones apart from the bank, or
+    judgements with right rows. Each may be the name of a file.
+    metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
+    of the file. field, kind, target_bank, measure: as in `tune`. The verdict on a collection is stored
+    as by `tune`, unless it has no labels and a stored one on this bank has.
+
+    Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
+    """
+    chosen_measure = Measure.of(measure)
+    past, real, targets = map(_bank_of, (bank, queries, target_bank))
+    if judgements is not None and not isinstance(judgements, Judgements):
+        judgements = Judgements.load(judgements)
+    if judgements is not None and queries is not None:
+        raise InvalidInput("judgements have queries of their own: leave out the other ones")
+
+    if collection is not None:
+        expect_store(source)
+        store = cast(Store, source)
+        tuned = tune_collection(
+            store,
+            collection,
+            past,
+            queries=real,
+            target_bank=targets,
+            field=field,
+            judgements=judgements,
+            measure=chosen_measure,
+            kind=kind,
+            replaces_labelled=False,
+            seed=seed,
+            progress=progress,
+        )
+        state = store.info(collection).state_of(field)
+        if state is not None:
+            own = state.profile.bank.queries_fingerprint == tuned.bank.fingerprint
+            biased = read_biased(
+                store, collection, None if own else tuned.bank, field=field, gallery=tuned.gallery
+            )
+            return _checked(tuned, biased, seed)
+        return _checked(tuned, None, seed)
+
+    if hasattr(source, "info") or field is not None or kind is not None:
+        raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
+    gallery, title = _items_of(source, metric, keys)
+    if past is None:
+        raise InvalidInput("items alone show no hubs: pass past queries as bank")
+    judged = None if judgements is None else judgements.within(gallery.keys, title)
+    tuning = tune_gallery(
+        gallery,
+        past,
+        target_bank=targets,
+        queries=real,
+        judged=judged,
+        measure=chosen_measure,
+        seed=seed,
+        progress=progress,
+    )
+    tuned = Tuned(tuning, title, gallery, past, targets, real, judged, None)
+    return _checked(tuned, None, seed)
+
+
+def _bank_of(value: BankLike | str | os.PathLike[str] | None) -> QueryBank | None:
+    if isinstance(value, str | os.PathLike):
+        return QueryBank.load(value)
+    return None if value is None else QueryBank.of(value)
+
+
+def _items_of(
+    source: BankLike | str | os.PathLike[str], metric: str, keys: Sequence[Key] | None
+) -> tuple[Gallery, str]:
+    """Return the items of an array or a file, and what to call them."""
+    if isinstance(source, str | os.PathLike):
+        name = os.fspath(source)
+        if "://" in name or name.endswith(".db"):
+            address = redacted(repr(name))
+            raise InvalidInput(
+                f"{address} is a database: pass MilvusStore(connect({address})) and a collection"
+            )
+        if keys is not None:
+            raise InvalidInput("the keys of a file are in it: leave out keys, or pass an array")
+        return read_items(source, metric), name
+    vectors = source.vectors if isinstance(source, QueryBank) else as_vectors(source, "the items")
+    return gallery_of(vectors, metric, keys, "items"), "items"
+
+
+def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
+    """Return the check after its tuning. in_use: the biases of a corrected collection."""
+    gallery = tuned.gallery
+    judged = tuned.judged
+    queries = tuned.queries if judged is None else judged.queries
+    faults = data_faults(
+        gallery.vectors,
+        tuned.bank,
+        gallery.layout.metric,
+        unusable=gallery.unusable,
+        queries=None if queries is None else queries.vectors,
+        positives=None if judged is None else judged.positions(gallery.keys),
+        seed=seed,
+    )
+
+    bank = tuned.bank
+    searched = tuned.queries
+    notes: tuple[str, ...] = ()
+    if queries is None and in_use is None:
+        # Queries that a bias was fitted on would flatter it.
+        log = grouped(gallery.layout, bank, gallery.vectors)
+        bank, rest = halves(log, np.random.default_rng(seed))
+        searched = QueryBank(rest, bank.source)
+        notes = (HALVED,)
+    elif queries is None:
+        searched = bank
+        notes = (FLATTERED,)
+
+    biased = in_use or _would_be(tuned, bank)
+    diagnosis = diagnose_gallery(
+        biased,
+        tuned.title,
+        searched,
+        judged=judged,
+        measure=Measure.of(tuned.tuning.measure),
+        verdict={
+            "verdict": tuned.tuning.verdict,
+            "sentence": tuned.tuning.sentence,
+            "reason": tuned.tuning.why,
+        },
+    )
+    diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))
+    return Check(tuned.title, tuple(faults), tuned.tuning, diagnosis)
+
+
+def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
+    """Return the rows with the biases that jobs would write after this tuning."""
+    gallery = tuned.gallery
+    tuning = tuned.tuning
+    kinds = tuned.kinds if tuning.kind else None
+    biases, activated = computed_biases(
+        gallery,
+        bank,
+        tuned.target_bank,
+        # After "leave it alone", the default shows what would be lost.
+        tuning.choice,
+        Gates(tuning.gate, tuning.gate_targets),
+        kinds,
+    )
+    reduced = replace(bank, vectors=gallery.layout.reduce_queries(bank.vectors))
+    # Rounded as in the stored verdict, which jobs follow.
+    strength = round(tuning.strength, 2) or 1.0
+    return Biased(gallery, biases, strength, reduced, activated, kinds)

@@ -1,0 +1,360 @@
+"""Every format gives the same vectors, keys and counts, under any of the usual names, also of untidy files."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from milvus_hubness import InvalidInput, Judgements, QueryBank
+from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
+
+ROWS = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
+KEYS = ["SKU-1", "SKU-2", "SKU-3", "SKU-4", "SKU-5"]
+
+
+def texts(rows):
+    return [json.dumps([float(number) for number in row]) for row in rows]
+
+
+def write(path, columns):
+    """Write {name: values}, of which arrays of two dimensions are vectors, in the format of the suffix."""
+    lists = {
+        name: [row.tolist() for row in values] if isinstance(values, np.ndarray) else list(values)
+        for name, values in columns.items()
+    }
+    suffix = "".join(path.suffixes)
+    if suffix == ".npz":
+        np.savez(path, **columns)
+    elif suffix == ".parquet":
+        pq.write_table(pa.table(lists), path)
+    elif suffix in (".arrow", ".feather"):
+        pa.feather.write_feather(pa.table(lists), path, compression="uncompressed")
+    elif suffix.startswith(".csv"):
+        frame = pd.DataFrame(
+            {name: texts(v) if isinstance(v, np.ndarray) else v for name, v in columns.items()}
+        )
+        frame.to_csv(path, index=False)
+    else:
+        lines = [
+            json.dumps(dict(zip(lists, row, strict=True)))
+            for row in zip(*map(list, lists.values()), strict=True)
+        ]
+        content = "\n\n".join(lines).encode()
+        path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    return path
+
+
+FORMATS = [
+    *(".npz", ".parquet", ".arrow", ".feather", ".csv", ".csv.gz", ".jsonl", ".ndjson"),
+    ".jsonl.gz",
+]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    "name", ["query", "queries", "vector", "Embedding", "query_embeddings", "mine"]
+)
+def test_a_bank_in_every_format_and_under_every_name(tmp_path, suffix, name):
+    path = write(tmp_path / f"past{suffix}", {"text": list("abcde"), name: ROWS})
+    bank = QueryBank.load(path)
+    np.testing.assert_array_equal(bank.vectors, ROWS)
+    assert bank.counts is None
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("name", ["count", "Counts"])
+def test_counts_of_a_bank(tmp_path, suffix, name):
+    path = write(tmp_path / f"past{suffix}", {"query": ROWS, name: [1, 2, 3, 4, 5]})
+    assert QueryBank.load(path).counts.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        *(("query", "key"), ("queries", "keys"), ("embedding", "label"), ("vectors", "ids")),
+        *(("Vector", "ID"), ("query_embedding", "doc_id")),
+    ],
+)
+def test_pairs_in_every_format_and_under_every_name(tmp_path, suffix, queries, keys):
+    path = write(tmp_path / f"pairs{suffix}", {queries: ROWS, keys: KEYS})
+    judged = Judgements.load(path)
+    np.testing.assert_array_equal(judged.queries.vectors, ROWS)
+    assert [list(of_query) for of_query in judged.keys] == [[key] for key in KEYS]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_texts_of_queries_may_have_the_name_query(tmp_path, suffix):
+    """As people save them: query for what users typed, embedding for its vector."""
+    columns = {"query": list("abcde"), "embedding": ROWS, "label": KEYS}
+    path = write(tmp_path / f"pairs{suffix}", columns)
+    np.testing.assert_array_equal(QueryBank.load(path).vectors, ROWS)
+    np.testing.assert_array_equal(Judgements.load(path).queries.vectors, ROWS)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_several_right_rows_of_a_query(tmp_path, suffix):
+    """As lists, and as repeated queries."""
+    right = [["a", "b"], ["c"], ["a"], ["d", "e", "f"], ["g"]]
+    as_text = [json.dumps(keys) for keys in right]
+    columns = {"query": ROWS, "key": as_text if suffix == ".csv" else right}
+    judged = Judgements.load(write(tmp_path / f"lists{suffix}", columns))
+    assert [list(keys) for keys in judged.keys] == right
+
+    number = [i for i, keys in enumerate(right) for _ in keys]
+    columns = {"query": ROWS[number], "key": [key for keys in right for key in keys]}
+    judged = Judgements.load(write(tmp_path / f"repeated{suffix}", columns))
+    assert [list(keys) for keys in judged.keys] == right
+
+
+def test_keys_of_a_csv_stay_texts_and_weights_and_grades_are_numbers(tmp_path):
+    columns = {"query": ROWS, "id": ["007", "8", "9", "10", "x"]}
+    columns |= {"grade": [1, 0.5, 2, 1, 1], "weight": [1, 2, 3, 4, 5.5]}
+    judged = Judgements.load(write(tmp_path / "pairs.csv", columns))
+    assert [keys[0] for keys in judged.keys] == ["007", "8", "9", "10", "x"]
+    assert [grades[0] for grades in judged.grades] == [1, 0.5, 2, 1, 1]
+    assert judged.weights.tolist() == [1, 2, 3, 4, 5.5]
+
+
+def test_csv_as_frames_and_numpy_write_it(tmp_path):
+    path = tmp_path / "past.csv"
+    np.savetxt(path, ROWS, delimiter=",")
+    np.testing.assert_allclose(QueryBank.load(path).vectors, ROWS, rtol=1e-6)
+    for index in (True, False):
+        pd.DataFrame(ROWS).to_csv(path, index=index)
+        np.testing.assert_allclose(QueryBank.load(path).vectors, ROWS, rtol=1e-6)
+    # The texts of arrays, with a semicolon between columns, as Excel has it, and empty lines.
+    lines = [f'{key};"{row}"' for key, row in zip(KEYS, ROWS, strict=True)]
+    path.write_text("\ufeffkey;vector\n\n" + "\n\n".join(lines) + "\n\n", "utf-8")
+    judged = Judgements.load(path)
+    np.testing.assert_allclose(judged.queries.vectors, ROWS, rtol=1e-6)
+    assert [keys[0] for keys in judged.keys] == KEYS
+
+
+def test_a_vector_of_several_thousand_numbers_in_a_cell(tmp_path):
+    rows = np.random.default_rng(1).standard_normal((40, 6000)).astype(np.float32)
+    path = write(tmp_path / "past.csv", {"embedding": rows})
+    assert path.stat().st_size > 3_000_000
+    np.testing.assert_array_equal(QueryBank.load(path).vectors, rows)
+
+
+def bad_csv(path, cell):
+    path.write_text(f'key,query\n1,"[0.1, 0.2]"\n2,"{cell}"\n')
+
+
+BAD = {
+    "words in a cell": (
+        "b.csv",
+        lambda p: bad_csv(p, "red shoes"),
+        InvalidInput,
+        r"not 'red shoes' \(row 1",
+    ),
+    "an empty cell": ("b.csv", lambda p: bad_csv(p, ""), InvalidInput, r"not '' \(row 1"),
+    "NaN in a cell": ("b.csv", lambda p: bad_csv(p, "[nan, 1]"), NonFiniteVectors, "remove row 1"),
+    "mixed lengths in CSV": (
+        "b.csv",
+        lambda p: bad_csv(p, "[1]"),
+        DimensionMismatch,
+        "1 numbers in row 1 and 2 in row 0",
+    ),
+    "an array cut short by NumPy": (
+        "b.csv",
+        lambda p: bad_csv(p, str(np.arange(2000.0)).replace("\n", "")),
+        InvalidInput,
+        r"cut short by '...' \(row 1.*save the vectors with np.save",
+    ),
+    "a column for each dimension": (
+        "b.csv",
+        lambda p: pd.DataFrame(ROWS, columns=[f"d{i}" for i in range(12)]).to_csv(p),
+        InvalidInput,
+        r'but 13 columns of numbers: write the numbers of a row into one cell, "\[0.1, -0.4\]"',
+    ),
+    "a header alone": (
+        "b.csv",
+        lambda p: p.write_text("key,query\n"),
+        InvalidInput,
+        "has no vector column: add one",
+    ),
+    "rows of unequal width": (
+        "b.csv",
+        lambda p: p.write_text('query\n"1 2"\n"1 2",3\n'),
+        UnreadableFile,
+        "CSV parse error: .*Expected 1 columns, got 2",
+    ),
+    "another encoding": (
+        "b.csv",
+        lambda p: p.write_bytes("kéy,query\n".encode("latin-1")),
+        UnreadableFile,
+        "cannot be read as .csv",
+    ),
+    "mixed lengths in JSON": (
+        "b.jsonl",
+        lambda p: p.write_text('{"query": [1.5, 2]}\n\n{"query": [1.5]}\n'),
+        DimensionMismatch,
+        "1 numbers in row 1 and 2 in row 0",
+    ),
+    "null in a vector": (
+        "b.jsonl",
+        lambda p: p.write_text('{"query": [1.5, 2]}\n\n{"query": [1.5, null]}\n'),
+        InvalidInput,
+        r"not \[1.5, None\] \(line 3\)",
+    ),
+    "NaN in JSON": (
+        "b.jsonl",
+        lambda p: p.write_text('{"query": [1.5, 2]}\n{"query": [1.5, NaN]}\n'),
+        NonFiniteVectors,
+        "remove row 1",
+    ),
+    "JSON without vectors": (
+        "b.jsonl",
+        lambda p: p.write_text('{"query": "red"}\n'),
+        InvalidInput,
+        "has no vector column: add one",
+    ),
+    "lists of numbers": (
+        "b.jsonl",
+        lambda p: p.write_text("[1.5, 2]\n"),
+        UnreadableFile,
+        "line 1 is no JSON object with names, such as",
+    ),
+    "gzip by another name": (
+        "b.csv",
+        lambda p: p.write_bytes(gzip.compress(b"query\n")),
+        UnreadableFile,
+        r"compressed by gzip: name it b\.csv\.gz",
+    ),
+    "gzip that is none": (
+        "b.csv.gz",
+        lambda p: p.write_bytes(b"query\n"),
+        UnreadableFile,
+        "cannot be read as .csv.gz",
+    ),
+    "gzip cut off": (
+        "b.jsonl.gz",
+        lambda p: p.write_bytes(gzip.compress(b'{"query": [1.5, 2]}\n' * 99)[:-20]),
+        UnreadableFile,
+        "cannot be read as .jsonl.gz",
+    ),
+    "gzip of zeros": (
+        "b.jsonl.gz",
+        lambda p: p.write_bytes(gzip.compress(bytes(100 << 20))),
+        UnreadableFile,
+        "would grow",
+    ),
+    "gzip of an array": (
+        "b.npy.gz",
+        lambda p: p.write_bytes(gzip.compress(b"x")),
+        UnreadableFile,
+        "gunzip it first",
+    ),
+    "pickled vectors": (
+        "b.npy",
+        lambda p: np.save(p, np.array([ROWS, None], object)),
+        UnreadableFile,
+        "holds Python objects: save it with a dtype",
+    ),
+    "two arrays": (
+        "b.npz",
+        lambda p: np.savez(p, mine=ROWS, yours=ROWS),
+        InvalidInput,
+        "choose one of 'mine', 'yours' with --bank-column, or name it 'query'",
+    ),
+    "no rows": (
+        "b.parquet",
+        lambda p: pq.write_table(pa.table({"query": pa.array([], pa.list_(pa.float32()))}), p),
+        EmptyBank,
+        "'query' has no rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_bank_is_one_line(tmp_path, case):
+    name, make, kind, message = BAD[case]
+    make(tmp_path / name)
+    with pytest.raises(kind, match=message) as refused:
+        QueryBank.load(tmp_path / name)
+    assert len(str(refused.value).splitlines()) == 1
+    assert name in str(refused.value)
+
+
+SWAPPED = r"did you swap --bank and --pairs\?"
+BAD_PAIRS = {
+    "a bank in place of pairs": ("a.npy", lambda p: np.save(p, ROWS), f"vectors alone.*{SWAPPED}"),
+    "numbers in place of pairs": ("a.csv", lambda p: np.savetxt(p, ROWS, delimiter=","), SWAPPED),
+    "no keys": (
+        "a.parquet",
+        lambda p: write(p, {"query": ROWS, "text": KEYS}),
+        f"'key' with the keys of right rows, only query, text: rename it, or {SWAPPED}",
+    ),
+    "two columns of keys": (
+        "a.jsonl",
+        lambda p: write(p, {"query": ROWS, "id": [1, 2, 3, 4, 5], "label": KEYS}),
+        "'id', 'label': rename that which does to 'key'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PAIRS)
+def test_pairs_without_clear_keys_are_one_line(tmp_path, case):
+    name, make, message = BAD_PAIRS[case]
+    make(tmp_path / name)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        Judgements.load(tmp_path / name)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "hint"),
+    [
+        (
+            [0, 1],
+            ["SKU-00238", "SKU-00239"],
+            "keys of the collection are texts such as 'SKU-00238', yours are integers: "
+            "if they number the rows",
+        ),
+        (["17", "18"], ["SKU-00238", "a"], "texts such as 'SKU-00238', yours are integers\\)"),
+        (
+            ["a", "b"],
+            [17, 18],
+            "'a' is no whole number, as the keys of the collection are, such as 17",
+        ),
+        ([0, 1], [500, 501, 900], "the keys of the collection go from 500 to 900"),
+    ],
+)
+def test_keys_of_another_type_are_named(keys, rows, hint):
+    judgements = Judgements.of(ROWS[:2], keys)
+    with pytest.raises(InvalidInput, match=hint):
+        judgements.within(rows, "products")
+    # One that fits leaves the others out, with the same reason.
+    mixed = Judgements.of(ROWS[:3], [*keys, rows[0]]).within(rows, "products")
+    assert len(mixed) == 1
+    assert hint.split("(")[0].split(":")[0].rstrip("\\)") in mixed.left_out[0]
+
+
+def test_a_hole_in_the_keys_is_no_reason_to_doubt_them():
+    judged = Judgements.of(ROWS[:3], [1, 5, 9]).within([1, 9], "products")
+    assert judged.left_out[0].endswith("no usable row of 'products': 5")
+
+
+def test_without_pyarrow_one_line_names_the_extra(tmp_path):
+    write(tmp_path / "past.csv", {"query": ROWS})
+    write(tmp_path / "past.jsonl", {"query": ROWS})
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from milvus_hubness import QueryBank, MissingExtra\n"
+        "print(len(QueryBank.load('past.jsonl')))\n"
+        "try: QueryBank.load('past.csv')\n"
+        "except MissingExtra as error: print(error)\n"
+    )
+    lines = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=True
+    ).stdout.splitlines()
+    assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[jobs]"']

@@ -1,0 +1,152 @@
+"""milvus-hubness check: what a new user types first, and what it prints, on files and on a collection."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milvus_hubness import connect
+from tests.cli.conftest import assert_fails
+from tests.support.galleries import hubby_gallery, plain_collection
+from tests.support.real_data import load_task, needs_real_data
+
+ITEMS, QUERIES, ANSWERS = hubby_gallery()
+
+
+@pytest.fixture
+def shop(files, monkeypatch):
+    """The collection `photos`, the same items as a file, past queries, and pairs."""
+    monkeypatch.delenv("MILVUS_HUBNESS_VERDICT")
+    client = connect("shop.db")
+    plain_collection(client, "photos", ITEMS, "IP")
+    np.save("items.npy", ITEMS)
+    np.save("past.npy", QUERIES[:400])
+    np.savez("pairs.npz", queries=QUERIES[400:], label=ANSWERS[400:])
+    np.save("photos.npy", ITEMS[:300])
+    return client
+
+
+def test_two_files_give_a_verdict_and_a_page(shop, run):
+    done = run("check", "--items", "items.npy", "--queries", "past.npy", "--metric", "IP")
+    assert done.returncode == 0
+    first, second, *_ = done.stdout.splitlines()
+    assert first == "items.npy: apply"
+    assert second.startswith("Expect about +")
+    assert (
+        "Next: milvus-hubness migrate plan COLLECTION --bank past.npy --alias live --uri URI"
+        in (done.stdout)
+    )
+    assert "hubness.html" in done.stdout
+    assert Path("hubness.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_collection_and_its_next_command(shop, run):
+    """The verdict on a collection is stored, so that the next command, as it is printed, follows it."""
+    done = run("check", "photos", "--bank", "past.npy", "--output", "photos.html")
+    assert done.returncode == 0
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
+    assert line == "Next: milvus-hubness migrate plan photos --bank past.npy --alias live"
+    planned = run(*line.split()[2:], "--json")
+    assert planned.returncode == 0
+    verdict = json.loads(planned.stdout)["plan"]["verdict"]
+    assert verdict["verdict"] == "apply"
+    assert verdict["choice"] is not None, "that of check, which tries methods"
+
+
+def test_the_table_has_five_rows_and_all_has_the_rest(shop, run):
+    words = ("check", "photos", "--bank", "past.npy", "--pairs", "pairs.npz")
+    few, every = run(*words), run(*words, "--all")
+    count = json.loads(run(*words, "--json").stdout)["check"]["tuning"]["rows"]
+    table = few.stdout.split("(--all shows all)")[1].split("Why:")[0]
+    assert len([line for line in table.splitlines() if line.strip()]) == 1 + 5
+    assert few.stdout.count(" as it is ") == 1
+    assert f"All {len(count) - 1} trials" in every.stdout
+    assert len(every.stdout.splitlines()) > len(few.stdout.splitlines()) + len(count) - 10
+    assert "two halves of the dimensions agree on the neighbours" not in few.stdout
+    assert "two halves of the dimensions agree on the neighbours" in every.stdout
+
+
+def test_data_faults_come_first_and_end_with_3(shop, run):
+    done = run("check", "--items", "items.npy", "--queries", "photos.npy", "--pairs", "pairs.npz")
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[0] == "First: the data"
+    assert "300 of the 300 vectors of the bank are those of items" in done.stdout
+    assert "Next: remedy the data as the first lines say, then check again." in done.stdout
+    told = json.loads(
+        run("check", "photos", "--bank", "photos.npy", "--output", "p.html", "--json").stdout
+    )["check"]
+    assert told["faults"][0]["name"] == "items as queries"
+    assert (told["verdict"], told["page"]) == ("leave it alone", "p.html")
+
+
+def test_a_stored_verdict_of_labels_stays(shop, run):
+    words = ("check", "photos", "--bank", "past.npy")
+    labelled = json.loads(run(*words, "--pairs", "pairs.npz", "--json").stdout)["check"]
+    alone = run(*words)
+    assert f"the stored verdict on this bank, '{labelled['verdict']}'" in alone.stdout
+    [stored] = json.loads(run("status", "photos", "--json").stdout)["status"]["verdicts"]
+    assert stored["judged_by"] == "labelled queries"
+
+
+def test_a_corrected_collection_shows_its_own_biases(shop, run):
+    assert run("enable", "photos", "--bank", "past.npy").returncode == 0
+    done = run("check", "photos", "--pairs", "pairs.npz", "--json")
+    told = json.loads(done.stdout)["check"]
+    assert told["next"] == "milvus-hubness refresh photos"
+    shown = run("diagnose", "photos", "--pairs", "pairs.npz", "--json")
+    after = json.loads(shown.stdout)["diagnosis"]["after"]
+    assert told["diagnosis"]["after"] == after
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("check", "nothing to check: give a COLLECTION or --items FILE"),
+        ("check photos --items items.npy", "nothing to check: give a COLLECTION or --items FILE"),
+        ("check --items items.npy", "no past queries: pass --queries FILE"),
+        ("check --items items.npy --queries past.npy --field v", "are those of a collection"),
+        ("check photos --bank past.npy --queries past.npy --pairs pairs.npz", "not both"),
+        ("check --items items.npy --queries past.npy --output past.npy", "--output"),
+    ],
+)
+def test_wrong_usage_is_one_line(shop, run, words, message):
+    done = run(*words.split())
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "check --items items.npy --queries pairs.npz --pairs past.npy",
+            "past.npy: has vectors alone, and judgements have the keys of right rows too: did you "
+            "swap --bank and --pairs?",
+        ),
+        ("check photos", "'photos' is not corrected and has no bank: pass --bank FILE"),
+        ("check --items missing.npy --queries past.npy", "missing.npy: no such file"),
+        ("check --items items.npy --queries past.npy --metric DOT", "DOT"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_line(shop, run, words, message):
+    assert_fails(run(*words.split()), 2 if "DOT" in words else 1, message)
+
+
+@needs_real_data
+def test_real_data_in_files_of_two_formats(files, run, monkeypatch):
+    """200 pairs of titles and photos cannot tell the gain from 0, and the plan goes on."""
+    monkeypatch.delenv("MILVUS_HUBNESS_VERDICT")
+    task = load_task("clip_products t2i")
+    np.save("items.npy", task.gallery)
+    np.save("past.npy", task.bank)
+    with open("pairs.jsonl", "w") as lines:
+        for vector, right in zip(task.query[:200], task.positives, strict=False):
+            row = {"embedding": vector.astype(float).tolist(), "id": int(right)}
+            lines.write(json.dumps(row) + "\n")
+    done = run("check", "--items", "items.npy", "--queries", "past.npy", "--pairs", "pairs.jsonl")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert lines[0] == "items.npy: not proven"
+    assert "200 pairs cannot tell it from 0, about " in lines[1]
+    assert "tune's mix of " in lines[2]

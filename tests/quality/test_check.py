@@ -1,0 +1,130 @@
+"""check without a database: faults, verdict and hubs of arrays and files, as tune and diagnose say."""
+
+import json
+from html import unescape
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from milvus_hubness import Judgements, QueryBank, check
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.quality import tuning
+from tests.support.pages import assert_accessible
+
+
+def crowded():
+    """Items of which those far along a drift are hubs, queries that drift too, and the item of each."""
+    rng = np.random.default_rng(0)
+    drift = rng.standard_normal(24)
+    items = rng.standard_normal((400, 24)) + np.outer(rng.gamma(1, 0.4, 400), drift)
+    answers = rng.integers(0, 400, 900)
+    queries = items[answers] + rng.standard_normal((900, 24)) + 0.8 * drift
+    return items.astype(np.float32), queries.astype(np.float32), answers
+
+
+ITEMS, QUERIES, ANSWERS = crowded()
+BANK, ASKED, RIGHT = QUERIES[:500], QUERIES[500:], ANSWERS[500:]
+
+
+@pytest.fixture(scope="module")
+def judged():
+    return check(ITEMS, bank=BANK, judgements=Judgements.of(ASKED, RIGHT))
+
+
+def test_the_verdict_is_that_of_tune(judged):
+    layout = Layout(ITEMS.shape[1], "COSINE")
+    alone = tuning.tune(
+        layout.reduce_queries(BANK),
+        layout.reduce_items(ITEMS),
+        queries=layout.reduce_queries(ASKED),
+        positives=RIGHT,
+    )
+    assert judged.tuning.to_dict() == alone.to_dict()
+    assert (judged.verdict, judged.sentence) == (alone.verdict, alone.sentence)
+    assert judged.verdict == "apply"
+    assert not judged.is_refused
+    assert judged.faults == ()
+
+
+def test_the_page_shows_the_verdict_and_the_method_that_it_is_about(judged, tmp_path):
+    assert judged.diagnosis.verdict["sentence"] == judged.sentence
+    assert judged.diagnosis.strength == round(judged.tuning.strength, 2)
+    gain = judged.diagnosis.gain
+    assert gain.estimate == pytest.approx(judged.tuning.interval.estimate, abs=0.05)
+    path = judged.save(tmp_path / "hubness.html")
+    page = path.read_text("utf-8")
+    assert_accessible(page)
+    assert judged.sentence[1:] in unescape(page)
+    assert "First: the data" not in page
+    assert "srcdoc" in judged._repr_html_()
+    assert json.loads(json.dumps(judged.to_dict()))["verdict"] == "apply"
+
+
+def test_files_and_keys_of_their_own(judged, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = [f"SKU-{number}" for number in range(len(ITEMS))]
+    rows = {"id": keys, "embedding": list(map(list, ITEMS.astype(float)))}
+    pd.DataFrame(rows).to_parquet("items.parquet")
+    np.save("past.npy", BANK)
+    pairs = {"embedding": list(map(list, ASKED.astype(float))), "label": [keys[i] for i in RIGHT]}
+    pd.DataFrame(pairs).to_json("pairs.jsonl", orient="records", lines=True)
+    of_files = check("items.parquet", bank="past.npy", judgements="pairs.jsonl")
+    assert of_files.verdict == judged.verdict
+    assert of_files.title == "items.parquet"
+    assert of_files.diagnosis.gain == judged.diagnosis.gain
+    assert of_files.diagnosis.hubs[0].item.key == f"SKU-{judged.diagnosis.hubs[0].item.key}"
+
+
+def test_without_labels_no_query_is_corrected_by_itself():
+    """The bias of a query's own score would flatter: half of the bank corrects the other half."""
+    alone = check(ITEMS, bank=BANK)
+    assert alone.tuning.interval is None
+    assert 100 <= alone.diagnosis.n_queries <= 250
+    assert any("one half of the bank" in line for line in alone.diagnosis.left_out)
+    real = check(ITEMS, bank=BANK, queries=ASKED)
+    assert real.diagnosis.n_queries == len(ASKED)
+    assert not any("half" in line for line in real.diagnosis.left_out)
+
+
+def test_faults_come_first_and_grave_ones_refuse(tmp_path):
+    items = ITEMS.copy()
+    items[:50] = 0
+    found = check(items, bank=BANK, judgements=Judgements.of(ASKED, RIGHT))
+    assert [fault.name for fault in found.faults] == ["zero vectors"]
+    assert found.is_refused
+    page = found.save(tmp_path / "p.html").read_text("utf-8")
+    assert_accessible(page)
+    assert page.index("50 of 400 rows have a zero vector") < page.index('class="card verdict')
+    # The keys of the rest are still those of the rows.
+    assert all(hub.item.key >= 50 for hub in found.diagnosis.hubs)
+
+
+def test_under_each_metric():
+    for metric in ("ip", "L2"):
+        assert check(ITEMS, bank=BANK, metric=metric).diagnosis.n_items == len(ITEMS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bank": None}, "items alone show no hubs: pass past queries as bank"),
+        ({"field": "vector"}, "no collection to check: name one"),
+        ({"judgements": Judgements.of(ASKED, RIGHT), "queries": ASKED}, "leave out the other"),
+        ({"source": "http://localhost:19530"}, r"is a database: pass MilvusStore\(connect"),
+        ({"source": "shop.db"}, r"is a database: pass MilvusStore\(connect\('shop.db'\)\)"),
+        ({"keys": [1, 2]}, "items has 2 keys for 400 items"),
+        ({"collection": "products"}, "a store is needed"),
+        ({"judgements": Judgements.of(ASKED, RIGHT + 1000)}, "go from 0 to 399"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_one_line(arguments, message):
+    with pytest.raises(InvalidInput, match=message) as refused:
+        check(**{"source": ITEMS, "bank": BANK, **arguments})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_vectors_of_another_model():
+    with pytest.raises(DimensionMismatch, match="embed both with one model"):
+        check(ITEMS, bank=QueryBank(BANK[:, :-1]))
