@@ -53,6 +53,11 @@ class Judging:
             )
         return judging
 
+    def refuses(self, verdict: TuningRecord | None) -> bool:
+        """Whether `require` raises for this verdict."""
+        against = verdict is not None and verdict.verdict == "leave it alone"
+        return against and self.mode == "require"
+
     def require(self, verdict: TuningRecord | None, collection: str) -> None:
         """Raise CorrectionNotRecommended if the verdict is against the bank and counts."""
         if self.mode == "skip" or verdict is None or verdict.verdict != "leave it alone":
