@@ -56,6 +56,9 @@ def test_a_plan_writes_nothing(run, files):
         run("migrate", "plan", "products", *BANK, "--alias", "live", "--json").stdout
     )["plan"]
     assert (told["rows"], told["alias"], told["rename"]) == (60, "live", False)
+    required = run("migrate", "plan", "products", *BANK, MILVUS_HUBNESS_VERDICT="require")
+    assert "run and rehearse would stop at this verdict" in required.stdout
+    assert "would stop" not in run("migrate", "plan", "products", *BANK, "--force").stdout
     assert collections(files) == {"products"}
     assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
     assert collections(files) == {"products"}
@@ -129,7 +132,10 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     assert "3 rows written since the switch" in revert.stdout
     assert len(live.get("live", ids=[100, 101, 102])) == 3
 
-    assert run("migrate", "clean", "live", "--drop", "products_hubness").returncode == 2
+    preview = run("migrate", "clean", "live", "--drop", "products_hubness")
+    assert preview.returncode == 0, preview.stderr
+    assert "Would be dropped for good" in preview.stdout
+    assert "Nothing was dropped. Repeat the command with --yes" in preview.stdout
     for drop, said in (("others", "'others' is neither"), ("products", "rolled back")):
         refused = run("migrate", "clean", "live", "--drop", drop, "--yes")
         assert_fails(refused, 1, said)
@@ -261,7 +267,7 @@ def test_a_critical_load_stops_it_and_it_can_be_carried_on_with(run, live):
     )
     assert resumed.returncode == 0, resumed.stderr
     assert behind(live, "live") == "products_hubness"
-    assert "Missing argument 'source'" in run("migrate", "run").stderr
+    assert "Missing argument 'COLLECTION'" in run("migrate", "run").stderr
 
 
 def test_metrics_are_kept_in_a_file(run, files):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from milvus_hubness.basics.defaults import FALSE_ALARMS, Engine, OnHub, VerdictMode
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
@@ -79,12 +80,15 @@ class MigrationOptions:
     """Gets what happens, for hooks and metrics."""
     release: threading.Event | None = None
     """If given, the cutover waits until this is set; meanwhile the copy catches up."""
+    confirm: Callable[[Migration], bool] | None = None
+    """If given, called by `migrate` and `resume` once the copy is verified, before a name moves; if
+    it returns False, the run ends with the verified copy, which `cutover` can switch to later."""
     engine: Engine = "local"
     """What computes the biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigrationPlan(Fitting):
+class MigrationPlan(Fitting, ShownAsTable):
     """The plan of a migration: copy `source` to `target`, with `field` in augmented form."""
 
     schema: dict[str, Any]
