@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
@@ -23,18 +24,16 @@ from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from tests.support.async_clients import opened
-from tests.support.planted import centroid, gallery, genuine, unit
+from tests.support.planted import DIM, centroid, gallery, unit
 
-ITEMS, BANK, USERS = gallery()
+ITEMS, BANK, USERS = gallery(1000)
 HUBS = centroid(USERS, 5)
+SHARES = np.array([[0.3], [0.495], [0.5], [0.505], [0.51], [1.0]])
+DOUBTFUL = unit((1 - SHARES) * ITEMS[0] + SHARES * HUBS[0])
+"""Rows on the way from a genuine one to a hub, and that hub."""
+MIXED = np.concatenate([ITEMS, DOUBTFUL])
 STRENGTH = 0.5
 """That of the searches of each collection here."""
-
-
-def between(count=40):
-    """Rows on the way from genuine ones to hubs."""
-    shares = np.linspace(0, 1, count)[:, None]
-    return unit((1 - shares) * ITEMS[:count] + shares * HUBS[0])
 
 
 def rows_of(items, first=0):
@@ -44,9 +43,11 @@ def rows_of(items, first=0):
 def raw(backend, items=ITEMS):
     """The name of a collection that is not corrected."""
     client, name = backend.client(), backend.name("shop")
-    client.create_collection(
-        name, dimension=ITEMS.shape[1], metric_type="COSINE", consistency_level="Strong"
-    )
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     client.insert(name, rows_of(items))
     return name
 
@@ -92,9 +93,9 @@ def expect_computed(backend, name, keys, items):
     return computed
 
 
-def top_ten(client, name, **options):
+def top_ten(client, name, limit=10, **options):
     """The share of user queries with a planted row, of a key from 9000 on, among ten answers."""
-    hits = client.search(name, data=list(USERS), limit=10, **options)
+    hits = client.search(name, data=list(USERS), limit=limit, **options)
     return np.mean([any(row["id"] >= 9000 for row in answers) for answers in hits])
 
 
@@ -106,12 +107,12 @@ def test_a_planted_hub_leaves_the_top_ten_at_half_the_strength(lite):
         client = lite.hubness_client()
         client.insert(name, rows_of(HUBS[:1], 9000))
         shares[on_hub] = {w: top_ten(client, name, strength=w) for w in (None, 0.0, 1.0)}
-        before = client.search(name, data=list(USERS), limit=10, strength=0.0)
-        plain = lite.client().search(raw(lite), data=list(USERS), limit=11)
-        # Raw stays raw: the answers are those of a collection that was never corrected, and the row.
-        for ours, theirs in zip(before, plain, strict=True):
-            keys = [row["id"] for row in ours if row["id"] < 9000]
-            assert keys == [row["id"] for row in theirs][: len(keys)]
+        # Raw stays raw: the scores are those of the vectors.
+        hits = client.search(name, data=list(USERS), limit=10, strength=0.0)
+        vectors = {**dict(enumerate(ITEMS)), 9000: HUBS[0]}
+        for query, answers in zip(USERS.astype(np.float64), hits, strict=True):
+            cosines = [query @ vectors[row["id"]] for row in answers]
+            assert [row["distance"] for row in answers] == pytest.approx(cosines, abs=1e-5)
 
     assert shares["off"][None] > 0.5
     assert shares["warn"][None] < 0.05
@@ -132,26 +133,27 @@ def test_without_a_guard_nothing_changes_to_the_bit(lite):
 
 
 def test_migrate_client_refresh_and_rebuild_store_the_same_bias(lite):
-    mixed = np.concatenate([ITEMS, between()])
-    name = migrated(lite, items=mixed)
-    keys = list(range(len(mixed)))
-    computed = expect_computed(lite, name, keys, mixed)
+    name = migrated(lite, items=MIXED)
+    keys = list(range(len(MIXED)))
+    computed = expect_computed(lite, name, keys, MIXED)
     correction = correction_of(lite, name)
-    factors = computed / replace(correction, hub_strength=None).centred(mixed)
-    assert (factors[: len(ITEMS)] == 1).mean() > 0.99
-    assert (factors > 1.01).sum() > 5
+    factors = computed / replace(correction, hub_strength=None).centred(MIXED)
+    assert (factors[: len(ITEMS)] == 1).all()
+    assert factors[-1] == pytest.approx(1 / (correction.fitted.estimator.share * STRENGTH))
+    on_the_ramp = (factors > 1.01) & (factors < 0.99 * factors[-1])
+    assert on_the_ramp.any()
 
-    # A client writes the same rows once more: the numbers of new rows, with the same factors.
+    # A client writes some of the rows once more: the numbers of new rows, with the same factors.
     client = lite.hubness_client()
-    client.insert(name, rows_of(between(), 5000))
-    new = stored(lite, name, range(5000, 5040))
-    expected, _ = correction.of_rows(between(), are_new=True)
-    allowed = correction.allowed_differences(between(), expected)
-    assert (np.abs(new - expected) <= allowed).all()
+    again = DOUBTFUL[[0, -1]]
+    client.insert(name, rows_of(again, 5000))
+    expected, _ = correction.of_rows(again, are_new=True)
+    allowed = correction.allowed_differences(again, expected)
+    assert (np.abs(stored(lite, name, [5000, 5001]) - expected) <= allowed).all()
 
     # A refresh to another bank, and one that makes a copy.
-    whole = np.concatenate([mixed, between()])
-    keys += list(range(5000, 5040))
+    whole = np.concatenate([MIXED, again])
+    keys += [5000, 5001]
     refresh(lite.store(), name, bank=QueryBank(USERS), verdict="skip", force=True)
     expect_computed(lite, name, keys, whole)
     done = refresh(
@@ -194,13 +196,12 @@ def test_upserts_and_the_asynchronous_client_store_the_same_bias(lite):
     plain = replace(correction_of(lite, name), hub_strength=None)
     [full] = plain.of_rows(HUBS[:1], are_new=True)[0]
     factor = 1 / (plain.fitted.estimator.share * STRENGTH)
-    assert biases == pytest.approx(np.full(3, factor * full), rel=1e-5)
+    assert biases == pytest.approx(np.full(3, factor * full), rel=1e-3)
 
 
-@pytest.mark.parametrize("where", ["second_vector", "fields", "side_collection"])
+@pytest.mark.parametrize("where", ["second_vector", "side_collection"])
 def test_enable_stores_the_same_bias(lite, where):
-    mixed = np.concatenate([ITEMS, between(), HUBS[:1]])
-    name = raw(lite, mixed[:-1])
+    name = raw(lite, MIXED[:-1])
     lite.client().insert(name, rows_of(HUBS[:1], 9000))
     plan = plan_enable(
         lite.store(),
@@ -213,10 +214,9 @@ def test_enable_stores_the_same_bias(lite, where):
     )
     enable(lite.store(), plan, client_ttl=0)
     assert plan.correction.hub_strength.acts
-    keys = [*range(len(mixed) - 1), 9000]
-    expect_computed(lite, name, keys, mixed)
-    client = lite.hubness_client()
-    assert top_ten(client, name) < 0.1 < top_ten(client, name, strength=0.0)
+    computed = expect_computed(lite, name, [*range(len(MIXED) - 1), 9000], MIXED)
+    plain = replace(correction_of(lite, name), hub_strength=None).centred(MIXED)
+    assert computed[-1] == pytest.approx(plan.correction.hub_strength.factor * plain[-1])
 
 
 def test_a_guard_that_is_turned_on_changes_only_hubs_with_the_next_refresh(lite):
@@ -231,7 +231,7 @@ def test_a_guard_that_is_turned_on_changes_only_hubs_with_the_next_refresh(lite)
 
     turned_on = refresh(lite.store(), name)
     assert turned_on.action == "full"
-    assert turned_on.reason == "the hub guard was turned on"
+    assert turned_on.reason.startswith("the hub guard was turned on;")
     # Written are the two, and a genuine row only where a fit gives it another number than an insert.
     assert turned_on.written <= 2
     after = expect_computed(lite, name, keys, np.concatenate([ITEMS, HUBS[:2]]))
@@ -244,7 +244,7 @@ def test_a_guard_that_is_turned_on_changes_only_hubs_with_the_next_refresh(lite)
     assert changed.is_due
     assert refresh(lite.store(), name).reason.startswith("the share of false alarms")
     guard_hubs(lite.store(), name, "off")
-    assert refresh(lite.store(), name).reason == "the hub guard was turned off"
+    assert refresh(lite.store(), name).reason.startswith("the hub guard was turned off;")
     assert np.array_equal(stored(lite, name, keys)[:-2], before[:-2])
     assert stored(lite, name, keys)[-2:] == pytest.approx(before[-2:], abs=0.02)
     assert refresh(lite.store(), name).action == "none"
@@ -267,12 +267,12 @@ def test_a_rollback_and_a_gate_find_the_same_hubs(lite):
     client = HubnessClient(lite.uri, state_ttl=0)
     client.insert(alias, rows_of(HUBS[:1], 9000))
     refresh(lite.store(), alias, bank=QueryBank(BANK), verdict="skip", force=True)
-    # After the refresh the row is the nearest of bank queries: the gate lets the queries be corrected.
-    assert top_ten(client, alias) < 0.05
-    assert top_ten(client, alias, strength=0.0) > 0.9
+    # After the refresh the row is the nearest of bank queries: the gate has those corrected that
+    # would find it first.
+    assert top_ten(client, alias, limit=1) < 0.02
+    assert top_ten(client, alias, limit=1, strength=0.0) > 0.5
     client.close()
     rollback(lite.store(), migration.target)
-    assert genuine(1).shape[1] == ITEMS.shape[1]
 
 
 def test_an_estimator_without_reaches_has_no_full_strength(lite):

@@ -149,7 +149,7 @@ def test_a_limit_of_nothing_makes_a_hub_of_every_row_with_a_reach():
 def test_a_prior_counts_as_often_as_for_other_rows():
     plain, guarded = fitted()
     prior = Prior(source="field", field="sales", factor=0.1, weight=1.0)
-    items = Items(list(range(5)), [{"sales": 10.0 ** n} for n in range(5)])
+    items = Items(list(range(5)), [{"sales": 10.0**n} for n in range(5)])
     numbers = replace(guarded, prior=prior).centred(HUBS, items) - guarded.centred(HUBS)
     expected = replace(plain, prior=prior).centred(HUBS, items) - plain.centred(HUBS)
     assert np.ptp(expected) > 0.01
@@ -163,9 +163,10 @@ def test_the_evidence_of_rows_is_that_of_the_estimator():
     of_guarded = guarded.of_written(rows, are_new=True, guarded=True)[2]
     assert np.array_equal(of_plain.biases, of_guarded.biases)
     assert np.array_equal(of_plain.reaches, of_guarded.reaches)
-    assert guarded.measured(np.concatenate([ITEMS, HUBS])).evidence == plain.measured(
-        np.concatenate([ITEMS, HUBS])
-    ).evidence
+    assert (
+        guarded.measured(np.concatenate([ITEMS, HUBS])).evidence
+        == plain.measured(np.concatenate([ITEMS, HUBS])).evidence
+    )
 
 
 def test_rounded_vectors_differ_by_what_is_allowed_and_other_rows_by_no_more_than_before():
