@@ -406,7 +406,7 @@ def measure_planted_before(
         assert rule is not None
         reaches = correction.reaches(rows)
         assert reaches is not None
-        tally.add("planted before, in full", (reaches > rule.limit)[first >= HARM])
+        tally.add("planted before, in full", rule.factors(reaches)[first >= HARM] == rule.factor)
 
 
 def percent(row: dict[str, float], name: str, digits: int = 0) -> str:
@@ -499,7 +499,7 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
                 scanned,
             ),
             "Full strength for rows above the 99.9% quantile of the biases, for rows above the limit of "
-            "the guard (jump), as the guard has it (a ramp up to its limit), and for all rows, at two "
+            "the guard (jump), as the guard has it (a ramp above its limit), and for all rows, at two "
             "strengths of searches: R@1; rows that are planted against all queries first, and in the "
             "top ten.",
             table(

@@ -81,12 +81,12 @@ LARGEST_SHARE = 0.05
 SMALLEST_SHARE = 1e-5
 """The largest and the smallest share of false alarms that can be chosen."""
 
-RAMP_START = 0.8
-"""The part of the guard's limit from which on a row's bias counts for more; at the limit it counts in
-full.
+RAMP = 0.25
+"""How far above the guard's limit a row's bias counts in full, as a part of the limit; up to there it
+counts for more and more.
 
-The bias of a row then moves little if its reach does. `benchmarks.guard` compares this with a jump
-at the limit: R@1 is the same on all tasks, and hubs are in fewer top tens.
+So the bias of a row moves little if its reach does. In `benchmarks.guard`, a jump at the limit keeps
+universal hubs from no more top tens, and a ramp below it would change the biases of genuine rows.
 """
 
 LARGEST_FACTOR = 20.0
@@ -195,9 +195,9 @@ class HubStrength(FrozenModel):
     """
 
     limit: float = Field(ge=0, allow_inf_nan=False)
-    """The reach from which on the bias counts in full."""
+    """The reach above which the bias counts for more."""
     factor: float = Field(ge=1, le=LARGEST_FACTOR)
-    """The factor on the bias of such a row."""
+    """The factor on a bias that counts in full."""
     false_alarms: float = Field(ge=SMALLEST_SHARE, le=LARGEST_SHARE)
     """The share of genuine rows from which the limit follows."""
 
@@ -218,11 +218,12 @@ class HubStrength(FrozenModel):
     def factors(self, reaches: Floats) -> npt.NDArray[np.float64]:
         """Return the factors on the biases of rows with these reaches, both (n,).
 
-        They rise from 1 at RAMP_START of the limit to the full factor at the limit.
+        They rise from 1 at the limit to the full factor at RAMP above it, or half-way from it to 1,
+        where that is nearer: no row has a reach above 1.
         """
-        start = RAMP_START * self.limit
-        width = max(self.limit - start, np.finfo(np.float64).tiny)
-        risen = np.clip((np.asarray(reaches, np.float64) - start) / width, 0, 1)
+        width = min(RAMP * self.limit, (1 - self.limit) / 2)
+        above = np.asarray(reaches, np.float64) - self.limit
+        risen = np.clip(above / max(width, np.finfo(np.float32).tiny), 0, 1)
         return 1 + (self.factor - 1) * risen
 
     def applied(self, biases: Floats, reaches: Floats) -> Floats:

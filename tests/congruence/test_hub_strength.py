@@ -28,7 +28,7 @@ from tests.support.planted import DIM, centroid, gallery, unit
 
 ITEMS, BANK, USERS = gallery(1000)
 HUBS = centroid(USERS, 5)
-SHARES = np.array([[0.3], [0.495], [0.5], [0.505], [0.51], [1.0]])
+SHARES = np.array([[0.3], [0.53], [0.54], [0.55], [0.56], [1.0]])
 DOUBTFUL = unit((1 - SHARES) * ITEMS[0] + SHARES * HUBS[0])
 """Rows on the way from a genuine one to a hub, and that hub."""
 MIXED = np.concatenate([ITEMS, DOUBTFUL])

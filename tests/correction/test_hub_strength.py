@@ -10,7 +10,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.guard import (
     LARGEST_FACTOR,
-    RAMP_START,
+    RAMP,
     Evidence,
     GuardPolicy,
     HubStrength,
@@ -55,7 +55,7 @@ def test_a_stored_bias_counts_in_full_at_the_strength_of_searches(strength):
     assert rule.factor == pytest.approx(1 / (share * strength))
 
     reaches = oracle_of_reaches(rows)
-    risen = np.clip((reaches / rule.limit - RAMP_START) / (1 - RAMP_START), 0, 1)
+    risen = np.clip((reaches / rule.limit - 1) / RAMP, 0, 1)
     biases = plain.centred(rows).astype(np.float64)
     expected = biases * np.where(biases > 0, 1 + (rule.factor - 1) * risen, 1)
     assert {0.0, 1.0} < set(risen.tolist()), "rows below, on and above the ramp"
@@ -137,13 +137,26 @@ def test_the_factor_has_no_jump():
     reaches = np.linspace(0, 1, 10_001).astype(np.float32)
     factors = rule.factors(reaches)
     assert np.abs(np.diff(factors)).max() < 1e-2
-    assert factors[0] == factors[2_399] == 1
-    assert factors[3_001] == factors[-1] == 5
+    assert factors[0] == factors[2_999] == 1
+    assert factors[3_751] == factors[-1] == 5
 
 
 def test_a_limit_of_nothing_makes_a_hub_of_every_row_with_a_reach():
     rule = HubStrength(limit=0, factor=5, false_alarms=0.001)
     assert rule.factors(np.array([0, 1e-4], np.float32)).tolist() == [1, 5]
+
+
+@pytest.mark.parametrize("limit", [0.8, 0.96])
+def test_a_row_that_answers_everything_counts_in_full_below_a_high_limit(limit):
+    rule = HubStrength(limit=limit, factor=5, false_alarms=0.001)
+    assert rule.factors(np.array([limit, (1 + limit) / 2, 1], np.float32)) == pytest.approx(
+        [1, 5, 5], abs=1e-4
+    )
+
+
+def test_a_limit_that_no_row_can_exceed_changes_no_bias():
+    rule = HubStrength(limit=1.2, factor=5, false_alarms=0.001)
+    assert rule.factors(np.array([0, 1], np.float32)).tolist() == [1, 1]
 
 
 def test_a_prior_counts_as_often_as_for_other_rows():
@@ -177,13 +190,13 @@ def test_rounded_vectors_differ_by_what_is_allowed_and_other_rows_by_no_more_tha
     allowed = guarded.allowed_differences(rows, centred, 1e-3)
     assert (np.abs(guarded.centred(rounded) - centred) <= allowed).all()
 
-    weak = guarded.reaches(rows) < 0.5 * RAMP_START * guarded.hub_strength.limit
+    weak = guarded.reaches(rows) < 0.8 * guarded.hub_strength.limit
     before = plain.allowed_differences(rows, plain.centred(rows))
     now = guarded.allowed_differences(rows, centred)
     assert weak.sum() > 50
     assert np.array_equal(now[weak], before[weak])
     # A changed bias is still seen: none may differ by half of what the factor adds.
-    strong = guarded.reaches(rows) > guarded.hub_strength.limit
+    strong = guarded.reaches(rows) > 1.3 * guarded.hub_strength.limit
     assert strong.sum() > 50
     assert (now[strong] < 0.05 * (centred - plain.centred(rows))[strong]).all()
 
@@ -193,7 +206,7 @@ def test_hubs_that_were_there_before_the_fit_do_not_raise_the_limit_above_themse
     whole = np.concatenate([ITEMS, HUBS[:planted]])
     plain, guarded = fitted(items=whole)
     assert (plain.reaches(HUBS[:planted]) > guarded.hub_strength.limit).all()
-    assert (plain.reaches(genuine(2000)) < RAMP_START * guarded.hub_strength.limit).all()
+    assert (plain.reaches(genuine(2000)) < guarded.hub_strength.limit).all()
     strong = guarded.centred(HUBS[:planted])
     assert strong == pytest.approx(
         guarded.hub_strength.factor * plain.centred(HUBS[:planted]), rel=1e-5
