@@ -329,20 +329,25 @@ class Correction:
             reaches[some] = reach_of(products, self._gallery_scores)
         return reaches
 
-    def answered(self, vector: Floats, kinds: KindNumbers | None = None) -> npt.NDArray[np.int64]:
-        """Return the numbers of the bank's queries that a vector (d,) of this kind (1,) would be an
-        answer of.
+    def answered(
+        self, vectors: Floats, kinds: KindNumbers | None = None
+    ) -> list[npt.NDArray[np.int64]]:
+        """Return for each of valid vectors (n, d) of these kinds (n,) the numbers of the bank's queries
+        that it would be an answer of.
 
         They are those that its reach counts, the largest lead first; none if the estimator keeps no
         scores of the gallery.
         """
         scores = self._gallery_scores
         if scores is None or self.queries is None:
-            return np.empty(0, np.int64)
-        products = self.fitted.bank.vectors @ self.items_of(vector[None], kinds)[0]
-        leads = self.queries.of_queries(products - scores)
-        order = np.argsort(-leads, kind="stable")
-        return order[leads[order] > 0]
+            return [np.empty(0, np.int64) for _ in vectors]
+        products = self.items_of(vectors, kinds) @ self.fitted.bank.vectors.T
+        answered = []
+        for row in products - scores:
+            leads = self.queries.of_queries(row)
+            order = np.argsort(-leads, kind="stable")
+            answered.append(order[leads[order] > 0])
+        return answered
 
     def measured(self, vectors: Floats, kinds: KindNumbers | None = None) -> Correction:
         """Return this correction with the quantiles of a gallery (n, d) with these kinds (n,), or of a
