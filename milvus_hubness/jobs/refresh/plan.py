@@ -432,7 +432,7 @@ def plan_refresh(
         reasons.append("the quantization of the vectors changed")
 
     reason_of_guard = guard_reason(state)
-    if reason_of_guard and not reasons:
+    if reason_of_guard and not reasons and not options.force:
         # All else stays, so that only the biases of rows that look like hubs change.
         return RefreshPlan(
             estimator=present,
