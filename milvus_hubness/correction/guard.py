@@ -255,9 +255,10 @@ class HubStrength(FrozenModel):
         where that is nearer: no row has a reach above 1.
         """
         width = min(RAMP * self.limit, (1 - self.limit) / 2)
+        smallest = float(np.finfo(np.float32).tiny)
         above = np.asarray(reaches, np.float64) - self.limit
-        risen = np.clip(above / max(width, np.finfo(np.float32).tiny), 0, 1)
-        return 1 + (self.factor - 1) * risen
+        risen = np.clip(above / max(width, smallest), 0, 1)
+        return np.asarray(1 + (self.factor - 1) * risen)
 
     def applied(self, biases: Floats, reaches: Floats) -> Floats:
         """Return the biases of rows with these reaches, all (n,), without a prior.
