@@ -378,7 +378,9 @@ class Correction:
     @property
     def _strengthens(self) -> bool:
         """Whether the numbers of rows depend on their reach."""
-        return self.hub_strength is not None and self.hub_strength.acts
+        rule = self.hub_strength
+        # A state may have been edited: an estimator of another kind has no reaches.
+        return rule is not None and rule.acts and self._gallery_scores is not None
 
     def _computes_at_once(self, rows: int) -> bool:
         """Whether NumPy should compute all products of so many vectors with the bank at once."""
@@ -450,8 +452,7 @@ class Correction:
         return self.with_prior(self._strengthened(neutral, reaches), valid, rows)
 
     def _strengthened(self, neutral: Floats, reaches: Floats | None) -> Floats:
-        # An estimator of another kind than the rule was made for has no reaches.
-        if self.hub_strength is None or not self.hub_strength.acts or reaches is None:
+        if self.hub_strength is None or reaches is None or not self._strengthens:
             return neutral
         return self._finite(self.hub_strength.applied(neutral, reaches))
 
@@ -556,7 +557,7 @@ class Correction:
         valid = ~self.layout.invalid(vectors)
         prior = self.with_prior(np.zeros(len(vectors), np.float32), valid, rows)
         largest_neutral = np.abs(centred - prior) / lowest
-        return allowed * highest + largest_neutral * (highest - lowest)
+        return np.asarray(allowed * highest + largest_neutral * (highest - lowest))
 
     def _finite(self, biases: Biases) -> Floats:
         """Return the biases as float32.

@@ -118,6 +118,20 @@ def test_other_biases_stay_as_they_are(guard, estimator, strength):
     assert (guarded.hub_strength is None) == (guard is not GUARD or isinstance(estimator, NNN))
 
 
+def test_a_rule_in_a_state_whose_estimator_has_no_reaches_is_ignored():
+    plain, _ = fitted(estimator=NNN(16))
+    edited = replace(plain, hub_strength=HubStrength(limit=0.1, factor=4, false_alarms=0.001))
+    rows = between()
+    centred = plain.centred(rows)
+    assert np.array_equal(edited.centred(rows), centred)
+    assert np.array_equal(
+        edited.of_rows(rows, are_new=True)[0], plain.of_rows(rows, are_new=True)[0]
+    )
+    assert np.array_equal(
+        edited.allowed_differences(rows, centred), plain.allowed_differences(rows, centred)
+    )
+
+
 def test_searches_that_are_raw_by_default_leave_the_share_of_the_estimator():
     plain, guarded = fitted(0.0)
     assert guarded.hub_strength.factor == pytest.approx(1 / plain.fitted.estimator.share)
