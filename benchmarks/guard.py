@@ -180,10 +180,15 @@ def run(name: str, seeds: int) -> dict[str, Any]:
         half = len(order) // 2
         fitted, fresh = task.gallery[order[:half]], task.gallery[order[half:]]
         made = planted(task, fitted, PLANTED[seed % len(PLANTED)], rng)
-        measure_guard(tally, task, bank, fitted, fresh, made)
+        layout = Layout(task.gallery.shape[1], "IP", 2)
+        fits = {
+            "guard": Correction.fit(layout, Blend(), bank, gallery=fitted).measured(fitted),
+            "nnn": Correction.fit(layout, NNN(16), bank).measured(fitted),
+        }
+        measure_guard(tally, fits, fitted, fresh, made)
         measure_scan(tally, task, made, rng)
         measure_strength(tally, task, whole, made)
-        measure_fresh(tally, task, bank, order, half)
+        measure_fresh(tally, task, fits["guard"], order, half)
         # A fit of the whole gallery each, of which a few show enough.
         if seed < SEEDS_BEFORE:
             measure_planted_before(tally, task, bank, made)
@@ -196,15 +201,12 @@ def run(name: str, seeds: int) -> dict[str, Any]:
 
 def measure_guard(
     tally: Tally,
-    task: Task,
-    bank: QueryBank,
+    fits: dict[str, Correction],
     fitted: Rows,
     fresh: Rows,
     made: dict[str, tuple[Rows, npt.NDArray[np.float64]]],
 ) -> None:
-    layout = Layout(task.gallery.shape[1], "IP", 2)
-    for guard, estimator in (("guard", Blend()), ("nnn", NNN(16))):
-        correction = Correction.fit(layout, estimator, bank, gallery=fitted).measured(fitted)
+    for guard, correction in fits.items():
         evidence = correction.evidence
         assert evidence is not None
         plain = np.quantile(correction.centred(fitted), 1 - FALSE_ALARMS)
@@ -311,6 +313,13 @@ def measure_strength(
     limit = evidence.limit(FALSE_ALARMS)
     quantile = np.quantile(bias, 1 - FALSE_ALARMS)
     scores = task.query @ task.gallery.T
+    attacks = []
+    for attack in UNIVERSAL:
+        rows, _ = made[attack]
+        _, _, seen = correction.of_written(rows, are_new=True, guarded=True)
+        assert seen is not None
+        assert seen.reaches is not None
+        attacks.append((task.query @ rows.T, seen.biases, seen.reaches))
 
     for strength in SEARCHES:
         rule = correction.guarded(POLICY, strength).hub_strength
@@ -339,13 +348,9 @@ def measure_strength(
             tally.add(f"R@1, {label}", first_is_right(task, corrected))
             best = corrected.max(1)
             tenth = np.partition(corrected, -10, axis=1)[:, -10]
-            for attack in UNIVERSAL:
-                rows, _ = made[attack]
-                _, _, seen = correction.of_written(rows, are_new=True, guarded=True)
-                assert seen is not None
-                assert seen.reaches is not None
-                theirs = np.float32(strength) * stored(way, seen.biases, seen.reaches)
-                hubs = (task.query @ rows.T - theirs).max(1)
+            for of_hubs, biases_of_hubs, reaches_of_hubs in attacks:
+                theirs = np.float32(strength) * stored(way, biases_of_hubs, reaches_of_hubs)
+                hubs = (of_hubs - theirs).max(1)
                 tally.add(f"hub first, {label}", hubs > best)
                 tally.add(f"hub in ten, {label}", hubs > tenth)
 
@@ -358,14 +363,12 @@ def first_is_right(task: Task, corrected: Rows) -> npt.NDArray[np.bool_]:
 def measure_fresh(
     tally: Tally,
     task: Task,
-    bank: QueryBank,
+    plain: Correction,
     order: npt.NDArray[np.int64],
     half: int,
 ) -> None:
     """The same where half of the gallery joins after the fit."""
     fitted = task.gallery[order[:half]]
-    layout = Layout(task.gallery.shape[1], "IP", 2)
-    plain = Correction.fit(layout, Blend(), bank, gallery=fitted).measured(fitted)
     scores = task.query @ task.gallery.T
     for strength in SEARCHES:
         guarded = plain.guarded(POLICY, strength)
