@@ -120,10 +120,12 @@ def test_a_planted_hub_leaves_the_top_ten_at_half_the_strength(lite):
     assert shares["warn"][1.0] <= shares["warn"][None]
 
 
-def test_without_a_guard_nothing_changes_to_the_bit(lite):
+def test_without_a_guard_nothing_changes(lite):
     names = {on_hub: migrated(lite, on_hub) for on_hub in ("off", "warn")}
     keys = range(len(ITEMS))
-    assert np.array_equal(*(stored(lite, name, keys) for name in names.values()))
+    # To the bit in one computation (tests/correction); two migrations cut batches by their time.
+    biases = [stored(lite, name, keys) for name in names.values()]
+    assert biases[0] == pytest.approx(biases[1], abs=1e-6)
     assert lite.store().info(names["off"]).state_of(None).profile.hub_strength is None
     client = lite.hubness_client()
     client.insert(names["off"], rows_of(HUBS, 9000))
