@@ -204,7 +204,7 @@ class HubRefused(StateError):
     key: object = None
     """The key of the first such row; its position in the write where the server makes keys."""
     bias: float = 0.0
-    """Its bias, as it would be stored."""
+    """Its bias, as the estimator gives it, less the mean bias."""
     quantile: float = 0.0
     """The share of the gallery's rows with a bias of at most this one."""
     reach: float | None = None
@@ -214,6 +214,8 @@ class HubRefused(StateError):
     """Numbers of these bank queries, from 0, those with the largest lead first."""
     rows: tuple[int, ...] = ()
     """Positions of all such rows in the write."""
+    queries_of_rows: tuple[tuple[int, ...], ...] = ()
+    """The same as `queries` for each of `rows`, up to the first 100."""
 
 
 class UnknownStateVersion(StateError):

@@ -17,6 +17,7 @@ from milvus_hubness import (
     HubRefused,
     InvalidInput,
     InvalidParameter,
+    MilvusStore,
     QueryBank,
     StateError,
     enable,
@@ -109,6 +110,18 @@ def test_refuse_raises_with_the_evidence_and_writes_nothing(lite, estimator):
         assert error.reach == pytest.approx(above.mean(), abs=0.01)
         assert np.mean(above[list(error.queries)]) > 0.98
         assert len(error.queries) == pytest.approx(above.sum(), abs=4)
+        # Of each refused row, and those of the first are named twice.
+        assert len(error.queries_of_rows) == len(HUBS)
+        assert error.queries_of_rows[0] == error.queries
+        for hub, queries in zip(HUBS, error.queries_of_rows, strict=True):
+            leads = BANK.astype(float) @ hub - means
+            assert set(queries) ^ set(np.flatnonzero(leads > 0)) <= set(
+                np.flatnonzero(np.abs(leads) < 0.02)
+            )
+            # The largest lead first, but for near copies, which share that of their mean.
+            ordered = leads[list(queries)]
+            assert np.corrcoef(ordered, np.sort(ordered)[::-1])[0, 1] > 0.9
+        assert len(set(error.queries_of_rows)) > 1
     assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 0}]
 
     client.insert(name, rows[:20])
@@ -311,6 +324,31 @@ def test_a_held_row_that_somebody_broke_is_named_in_one_line_and_can_be_forgotte
     with pytest.raises(StateError, match=r"^the record 'held/.*: delete it from"):
         client.list_quarantined(name)
     store.drop_records(QUARANTINE, HELD, [second.key])
+
+
+def test_a_write_reads_nothing_of_a_quarantine_that_may_be_large(lite, monkeypatch):
+    name, client = guarded(lite, "quarantine")
+    long = [{**row, "note": "é" * 90_000} for row in rows_of(HUBS[:1], 9000)]
+    with monkeypatch.context() as patch:
+
+        def refused(*_):
+            raise AssertionError("the quarantine was read")
+
+        patch.setattr(MilvusStore, "records", refused)
+        patch.setattr(MilvusStore, "record", refused)
+        client.insert(name, long)
+        client.insert(name, rows_of(HUBS[1:2], 9001))
+        # A later version with fewer parts takes the place of the first one.
+        client.upsert(name, rows_of(HUBS[2:3], 9000))
+
+    first, second = client.list_quarantined(name)
+    assert (first["key"], second["key"]) == (9001, 9000)
+    assert second["row"]["note"] == "n0"
+    assert np.array_equal(second["row"]["vector"], HUBS[2])
+    assert client.drop_quarantined(name, [9000]) == 1
+    records = lite.store().records(QUARANTINE, HELD)
+    left = [json.loads(record.body) for record in records]
+    assert [body["key"] for body in left if body["collection"] == name] == [9001]
 
 
 def test_a_write_of_held_rows_alone_writes_nothing(lite):

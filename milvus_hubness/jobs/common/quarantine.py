@@ -53,6 +53,8 @@ class _Body(FrozenModel):
     at: Moment
     partition: Text = ""
     part: Count
+    parts: Count
+    """The number of parts; a record of a later part is left over from a former version of the row."""
     text: str
     """A part of the row as JSON."""
 
@@ -72,6 +74,8 @@ class HeldRow(FrozenModel):
     """The partition for it; empty for the default one."""
     text: str
     """The row as JSON."""
+    record_keys: tuple[Text, ...] = ()
+    """The keys of its records in the quarantine; none before it is there."""
 
     @classmethod
     def of(
@@ -119,11 +123,13 @@ def make_quarantine(store: Store) -> None:
 
 
 def hold_rows(rows: Sequence[HeldRow], store: Store) -> None:
-    """Put rows into the quarantine; a former row of the same key and collection is replaced."""
+    """Put rows into the quarantine; a former row of the same key and collection is replaced.
+
+    It reads nothing: the quarantine may be large. Parts that only the former row had are ignored, and
+    go with the row.
+    """
     # One write may have a key twice: the last one counts.
     rows = list({row.id: row for row in rows}.values())
-    # A former row may have had more parts.
-    _drop(store, rows)
     store.put_records(QUARANTINE, [record for row in rows for record in _records_of(row)])
 
 
@@ -133,15 +139,12 @@ def held_rows(store: Store, info: CollectionInfo, requested: str) -> list[HeldRo
     requested: the name that the caller used.
     """
     names = {requested, info.name, *info.aliases}
-    bodies = [
-        (record.key.rpartition("/")[0], _body_in(record))
-        for record in store.records(QUARANTINE, HELD)
-    ]
-    ordered = sorted(bodies, key=lambda named: (named[0], named[1].part))
+    # In the order of their keys: by row, and then by part.
+    records = sorted(store.records(QUARANTINE, HELD), key=lambda record: record.key)
     rows: list[HeldRow] = []
-    for identity, parts in groupby(ordered, key=lambda named: named[0]):
-        of_row = [body for _, body in parts]
-        first = of_row[0]
+    for identity, of_row in groupby(records, key=lambda record: record.key.rpartition("/")[0]):
+        keyed = [(record.key, _body_in(record)) for record in of_row]
+        first = keyed[0][1]
         if first.collection in names:
             rows.append(
                 HeldRow(
@@ -150,7 +153,8 @@ def held_rows(store: Store, info: CollectionInfo, requested: str) -> list[HeldRo
                     key=first.key,
                     at=first.at,
                     partition=first.partition,
-                    text="".join(body.text for body in of_row),
+                    text="".join(body.text for _, body in keyed if body.part < first.parts),
+                    record_keys=tuple(key for key, _ in keyed),
                 )
             )
     return sorted(rows, key=lambda row: (row.at, row.id))
@@ -173,8 +177,10 @@ def chosen_rows(rows: Iterable[HeldRow], keys: Sequence[str], collection: str) -
 
 
 def drop_held(store: Store, rows: Sequence[HeldRow]) -> None:
-    """Remove rows from the quarantine."""
-    _drop(store, rows)
+    """Remove rows, as `held_rows` returned them, from the quarantine."""
+    keys = [key for row in rows for key in row.record_keys]
+    if keys:
+        store.drop_records(QUARANTINE, HELD, keys)
 
 
 def _body_in(record: Record) -> _Body:
@@ -185,17 +191,6 @@ def _body_in(record: Record) -> _Body:
         f"the record {shown(record.key)!r}",
         f"delete it from {QUARANTINE!r}",
     )
-
-
-def _drop(store: Store, rows: Sequence[HeldRow]) -> None:
-    wanted = {row.id for row in rows}
-    keys = [
-        record.key
-        for record in store.records(QUARANTINE, HELD)
-        if record.key.rpartition("/")[0] in wanted
-    ]
-    if keys:
-        store.drop_records(QUARANTINE, HELD, keys)
 
 
 def _records_of(row: HeldRow) -> list[Record]:
@@ -209,6 +204,7 @@ def _records_of(row: HeldRow) -> list[Record]:
             at=row.at,
             partition=row.partition,
             part=part,
+            parts=len(starts),
             text=row.text[start : start + PART_CHARACTERS],
         )
         records.append(Record(f"{row.id}/{part:06d}", HELD, body.model_dump_json()))

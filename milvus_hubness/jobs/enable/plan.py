@@ -508,7 +508,15 @@ def _fitted(
     estimator = joined_with(choice.estimator, request.prior, chosen)
     rows = FitRows.of(gallery.vectors, gallery.items, chosen, kinds.rule)
     bank = grouped(gallery.layout, request.bank, gallery.vectors)
-    banks = (estimator, bank, request.target_bank, choice.strength, chosen, kinds.rule)
+    banks = (
+        estimator,
+        bank,
+        request.target_bank,
+        choice.strength,
+        chosen,
+        kinds.rule,
+        request.guard,
+    )
 
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None

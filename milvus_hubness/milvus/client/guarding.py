@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.guard import Evidence, RowEvidence
 
 QUERIES_NAMED = 1_000
-"""Most bank queries that an error names."""
+"""Most bank queries that an error names for a row."""
+
+ROWS_NAMED = 100
+"""Most rows for which an error names queries."""
 
 QUARANTINED = "quarantined"
 """The key of an answer with the positions of the rows of a write that were held back."""
@@ -103,13 +106,14 @@ def stopped_rows(
     if not positions:
         return []
 
-    first = positions[0]
     error = _refusal(collection, state, evidence, watched, positions, name_of)
-    kind = None if watched.kinds is None else watched.kinds[first : first + 1]
-    answered = watched.correction.answered(vectors[first], kind)
-    error.queries = tuple(answered[:QUERIES_NAMED].tolist())
     if state.on_hub == "refuse" or (state.on_hub == "quarantine" and not holds):
         watched.counts.add(refused=len(positions))
+        some = positions[:ROWS_NAMED]
+        kinds = None if watched.kinds is None else watched.kinds[some]
+        answered = watched.correction.answered(vectors[some], kinds)
+        error.queries_of_rows = tuple(tuple(of[:QUERIES_NAMED].tolist()) for of in answered)
+        error.queries = error.queries_of_rows[0]
         raise error
 
     log.warning("%s", error)
@@ -128,7 +132,7 @@ def _refusal(
     positions: list[int],
     name_of: Callable[[int], Any],
 ) -> HubRefused:
-    """Return the error about rows at these positions, without the queries of the first one."""
+    """Return the error about rows at these positions, without the queries that they answer."""
     first = positions[0]
     bias = float(watched.rows.biases[first])
     quantile = evidence.bias_quantile(bias)

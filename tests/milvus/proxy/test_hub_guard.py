@@ -1,10 +1,14 @@
 """The hub guard for clients of the proxy, which know nothing of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import Blend, MigrationOptions, QueryBank, migrate, plan_migration
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from tests.support.planted import DIM, centroid, gallery, genuine
 
@@ -47,3 +51,29 @@ def test_a_hub_is_held_back(lite, shop):
     assert np.allclose(held[0]["row"]["vector"], HUBS[0])
     assert client.behind.release_quarantined(shop, [9001]) == 1
     assert len(client.get(shop, ids=[9000, 9001])) == 1
+
+
+def test_a_hub_that_is_let_in_gets_the_bias_that_a_job_would_store(lite):
+    client, name = lite.client(), lite.name()
+    client.create_collection(name, dimension=DIM, metric_type="COSINE", consistency_level="Strong")
+    client.insert(name, rows_of(ITEMS, 0))
+    plan = plan_migration(
+        lite.store(), name, QueryBank(BANK), estimator=Blend(), on_hub="warn", verdict="skip"
+    )
+    plan = replace(plan, strength=0.5)
+    shop = migrate(lite.store(), plan, MigrationOptions(no_writers=True)).target
+    proxied = lite.hubness_client()
+    proxied.insert(shop, rows_of(HUBS, 9000))
+
+    store = lite.store()
+    state = store.info(shop).state_of(None)
+    correction = load_correction(store, state, state.profile)
+    rows = BiasBackend(store, store.info(shop), state).read([9000, 9001], None)
+    expected, _ = correction.of_rows(HUBS, are_new=True)
+    plain, _ = replace(correction, hub_strength=None).of_rows(HUBS, are_new=True)
+    assert rows.biases[:, state.profile.slot] == pytest.approx(expected, rel=1e-5)
+    assert (expected > 2 * plain).all()
+
+    queries = [query.tolist() for query in USERS]
+    hits = proxied.search(shop, data=queries, limit=10)
+    assert np.mean([any(row["id"] >= 9000 for row in answers) for answers in hits]) < 0.05
