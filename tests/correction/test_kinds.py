@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.arrays import rows_as_text, rows_in
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
@@ -24,8 +25,6 @@ from milvus_hubness.correction.kinds import (
     expect_factor,
     expect_room,
     kinds_from,
-    rows_as_text,
-    rows_in,
     rule_of_field,
 )
 from milvus_hubness.correction.prior import Items

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,7 @@ from milvus_hubness.correction.codec.arrays import (
     lost,
     matrix,
     mean_in,
+    rows_in,
 )
 from milvus_hubness.errors import (
     InvalidInput,
@@ -44,6 +47,15 @@ MOST_SCALES = 2.0**20
 """Largest offset, in units of scale². A measured one is at most 2."""
 LARGEST_SPREAD = 64
 """Most columns of one number after the vector."""
+
+
+class _KindColumns(NamedTuple):
+    """What queries are multiplied with for the columns of kinds; 1/h is in both."""
+
+    directions: Floats
+    """(d, K + 1): νk − κ·(μk − μ), whose products with q − κ·μq are sent."""
+    added: np.float32
+    """κ·⟨μq, μ⟩, added to each."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,9 @@ class Layout:
     kind_scale: float = 1.0
     """h, a power of two: the number of a row in the column of its kind. Its square is in the inner
     product of two stored vectors of one kind, so it is small against their lengths."""
+    kind_offsets: str = ""
+    """ν1 … νK as `rows_as_text`: a row of kind k is stored less νk, and one without a kind as it is.
+    Empty if all are stored as they are."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -152,6 +167,10 @@ class Layout:
                 "columns for kinds are for IP and COSINE, with a spread of 1: got "
                 f"{self.metric} and {self.spread}"
             )
+        if self.kind_offsets and not self.kinds:
+            raise InvalidParameter("offsets of kinds need columns for the kinds, of which it has 0")
+        # It raises if the text has no offset for each kind.
+        _ = self._offsets
 
     def _validate_hints(self) -> None:
         if (self.pull or self.length_pull) and not self.anchor:
@@ -214,6 +233,19 @@ class Layout:
         the slots.
         """
         return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
+
+    @cached_property
+    def _offsets(self) -> Floats:
+        """(K + 1, d): ν1 … νK, and zeros for rows without a kind."""
+        offsets = np.zeros((self.kinds + 1, self.dim), np.float32)
+        if self.kind_offsets:
+            offsets[:-1] = rows_in(self.kind_offsets, self.kinds, self.dim)
+        return offsets
+
+    def offsets_of(self, kinds: npt.ArrayLike) -> Floats:
+        """Return what rows of these kinds (n,) are stored less of, (n, d)."""
+        # −1, a row without a kind, is the last.
+        return self._offsets[np.asarray(kinds, np.int64)]
 
     @property
     def spare(self) -> int:
@@ -336,17 +368,15 @@ class Layout:
             )
 
         stored = np.zeros((len(rows), self.width), np.float32)
-        if self.metric == "COSINE":
-            stored[:, : self.dim] = self._unit(rows)
-        else:
-            stored[:, : self.dim] = self.without_mean(rows)
+        numbers = np.full(len(rows), -1) if kinds is None else kinds
+        stored[:, : self.dim] = self.without_offsets(self.without_mean(self.scaled(rows)), numbers)
         if self.metric == "L2":
             self._set_half_squares(stored, rows)
 
         in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
         by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
-        self._set_kinds(stored, np.full(len(rows), -1) if kinds is None else kinds)
+        self._set_kinds(stored, numbers)
 
         # Last, because the graph hint column follows from the slots.
         return self._set_hints(stored, locality_hints)
@@ -373,7 +403,7 @@ class Layout:
         """Return stored vectors with other biases (n,) in the named slots, (n, width).
 
         locality_hints: (n, c) new numbers of the locality hint columns; None leaves them. kinds: (n,)
-        as in `augment`; None leaves those of the rows.
+        as in `augment`; None leaves those of the rows. With offsets, `with_kinds` comes first.
         """
         changed = stored.copy()
         for slot, biases_of_slot in biases.items():
@@ -384,6 +414,16 @@ class Layout:
 
         # Without new biases the graph hint column, which follows from them, stays as it is.
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
+
+    def with_kinds(self, stored: Floats, rows: Floats, kinds: npt.ArrayLike) -> Floats:
+        """Return stored vectors (n, width) with other kinds (n,).
+
+        rows: (n, d), their vectors as `scaled` returns them, without rounding.
+        """
+        changed = stored.copy()
+        changed[:, : self.dim] = self.without_offsets(rows, kinds)
+        self._set_kinds(changed, kinds)
+        return changed
 
     def _set_kinds(self, stored: Floats, kinds: npt.ArrayLike) -> None:
         """Set the columns of kinds (n,) of stored vectors, in place."""
@@ -415,7 +455,7 @@ class Layout:
         """
         if not self.locality_hints:
             return np.zeros(len(stored), np.bool_)
-        vectors = stored[:, : self.dim]
+        vectors = self.with_offsets(stored)
         could = vectors.any(axis=1) & ~self.invalid(vectors)
         return could & ~self.held_locality_hints(stored).any(axis=1)
 
@@ -452,11 +492,8 @@ class Layout:
 
         # The other slots, u and the index hints stay 0: they count in no score.
         query_vectors = np.zeros((len(rows), self.width), np.float32)
-        if self.metric == "COSINE":
-            query_vectors[:, : self.dim] = self._unit(rows)
-        else:
-            query_vectors[:, : self.dim] = self._seen(rows)
-        if kinds is not None:
+        query_vectors[:, : self.dim] = self._seen(self.scaled(rows))
+        if kinds is not None or self.kind_offsets:
             self._compare_by_kind(query_vectors, kinds)
         if self.metric == "L2":
             weight_of_v = -QUERY_SCALE * self.scale / self.spread
@@ -466,13 +503,44 @@ class Layout:
         query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
 
-    def _compare_by_kind(self, query_vectors: Floats, kinds: KindWeights) -> None:
-        """Make augmented queries compare vectors relative to the means of kinds, in place."""
+    def _compare_by_kind(self, query_vectors: Floats, kinds: KindWeights | None) -> None:
+        """Make augmented queries compare vectors relative to the means of kinds, in place.
+
+        kinds: None leaves the means out, so that only the offsets of stored vectors count.
+        """
         # A search of one query spends much of its time here: few operations, and in place.
-        centred = query_vectors[:, : self.dim]
-        centred -= kinds.taken_off
-        products = centred @ kinds.directions
-        query_vectors[:, self._kind_columns] = (kinds.added - products) / self.kind_scale
+        vectors = query_vectors[:, : self.dim]
+        if kinds is None:
+            query_vectors[:, self._kind_columns] = vectors @ self._sent_for_offsets
+            return
+
+        columns = self._sent_by_kind.get(kinds)
+        if columns is None:
+            columns = self._columns_sent(kinds)
+            self._sent_by_kind[kinds] = columns
+        vectors -= kinds.taken_off
+        products = vectors @ columns.directions
+        products += columns.added
+        query_vectors[:, self._kind_columns] = products
+
+    @cached_property
+    def _sent_for_offsets(self) -> Floats:
+        """(d, K + 1): a query's products with them are its numbers in the columns of kinds."""
+        # h is a power of two, so that nothing is rounded.
+        return np.ascontiguousarray(self._offsets.T / np.float32(self.kind_scale))
+
+    def _columns_sent(self, kinds: KindWeights) -> _KindColumns:
+        """Return what a search with these weights sends in the columns of kinds."""
+        directions = (self._offsets.T - kinds.directions) / self.kind_scale
+        added = kinds.added / self.kind_scale
+        return _KindColumns(np.asarray(directions, np.float32), np.float32(added))
+
+    @cached_property
+    def _sent_by_kind(self) -> WeakKeyDictionary[KindWeights, _KindColumns]:
+        """What searches send in the columns of kinds, by their weights: those of nearly all searches
+        are the same.
+        """
+        return WeakKeyDictionary()
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
@@ -569,8 +637,28 @@ class Layout:
         return rows - self._mean.seen_from if self.mean else rows
 
     def without_mean(self, rows: Floats) -> Floats:
-        """Return the rows as they are stored, (n, d)."""
+        """Return the rows less the part of the mean that is not stored, (n, d)."""
         return rows - self.taken_off if self.mean else rows
+
+    def scaled(self, rows: Floats) -> Floats:
+        """Return the rows at the length that the metric compares, (n, d)."""
+        return self._unit(rows) if self.metric == "COSINE" else rows
+
+    def without_offsets(self, rows: Floats, kinds: npt.ArrayLike) -> Floats:
+        """Return rows (n, d) of these kinds (n,) less the offsets of their kinds, as they are stored."""
+        return rows - self.offsets_of(kinds) if self.kind_offsets else rows
+
+    def with_offsets(self, stored: Floats) -> Floats:
+        """Return the vectors of stored rows with the offsets of their kinds, (n, d).
+
+        They are rounded: see `codec.remainders`.
+        """
+        vectors = stored[:, : self.dim]
+        if not self.kind_offsets:
+            return vectors
+        offsets = self.offsets_of(self.held_kinds(stored))
+        # Where nothing was subtracted, −0 and NaN stay as they are.
+        return np.where(offsets == 0, vectors, vectors + offsets)
 
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
         """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""
