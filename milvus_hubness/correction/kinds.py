@@ -7,17 +7,21 @@ without scaling to unit length afterwards):
 
     s(q, r) = ⟨q − μq, r − μk⟩        k = the kind of r
 
-No stored vector changes for it. An item has h in the column of its kind and 0 in the others, and the
-means are sent with the query:
+The means are sent with the query. An item has h in the column of its kind and 0 in the others:
 
-    stored  < r          , b ,  h in the column of k … 0 >
-    sent    < q − κ·μq   , −w , (a − κ·⟨q − κ·μq, μ1 − μ⟩)/h , … , (a − κ·⟨q − κ·μq, μK − μ⟩)/h , a/h … 0 >
+    stored  < r − νk     , b ,  h in the column of k … 0 >
+    sent    < q − κ·μq   , −w , (a + ⟨q − κ·μq, ν1 − κ·(μ1 − μ)⟩)/h , … , a/h … 0 >
 
 μ is the mean of all items: a row without a kind has h in the last of these columns, and counts as an
 average item. a = κ·⟨μq, μ⟩ is in all scores, so that an item at μ has its raw score: what the database
 computes is the score, whatever its rankers, bounds and formulas do with it.
 κ is the factor of a search, `kinds`: 1 by default, 0 leaves kinds out. So kinds and the strength w
 of the biases are apart, and a refresh that renews the means writes no row for them.
+
+νk, the offset of the kind, changes no score. Where kinds lie far apart, few links of a graph lead from
+one to the other, while searches by kind want both: offsets bring the kinds together. They are measured
+once, stay as long as the layout, and are 0 where vectors must stay as they are. float32 rounds r − νk,
+and `codec.remainders` has what that loses.
 
 Under L2 the score contains ½‖r‖², which would change by one number for each row and κ. There are no
 kinds under L2: unit vectors rank alike under COSINE.

@@ -247,7 +247,7 @@ def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
 
 
 def rows_as_text(rows: npt.NDArray[np.floating[Any]]) -> str:
-    """Return rows (m, d) as base64: a float32 scale for each, then int8 numbers.
+    """Return rows (m, d) as base64: a float32 scale for each, then int8 numbers of those that are not 0.
 
     Means need no more digits: queries and biases are computed with the same rounded ones.
     """
@@ -256,22 +256,25 @@ def rows_as_text(rows: npt.NDArray[np.floating[Any]]) -> str:
     scales = scales.astype(np.float32)
     divisors = np.where(scales == 0, 1, scales).astype(np.float64)
     rounded = np.rint(numbers / divisors[:, None]).clip(-LARGEST_NUMBER, LARGEST_NUMBER)
-    content = scales.astype("<f4").tobytes() + rounded.astype(np.int8).tobytes()
+    content = scales.astype("<f4").tobytes() + rounded[scales != 0].astype(np.int8).tobytes()
     return base64.b64encode(content).decode()
 
 
 def rows_in(text: str, count: int, dim: int) -> Floats:
     """Read the text of `rows_as_text`: float32 (count, dim). Raises InvalidParameter."""
     content = _from_base64(text, "means of kinds")
-    if len(content) != count * (4 + dim):
+    scales = np.frombuffer(content[: 4 * count].ljust(4 * count, b"\0"), "<f4")
+    has_numbers = scales != 0
+    if len(content) != 4 * count + dim * has_numbers.sum():
         raise InvalidParameter(
             f"{len(content)} bytes are not {count} means of {dim} dimensions each"
         )
-    scales = np.frombuffer(content, "<f4", count)
     if not np.isfinite(scales).all() or (np.abs(scales) > 1e30).any():
         raise InvalidParameter("means of kinds contain numbers that are not finite, or too large")
-    numbers = np.frombuffer(content, np.int8, offset=4 * count).reshape(count, dim)
-    return np.asarray(numbers * scales[:, None], np.float32)
+    rows = np.zeros((count, dim), np.float32)
+    numbers = np.frombuffer(content, np.int8, offset=4 * count).reshape(-1, dim)
+    rows[has_numbers] = numbers * scales[has_numbers, None]
+    return rows
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]

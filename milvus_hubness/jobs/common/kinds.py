@@ -13,6 +13,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_text, unit_directions
+from milvus_hubness.correction.codec.index_hints import room_beside_kinds
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.kinds import (
@@ -39,10 +40,6 @@ FEWEST_ROWS = 200
 """Fewer rows show no clusters."""
 STARTS = 3
 """Number of starts of k-means, of which the best one counts."""
-MOST_OFFSETS = 6_144
-"""Largest number of numbers in the offsets of all kinds. A migration record, which has 65,535 bytes,
-contains them twice, with the means of the kinds and the directions of the locality hints.
-"""
 FRACTION = 1 / 16
 """Size of the number in the column of a kind, in lengths of an item: two items of one kind get its
 square in their inner product, by which a graph links them.
@@ -265,9 +262,10 @@ def with_kind_offsets(
     they are has few links from one kind to the other, and searches by kind want both.
 
     The kind with the shortest mean stays where it is, so that its rows are stored as they are, and
-    the means of the others come to lie on its mean. vectors: (n, d), a sample. rows: their fields.
+    the means of the others come to lie on its mean. Without room for them in the records of a
+    migration there are none. vectors: (n, d), a sample. rows: their fields.
     """
-    if rule is None or rule.count * layout.dim > MOST_OFFSETS:
+    if rule is None:
         return layout
 
     valid = ~layout.invalid(vectors)
@@ -285,7 +283,8 @@ def with_kind_offsets(
     offsets = np.zeros((rule.count, layout.dim))
     for kind, mean in means.items():
         offsets[kind] = mean - shortest
-    return replace(layout, kind_offsets=rows_as_text(offsets))
+    moved = replace(layout, kind_offsets=rows_as_text(offsets))
+    return moved if room_beside_kinds(moved) else layout
 
 
 def suited_to_kinds(estimator: Estimator) -> Estimator:
