@@ -53,9 +53,9 @@ class _KindColumns(NamedTuple):
     """What queries are multiplied with for the columns of kinds; 1/h is in both."""
 
     directions: Floats
-    """(d, K + 1): νk − κ·(μk − μ), whose products with q − κ·μq are sent."""
-    added: np.float32
-    """κ·⟨μq, μ⟩, added to each."""
+    """(d, K + 1): νk − κ·(μk − μ)."""
+    added: Floats
+    """(K + 1,): κ·⟨μq, μ⟩ less the products of κ·μq with the directions."""
 
 
 @dataclass(frozen=True)
@@ -492,9 +492,11 @@ class Layout:
 
         # The other slots, u and the index hints stay 0: they count in no score.
         query_vectors = np.zeros((len(rows), self.width), np.float32)
-        query_vectors[:, : self.dim] = self._seen(self.scaled(rows))
+        vectors = self._seen(self.scaled(rows))
         if kinds is not None or self.kind_offsets:
-            self._compare_by_kind(query_vectors, kinds)
+            self._set_by_kind(query_vectors, vectors, kinds)
+        else:
+            query_vectors[:, : self.dim] = vectors
         if self.metric == "L2":
             weight_of_v = -QUERY_SCALE * self.scale / self.spread
             query_vectors[:, self.dim + 1 : self.first_slot] = weight_of_v
@@ -503,25 +505,26 @@ class Layout:
         query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
 
-    def _compare_by_kind(self, query_vectors: Floats, kinds: KindWeights | None) -> None:
-        """Make augmented queries compare vectors relative to the means of kinds, in place.
+    def _set_by_kind(
+        self, query_vectors: Floats, vectors: Floats, kinds: KindWeights | None
+    ) -> None:
+        """Set the vectors (m, d) and the columns of kinds of augmented queries, in place.
 
         kinds: None leaves the means out, so that only the offsets of stored vectors count.
         """
         # A search of one query spends much of its time here: few operations, and in place.
-        vectors = query_vectors[:, : self.dim]
         if kinds is None:
+            query_vectors[:, : self.dim] = vectors
             query_vectors[:, self._kind_columns] = vectors @ self._sent_for_offsets
             return
 
-        columns = self._sent_by_kind.get(kinds)
-        if columns is None:
-            columns = self._columns_sent(kinds)
-            self._sent_by_kind[kinds] = columns
-        vectors -= kinds.taken_off
-        products = vectors @ columns.directions
-        products += columns.added
-        query_vectors[:, self._kind_columns] = products
+        sent = self._sent_by_kind.get(kinds)
+        if sent is None:
+            sent = self._sent_for(kinds)
+            self._sent_by_kind[kinds] = sent
+        np.subtract(vectors, kinds.taken_off, out=query_vectors[:, : self.dim])
+        products = vectors @ sent.directions
+        np.add(products, sent.added, out=query_vectors[:, self._kind_columns])
 
     @cached_property
     def _sent_for_offsets(self) -> Floats:
@@ -529,11 +532,12 @@ class Layout:
         # h is a power of two, so that nothing is rounded.
         return np.ascontiguousarray(self._offsets.T / np.float32(self.kind_scale))
 
-    def _columns_sent(self, kinds: KindWeights) -> _KindColumns:
+    def _sent_for(self, kinds: KindWeights) -> _KindColumns:
         """Return what a search with these weights sends in the columns of kinds."""
         directions = (self._offsets.T - kinds.directions) / self.kind_scale
-        added = kinds.added / self.kind_scale
-        return _KindColumns(np.asarray(directions, np.float32), np.float32(added))
+        # Of the query less its mean, whose part is the same in all searches.
+        added = kinds.added / self.kind_scale - kinds.taken_off.astype(np.float64) @ directions
+        return _KindColumns(np.asarray(directions, np.float32), np.asarray(added, np.float32))
 
     @cached_property
     def _sent_by_kind(self) -> WeakKeyDictionary[KindWeights, _KindColumns]:
