@@ -10,7 +10,8 @@ of kinds. Each copy is compared with the exact answers of the rows that it store
 A search is timed in rounds through HubnessClient, the copies one after the other in an order drawn by chance; what
 counts is the median of the rounds' ratios, with its 95% interval by the sign test. The time of the client is that of
 `encode_query` alone, in CPU time. The same rows are then searched under FAISS HNSW, which counts distances, with other
-sizes h of the number in a kind's column, and without the offsets of kinds. --faiss: on Milvus Lite in place of the server, without times of searches.
+sizes h of the number in a kind's column, and without the offsets of kinds. --faiss: on Milvus Lite in place of the
+server, without times of searches.
 
 Exits with 1 where a search takes more than 3% longer with kinds, or recall is lower by more than 0.01 at any ef.
 """

@@ -25,7 +25,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -134,6 +134,15 @@ class Mean(NamedTuple):
     """(d,): a, in each dimension the number of c, or 0."""
 
 
+class KindColumns(NamedTuple):
+    """What a layout sends in the columns of kinds, of a query's product; 1/h is in both."""
+
+    directions: Floats
+    """(d, K + 1): νk − κ·(μk − μ), which the query is multiplied with."""
+    added: Floats
+    """(K + 1,): κ·⟨μq, μ⟩ less the products of κ·μq with the directions."""
+
+
 @dataclass(frozen=True, eq=False)
 class KindWeights:
     """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
@@ -145,6 +154,9 @@ class KindWeights:
     without a kind, which count as average items."""
     added: float
     """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
+    sent: dict[tuple[str, float], KindColumns] = field(default_factory=dict, repr=False)
+    """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
+    weights."""
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:

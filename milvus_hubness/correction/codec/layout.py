@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +17,7 @@ from milvus_hubness.correction.codec.arrays import (
     QUERY_SCALE,
     UNIT_TOLERANCE,
     Floats,
+    KindColumns,
     KindWeights,
     Mean,
     Metric,
@@ -47,15 +46,6 @@ MOST_SCALES = 2.0**20
 """Largest offset, in units of scale². A measured one is at most 2."""
 LARGEST_SPREAD = 64
 """Most columns of one number after the vector."""
-
-
-class _KindColumns(NamedTuple):
-    """What queries are multiplied with for the columns of kinds; 1/h is in both."""
-
-    directions: Floats
-    """(d, K + 1): νk − κ·(μk − μ)."""
-    added: Floats
-    """(K + 1,): κ·⟨μq, μ⟩ less the products of κ·μq with the directions."""
 
 
 @dataclass(frozen=True)
@@ -518,10 +508,10 @@ class Layout:
             query_vectors[:, self._kind_columns] = vectors @ self._sent_for_offsets
             return
 
-        sent = self._sent_by_kind.get(kinds)
+        form = (self.kind_offsets, self.kind_scale)
+        sent = kinds.sent.get(form)
         if sent is None:
-            sent = self._sent_for(kinds)
-            self._sent_by_kind[kinds] = sent
+            sent = kinds.sent[form] = self._sent_for(kinds)
         np.subtract(vectors, kinds.taken_off, out=query_vectors[:, : self.dim])
         products = vectors @ sent.directions
         np.add(products, sent.added, out=query_vectors[:, self._kind_columns])
@@ -532,19 +522,12 @@ class Layout:
         # h is a power of two, so that nothing is rounded.
         return np.ascontiguousarray(self._offsets.T / np.float32(self.kind_scale))
 
-    def _sent_for(self, kinds: KindWeights) -> _KindColumns:
+    def _sent_for(self, kinds: KindWeights) -> KindColumns:
         """Return what a search with these weights sends in the columns of kinds."""
         directions = (self._offsets.T - kinds.directions) / self.kind_scale
         # Of the query less its mean, whose part is the same in all searches.
         added = kinds.added / self.kind_scale - kinds.taken_off.astype(np.float64) @ directions
-        return _KindColumns(np.asarray(directions, np.float32), np.asarray(added, np.float32))
-
-    @cached_property
-    def _sent_by_kind(self) -> WeakKeyDictionary[KindWeights, _KindColumns]:
-        """What searches send in the columns of kinds, by their weights: those of nearly all searches
-        are the same.
-        """
-        return WeakKeyDictionary()
+        return KindColumns(np.asarray(directions, np.float32), np.asarray(added, np.float32))
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
