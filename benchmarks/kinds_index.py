@@ -373,9 +373,7 @@ def markdown(results: dict[str, Any]) -> str:
                 f"{cells[str(width)]['recall']:.3f}; {cells[str(width)]['distances']:,.0f}"
                 for width in WIDTHS
             ]
-            sizes.append(
-                [task, form if form in ("default", *FORMS) else f"h = {form}", *shown]
-            )
+            sizes.append([task, form if form in ("default", *FORMS) else f"h = {form}", *shown])
     heads = [f"ef {width}" for width in WIDTHS]
     return "\n\n".join(
         [

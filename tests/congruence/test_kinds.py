@@ -319,9 +319,7 @@ def test_a_copy_that_a_refresh_makes_is_read_back_bit_for_bit(backend):
     result = refresh(mixed.store, mixed.name, **options)
     assert result.action == "rebuilt"
     wanted = {key: item.tobytes() for key, item in mixed.items.items()}
-    assert all(
-        read == wanted for read in read_by(mixed.client, mixed.name, mixed.items).values()
-    )
+    assert all(read == wanted for read in read_by(mixed.client, mixed.name, mixed.items).values())
     mixed.assert_found()
 
 
@@ -332,7 +330,7 @@ def test_a_broken_remainder_is_one_line(backend):
     batch = mixed.store.get(mixed.name, [4], "vector")
     batch.rows[0]["hubness_remainder"] = "no text of ours"
     mixed.store.upsert(mixed.name, batch, "vector")
-    with pytest.raises(StateError, match="'hubness_remainder' of a row is broken.*write the row"):
+    with pytest.raises(StateError, match=r"'hubness_remainder' of a row is broken.*write the row"):
         mixed.client.get(mixed.name, ids=[4])
     mixed.client.upsert(mixed.name, [mixed.row(4)])
     assert mixed.client.get(mixed.name, ids=[4])[0]["vector"] == mixed.items[4].tolist()

@@ -121,9 +121,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
-        return reasons + self._taken_keys(
-            source, [name + suffix for name in HIDDEN_FIELDS]
-        )
+        return reasons + self._taken_keys(source, [name + suffix for name in HIDDEN_FIELDS])
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
         """Return the reason why rows cannot get fields of

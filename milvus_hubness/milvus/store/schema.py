@@ -13,9 +13,9 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, HIDDEN_FIELDS
-from milvus_hubness.correction.codec.remainders import longest_remainder
 from milvus_hubness.correction.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.correction.codec.quantisation import spread_for
+from milvus_hubness.correction.codec.remainders import longest_remainder
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.ownership import side_helper
