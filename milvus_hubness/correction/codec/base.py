@@ -410,16 +410,12 @@ class VectorCodec(RowCodec):
         return rows
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        changed = self._hidden(biases, len(columns[self.field]))
         moved = self._moved(columns, biases.kinds)
-        changed |= moved
-        changed[self.field] = self.layout.with_biases(
-            moved.get(self.field, columns[self.field]),
-            biases.by_slot,
-            biases.locality_hints,
-            biases.kinds,
+        stored: Floats = moved.get(self.field, columns[self.field])
+        augmented = self.layout.with_biases(
+            stored, biases.by_slot, biases.locality_hints, biases.kinds
         )
-        return changed
+        return {**moved, self.field: augmented, **self._hidden(biases, len(augmented))}
 
     def _moved(self, columns: Columns, kinds: npt.NDArray[np.int64] | None) -> Columns:
         """Return the columns that change where rows get other kinds (n,): they are stored less other

@@ -276,8 +276,8 @@ def rows_measured(
     return 0
 
 
-def room_beside_kinds(layout: Layout) -> int:
-    """Return the characters that a migration record has left beside the kinds of a layout.
+def room_for_hints(layout: Layout) -> int:
+    """Return the characters that a migration record has left for hints with the kinds of a layout.
 
     It has the offsets twice, and the means at most three times, as a refit has former and new ones.
     """
@@ -294,7 +294,7 @@ def _hint_columns(layout: Layout, spare: int) -> int:
     """Return how many locality hint columns a layout can have in its `spare` columns."""
     count = min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
     if layout.kinds:
-        count = min(count, room_beside_kinds(layout) // characters_of(2 * layout.dim))
+        count = min(count, room_for_hints(layout) // characters_of(2 * layout.dim))
     return count
 
 

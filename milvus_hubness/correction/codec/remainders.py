@@ -32,7 +32,7 @@ def longest_remainder(dim: int) -> int:
 
 def remainders(rows: Floats, read: Floats) -> list[str]:
     """Return the text of each row of float32 (n, d) that differs from what is read back, (n, d)."""
-    # Differences of unsigned integers wrap around, so that they exist for all bit patterns.
+    # Differences of unsigned integers exist for all bit patterns: they are modulo 2³².
     differences = (_bits(rows) - _bits(read)).view(np.int32)
     # 0, −1, 1, −2, … become 0, 1, 2, 3, …: the upper bytes of small ones are 0, and stand together.
     unsigned = ((differences << 1) ^ (differences >> 31)).view(np.uint32)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_text, unit_directions
-from milvus_hubness.correction.codec.index_hints import room_beside_kinds
+from milvus_hubness.correction.codec.index_hints import room_for_hints
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.kinds import (
@@ -284,7 +284,7 @@ def with_kind_offsets(
     for kind, mean in means.items():
         offsets[kind] = mean - shortest
     moved = replace(layout, kind_offsets=rows_as_text(offsets))
-    return moved if room_beside_kinds(moved) else layout
+    return moved if room_for_hints(moved) else layout
 
 
 def suited_to_kinds(estimator: Estimator) -> Estimator:

@@ -174,7 +174,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return milvus_schema.takes_locality_hints(source.vector_fields[field])
 
     def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
-        # Half precision would round the difference again, and more than a float32 text can mend.
+        # Half precision would round the difference once more.
         return source.vector_fields[field].dtype == "float32"
 
     def units_moved(self) -> int:
