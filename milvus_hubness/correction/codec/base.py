@@ -411,7 +411,7 @@ class VectorCodec(RowCodec):
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
         moved = self._moved(columns, biases.kinds)
-        stored: Floats = moved.get(self.field, columns[self.field])
+        stored: Floats = {**columns, **moved}[self.field]
         augmented = self.layout.with_biases(
             stored, biases.by_slot, biases.locality_hints, biases.kinds
         )
