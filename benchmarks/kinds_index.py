@@ -10,7 +10,8 @@ of kinds. Each copy is compared with the exact answers of the rows that it store
 A search is timed in rounds through HubnessClient, the copies one after the other in an order drawn by chance; what
 counts is the median of the rounds' ratios, with its 95% interval by the sign test. The time of the client is that of
 `encode_query` alone, in CPU time. The same rows are then searched under FAISS HNSW, which counts distances, with other
-sizes h of the number in a kind's column. --faiss: on Milvus Lite in place of the server, without times of searches.
+sizes h of the number in a kind's column, and without the offsets of kinds. --faiss: on Milvus Lite in place of the
+server, without times of searches.
 
 Exits with 1 where a search takes more than 3% longer with kinds, or recall is lower by more than 0.01 at any ef.
 """
@@ -54,7 +55,9 @@ ROUNDS = {1: 300, 100: 40}
 """Queries of one request, and how often it is timed."""
 SIZES = (0.25, 1, 4)
 """Of the number h of a kind, in multiples of the one that a migration chooses."""
-LESS_MEANS, WITHOUT = "vectors less the means", "kinds=0"
+NO_OFFSETS, LESS_MEANS = "vectors as they are", "vectors less the means"
+WITHOUT = "kinds=0"
+FORMS = (NO_OFFSETS, LESS_MEANS, WITHOUT)
 """Forms beside the sizes."""
 BATCH = 2_000
 SETTLING_SECONDS = 10
@@ -278,12 +281,18 @@ def by_size(copies: dict[str, Copy], found: Gallery) -> dict[str, Any]:
         state = by_kind.state.model_copy(update={"layout": other})
         stored = other.augment(found.items, *parts)
         results[f"{other.kind_scale:g}"] = in_faiss(by_kind, stored, encoded(state, found.queries))
-    # The same ranking from vectors less the means: the numbers of kinds are in the products then.
+    # The same ranking without the offsets that bring the kinds together.
+    plain = replace(layout, kind_offsets="")
+    state = by_kind.state.model_copy(update={"layout": plain})
+    stored = plain.augment(found.items, *parts)
+    results[NO_OFFSETS] = in_faiss(by_kind, stored, encoded(state, found.queries))
+
+    # The same from vectors less the means: the numbers of kinds are in the products then.
     kinds = by_kind.state.kinds_of(by_kind.state.profile)
     assert kinds is not None
     columns = slice(layout.dim, layout.dim + layout.kinds + 1)
     stored, query_vectors = by_kind.stored.copy(), by_kind.query_vectors.copy()
-    stored[:, : layout.dim] = kinds.centred_items(stored[:, : layout.dim], parts[2])
+    stored[:, : layout.dim] = kinds.centred_items(layout.scaled(found.items), parts[2])
     stored[:, columns] = query_vectors[:, columns] = 0
     results[LESS_MEANS] = in_faiss(by_kind, stored, query_vectors)
 
@@ -364,9 +373,7 @@ def markdown(results: dict[str, Any]) -> str:
                 f"{cells[str(width)]['recall']:.3f}; {cells[str(width)]['distances']:,.0f}"
                 for width in WIDTHS
             ]
-            sizes.append(
-                [task, form if form in ("default", LESS_MEANS, WITHOUT) else f"h = {form}", *shown]
-            )
+            sizes.append([task, form if form in ("default", *FORMS) else f"h = {form}", *shown])
     heads = [f"ef {width}" for width in WIDTHS]
     return "\n\n".join(
         [

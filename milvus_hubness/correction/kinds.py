@@ -7,17 +7,21 @@ without scaling to unit length afterwards):
 
     s(q, r) = ⟨q − μq, r − μk⟩        k = the kind of r
 
-No stored vector changes for it. An item has h in the column of its kind and 0 in the others, and the
-means are sent with the query:
+The means are sent with the query. An item has h in the column of its kind and 0 in the others:
 
-    stored  < r          , b ,  h in the column of k … 0 >
-    sent    < q − κ·μq   , −w , (a − κ·⟨q − κ·μq, μ1 − μ⟩)/h , … , (a − κ·⟨q − κ·μq, μK − μ⟩)/h , a/h … 0 >
+    stored  < r − νk     , b ,  h in the column of k … 0 >
+    sent    < q − κ·μq   , −w , (a + ⟨q − κ·μq, ν1 − κ·(μ1 − μ)⟩)/h , … , a/h … 0 >
 
 μ is the mean of all items: a row without a kind has h in the last of these columns, and counts as an
 average item. a = κ·⟨μq, μ⟩ is in all scores, so that an item at μ has its raw score: what the database
 computes is the score, whatever its rankers, bounds and formulas do with it.
 κ is the factor of a search, `kinds`: 1 by default, 0 leaves kinds out. So kinds and the strength w
 of the biases are apart, and a refresh that renews the means writes no row for them.
+
+νk, the offset of the kind, changes no score. Where kinds lie far apart, few links of a graph lead from
+one to the other, while searches by kind want both: offsets bring the kinds together. They are measured
+once, stay as long as the layout, and are 0 where vectors must stay as they are. float32 rounds r − νk,
+and `codec.remainders` has what that loses.
 
 Under L2 the score contains ½‖r‖², which would change by one number for each row and κ. There are no
 kinds under L2: unit vectors rank alike under COSINE.
@@ -38,7 +42,13 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field, model_validator
 
 from milvus_hubness.basics.bounds import FrozenModel, Name, Number, shown
-from milvus_hubness.correction.codec.arrays import Floats, KindWeights, unit_directions
+from milvus_hubness.correction.codec.arrays import (
+    Floats,
+    KindWeights,
+    rows_as_text,
+    rows_in,
+    unit_directions,
+)
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
@@ -75,8 +85,6 @@ not know which topic a query has. The clusters of galleries of one kind have 0.0
 clusters are the kinds of a gallery they have 3.6 to 11.5 (`benchmarks.mixed`).
 """
 
-LARGEST_INT8 = 127
-
 LONGEST_VALUE = 255
 """Most characters of a text that names a kind: longer ones are descriptions."""
 
@@ -96,34 +104,6 @@ def _valid_text(text: str) -> str:
 
 
 RowsAsText = Annotated[str, AfterValidator(_valid_text)]
-
-
-def rows_as_text(rows: npt.NDArray[np.floating[Any]]) -> str:
-    """Return rows (m, d) as base64: a float32 scale for each, then int8 numbers.
-
-    Means need no more digits: queries and biases are computed with the same rounded ones.
-    """
-    numbers = np.asarray(rows, np.float64)
-    scales = np.abs(numbers).max(axis=1, initial=0.0) / LARGEST_INT8
-    scales = scales.astype(np.float32)
-    divisors = np.where(scales == 0, 1, scales).astype(np.float64)
-    rounded = np.rint(numbers / divisors[:, None]).clip(-LARGEST_INT8, LARGEST_INT8)
-    content = scales.astype("<f4").tobytes() + rounded.astype(np.int8).tobytes()
-    return base64.b64encode(content).decode()
-
-
-def rows_in(text: str, count: int, dim: int) -> Floats:
-    """Read the text of `rows_as_text`: float32 (count, dim). Raises InvalidParameter."""
-    content = base64.b64decode(text)
-    if len(content) != count * (4 + dim):
-        raise InvalidParameter(
-            f"{len(content)} bytes are not {count} means of {dim} dimensions each"
-        )
-    scales = np.frombuffer(content, "<f4", count)
-    if not np.isfinite(scales).all() or (np.abs(scales) > 1e30).any():
-        raise InvalidParameter("means of kinds contain numbers that are not finite, or too large")
-    numbers = np.frombuffer(content, np.int8, offset=4 * count).reshape(count, dim)
-    return np.asarray(numbers * scales[:, None], np.float32)
 
 
 class KindRule(FrozenModel):

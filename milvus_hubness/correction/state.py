@@ -375,6 +375,8 @@ class CollectionState(FrozenModel):
         count = self.kinds.count if self.kinds is not None else 0
         if self.layout.kinds != count:
             raise InvalidParameter(f"layout.kinds is {self.layout.kinds}, for {count} kinds")
+        if self.layout.kind_offsets and self.dtype != "float32":
+            raise InvalidParameter(f"layout.kind_offsets are for float32, not for {self.dtype}")
         if count and self.reranking is not None:
             raise InvalidParameter("kinds and reranking are both set: candidates have no kinds")
 

@@ -18,6 +18,7 @@ from milvus_hubness import (
     rollback,
     status,
 )
+from milvus_hubness.errors import StateError
 from tests.support.bias_fields import WIDTH, with_second_field
 from tests.support.galleries import plain_collection, single_queries, vectors
 
@@ -214,6 +215,125 @@ def test_a_refresh_renews_the_means_and_is_taken_back(backend, where):
     refresh(mixed.store, mixed.name, revert=True, client_ttl=0)
     assert mixed.state.profile.kinds == former
     mixed.assert_found()
+
+
+def read_by(client, name, keys):
+    """The bytes of the user's vectors, {key: bytes} of each way to read them; no hidden field is shown."""
+    where = f"id in {sorted(keys)}"
+    answers = {
+        "query": client.query(name, where, output_fields=["vector"]),
+        "all fields": client.query(name, where, output_fields=["*"]),
+        "get": client.get(name, ids=sorted(keys)),
+    }
+    data = [np.ones(DIM, np.float32)]
+    for fields in (["vector"], ["*"], ["modality", "vector"]):
+        options = {"limit": len(keys), "filter": where, "output_fields": fields}
+        [hits] = client.search(name, data, **options)
+        answers[f"search for {fields}"] = [{"id": hit["id"], **hit["entity"]} for hit in hits]
+    iterator = client.query_iterator(name, 40, filter=where, output_fields=["vector"])
+    answers["iterator"] = [row for page in iter(iterator.next, []) for row in page]
+    for rows in answers.values():
+        assert not {field for row in rows for field in row if field.startswith("hubness")}
+    return {
+        way: {row["id"]: np.array(row["vector"], np.float32).tobytes() for row in rows}
+        for way, rows in answers.items()
+    }
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+def test_rows_of_all_kinds_are_read_back_bit_for_bit(backend, metric):
+    """Numbers far smaller than those of the offset are rounded in the stored vector."""
+    mixed = Mixed(backend, metric)
+    rng = np.random.default_rng(9)
+    for key, item in mixed.items.items():
+        item *= (10.0 ** rng.integers(-12, 1, DIM)).astype(np.float32)
+        item[key % DIM] = 1.0
+        if metric == "COSINE":
+            mixed.items[key] = unit(item[None])[0].astype(np.float32)
+    mixed.plain.upsert(mixed.source, [mixed.row(key) for key in mixed.items])
+    mixed.correct()
+    state = mixed.state
+    assert state.layout.kind_offsets
+    batch = mixed.store.get(mixed.name, list(mixed.items), "vector")
+    lossy = [row[state.codec.remainder_field] != "" for row in batch.rows]
+    assert 30 < sum(lossy) < 100
+
+    def assert_read():
+        wanted = {key: item.tobytes() for key, item in mixed.items.items()}
+        for way, read in read_by(mixed.client, mixed.name, mixed.items).items():
+            assert read == wanted, way
+
+    assert_read()
+    # A write of another kind, of another vector, of a new row, and of a kind alone by a stranger.
+    mixed.kinds |= {1: "image", 2: "text", 3: None, 160: "text"}
+    mixed.items |= {key: mixed.items[key + 20].copy() for key in (2, 3)}
+    mixed.items[160] = mixed.items[17].copy()
+    mixed.client.upsert(mixed.name, [mixed.row(key) for key in (1, 2, 3, 160)])
+    assert_read()
+    mixed.assert_found()
+
+    if backend.is_lite:
+        for key in (5, 6, 7, 8):
+            mixed.kinds[key] = "image" if mixed.kinds[key] != "image" else "text"
+            changed = [{"id": key, "modality": mixed.kinds[key]}]
+            mixed.plain.upsert(mixed.name, changed, partial_update=True)
+        assert_read()
+    else:
+        mixed.kinds[5] = None
+        mixed.client.upsert(mixed.name, [mixed.row(5)])
+    shifted = mixed.other_bank + np.float32(1)
+    options = {"bank": single_queries(shifted), "client_ttl": 0, "force": True}
+    assert refresh(mixed.store, mixed.name, **options).action == "full"
+    assert_read()
+    mixed.assert_found(shifted)
+
+
+@pytest.mark.lite_only
+def test_an_index_has_the_kinds_at_one_place(backend):
+    """The mean of the kind with the longer one lies where that of the other does."""
+    mixed = Mixed(backend, "IP")
+    mixed.correct()
+    batch = mixed.store.get(mixed.name, list(mixed.items), "vector")
+    kinds = np.array([mixed.kinds[key] for key in batch.keys], object)
+    of_users = np.array([mixed.items[key] for key in batch.keys])
+    apart, stored = (
+        np.linalg.norm(np.subtract(*(rows[kinds == name].mean(axis=0) for name in NAMES)))
+        for rows in (of_users, batch.vectors[:, :DIM])
+    )
+    assert apart > 1
+    assert stored < 0.03
+
+
+@pytest.mark.lite_only
+def test_a_copy_that_a_refresh_makes_is_read_back_bit_for_bit(backend):
+    mixed = Mixed(backend, "IP")
+    for item in mixed.items.values():
+        item[:4] *= np.float32(1e-9)
+    mixed.plain.upsert(mixed.source, [mixed.row(key) for key in mixed.items])
+    mixed.correct(alias=backend.name("live"))
+    mixed.kinds[5] = "image" if mixed.kinds[5] != "image" else "text"
+    mixed.client.upsert(mixed.name, [mixed.row(5)])
+    first, mixed.name = mixed.name, backend.made[-1]
+    backend.made += [f"{first}_r{number}" for number in (2, 3)]
+    options = {"rebuild_share": 0.0, "rebuild_rows": 1, "client_ttl": 0, "force": True}
+    result = refresh(mixed.store, mixed.name, **options)
+    assert result.action == "rebuilt"
+    wanted = {key: item.tobytes() for key, item in mixed.items.items()}
+    assert all(read == wanted for read in read_by(mixed.client, mixed.name, mixed.items).values())
+    mixed.assert_found()
+
+
+@pytest.mark.lite_only
+def test_a_broken_remainder_is_one_line(backend):
+    mixed = Mixed(backend, "IP")
+    mixed.correct()
+    batch = mixed.store.get(mixed.name, [4], "vector")
+    batch.rows[0]["hubness_remainder"] = "no text of ours"
+    mixed.store.upsert(mixed.name, batch, "vector")
+    with pytest.raises(StateError, match=r"'hubness_remainder' of a row is broken.*write the row"):
+        mixed.client.get(mixed.name, ids=[4])
+    mixed.client.upsert(mixed.name, [mixed.row(4)])
+    assert mixed.client.get(mixed.name, ids=[4])[0]["vector"] == mixed.items[4].tolist()
 
 
 @pytest.mark.lite_only

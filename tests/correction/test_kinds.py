@@ -1,4 +1,4 @@
-"""Kinds of items: scores relative to the means of kinds, without a change of any stored vector."""
+"""Kinds of items: scores relative to the means of kinds, and rows that are stored less offsets of kinds."""
 
 import base64
 import json
@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from pydantic import ValidationError
 
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.codec.base import form_of
+from milvus_hubness.correction.codec.arrays import rows_as_text, rows_in, unit_directions
+from milvus_hubness.correction.codec.base import RowBiases, form_of
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN, Blend
 from milvus_hubness.correction.fitted import Correction, measured_kinds
@@ -24,13 +26,11 @@ from milvus_hubness.correction.kinds import (
     expect_factor,
     expect_room,
     kinds_from,
-    rows_as_text,
-    rows_in,
     rule_of_field,
 )
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from tests.support.galleries import similarity, single_queries, vectors
+from tests.support.galleries import similarity, single_queries, vector_codec, vectors
 
 RULE = KindRule(field="kind", values=("image", "text", "video"))
 
@@ -64,12 +64,14 @@ def wanted(layout, kinds, queries, items, numbers, biases=0.0, strength=0.0, fac
     factor=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     strength=st.sampled_from([0.0, 0.5, 1.0]),
     dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    is_moved=st.booleans(),
 )
 def test_what_the_database_computes_is_the_score_relative_to_the_means(
-    seed, metric, dim, scale, factor, strength, dtype
+    seed, metric, dim, scale, factor, strength, dtype, is_moved
 ):
     rng = np.random.default_rng(seed)
-    layout = Layout(dim, metric, slots=2, kinds=3, kind_scale=scale)
+    offsets = rows_as_text(rng.normal(size=(3, dim))) if is_moved else ""
+    layout = Layout(dim, metric, slots=2, kinds=3, kind_scale=scale, kind_offsets=offsets)
     items, numbers = two_means_apart(rng, 12, dim)
     queries = (rng.normal(size=(5, dim)) + rng.normal(size=dim)).astype(np.float32)
     biases = rng.normal(size=12).astype(np.float32)
@@ -107,6 +109,102 @@ def test_what_the_database_computes_is_the_score_relative_to_the_means(
         np.testing.assert_allclose(
             scores, similarity(queries, items, metric), atol=tolerance * size
         )
+
+
+bits = st.integers(0, 2**32 - 1)
+lengths = st.integers(2, 12)
+
+
+@settings(deadline=None)
+@given(data=st.data(), dim=lengths, metric=st.sampled_from(["IP", "COSINE"]))
+def test_rows_of_each_kind_are_read_back_bit_for_bit(data, dim, metric):
+    """Rows of any bit patterns under IP, and unit ones under COSINE; then with other kinds and biases."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    numbers, other_numbers = rng.integers(-1, 3, (2, 6))
+    exponents = data.draw(st.lists(st.integers(-45, 30), min_size=dim, max_size=dim))
+    rows = (rng.normal(size=(6, dim)) * 10.0 ** np.array(exponents)).astype(np.float32)
+    rows[0, :2] = -0.0, 0.0
+    if metric == "IP":
+        anything = data.draw(arrays(np.uint32, (2, dim), elements=bits)).view(np.float32)
+        rows[3:5] = anything
+    else:
+        rows = unit_directions(rows).astype(np.float32)
+    offsets = rows_as_text(rng.normal(size=(3, dim)))
+    layout = Layout(dim, metric, kinds=3, kind_scale=0.25, kind_offsets=offsets)
+    codec = vector_codec(layout)
+
+    stored = codec.encode_rows(rows, RowBiases({0: np.ones(6)}, 1, kinds=numbers))
+    assert stored.keys() == {codec.field, *codec.hidden_fields}
+    read = [codec.decode_rows(stored)]
+    for biases in (
+        RowBiases({0: np.full(6, 2.0)}, 2),
+        RowBiases({1: np.full(6, 3.0)}, 3, kinds=numbers),
+        RowBiases({0: np.full(6, 4.0)}, 4, kinds=other_numbers),
+    ):
+        stored = {**stored, **codec.set_biases(stored, biases)}
+        read.append(codec.decode_rows(stored))
+    assert [rows_read.tobytes() for rows_read in read] == [rows.tobytes()] * 4
+    np.testing.assert_array_equal(codec.read_kinds(stored), other_numbers)
+    np.testing.assert_array_equal(codec.read_biases(stored), [[4, 3]] * 6)
+
+    # What was moved from kind to kind is what would be written with the last one.
+    fresh = codec.encode_rows(rows, RowBiases({0: np.full(6, 4.0)}, 4, kinds=other_numbers))
+    assert stored[codec.remainder_field] == fresh[codec.remainder_field]
+    vectors_of_both = [columns[codec.field][:, :dim].tobytes() for columns in (stored, fresh)]
+    assert vectors_of_both[0] == vectors_of_both[1]
+
+
+def test_rows_lie_where_the_offsets_of_their_kinds_put_them():
+    rng = np.random.default_rng(4)
+    items, numbers = two_means_apart(rng, 400, 10)
+    means = np.stack([items[numbers == kind].mean(axis=0) for kind in range(3)])
+    offsets = rows_as_text(means - means[1])
+    layout = Layout(10, "IP", kinds=3, kind_offsets=offsets)
+    stored = layout.augment(items, np.zeros(400), kinds=numbers)[:, :10]
+    for kind in range(3):
+        np.testing.assert_allclose(stored[numbers == kind].mean(axis=0), means[1], atol=0.03)
+    np.testing.assert_array_equal(stored[numbers == -1], items[numbers == -1])
+
+
+def test_zero_rows_under_cosine_wait_for_no_hints():
+    """A row without a direction has none, and is not less a mean either."""
+    rng = np.random.default_rng(4)
+    directions = base64.b64encode(rng.integers(-9, 9, (6, 8), np.int8).tobytes()).decode()
+    options = {"kinds": 2, "kind_offsets": rows_as_text(np.ones((2, 6)))}
+    layout = Layout(6, "COSINE", locality_hints=directions, reach=0.5, multiple_of=24, **options)
+    rows = np.array([np.zeros(6), np.ones(6)], np.float32)
+    stored = layout.augment(rows, np.zeros(2), kinds=[0, 1])
+    assert layout.lacks_locality_hints(stored).tolist() == [False, True]
+
+
+def test_weights_of_another_layout_are_no_others():
+    """What searches send is computed once, for each layout and each factor."""
+    rng = np.random.default_rng(4)
+    items, numbers = two_means_apart(rng, 30, 8)
+    layouts = [
+        Layout(8, "IP", kinds=3, kind_scale=scale, kind_offsets=offsets)
+        for scale in (1.0, 0.25)
+        for offsets in ("", rows_as_text(rng.normal(size=(3, 8))))
+    ]
+    kinds = Kinds.measured(RULE, items, numbers, items[:9] + 1)
+    query = items[:2]
+    for _ in range(2):
+        for layout in layouts:
+            stored = layout.augment(items, np.zeros(30), kinds=numbers)
+            for factor in (1.0, 0.5, 0.0):
+                sent = layout.encode_queries(query, 0.0, kinds=kinds.weights(factor))
+                expected = wanted(layout, kinds, query, items, numbers, factor=factor)
+                np.testing.assert_allclose(sent @ stored.T, expected, atol=2e-5)
+
+
+def test_offsets_need_kinds_of_that_number_and_float32():
+    three = rows_as_text(np.ones((3, 8)))
+    with pytest.raises(InvalidParameter, match="offsets of kinds need columns for the kinds"):
+        Layout(8, "IP", kind_offsets=three)
+    with pytest.raises(InvalidParameter, match="are not 2 means of 8 dimensions"):
+        Layout(8, "IP", kinds=2, kind_offsets=three)
+    with pytest.raises(InvalidParameter, match="is not base64"):
+        Layout(8, "IP", kinds=2, kind_offsets="no base64!")
 
 
 def test_a_row_without_a_kind_counts_as_an_average_item():

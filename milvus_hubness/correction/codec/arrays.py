@@ -25,7 +25,7 @@ import math
 import struct
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -134,17 +134,29 @@ class Mean(NamedTuple):
     """(d,): a, in each dimension the number of c, or 0."""
 
 
-class KindWeights(NamedTuple):
+class KindColumns(NamedTuple):
+    """What a layout sends in the columns of kinds, of a query's product; 1/h is in both."""
+
+    directions: Floats
+    """(d, K + 1): νk − κ·(μk − μ), which the query is multiplied with."""
+    added: Floats
+    """(K + 1,): κ·⟨μq, μ⟩ less the products of κ·μq with the directions."""
+
+
+@dataclass(frozen=True, eq=False)
+class KindWeights:
     """What a search sends for the kinds of items, see `correction.kinds`; κ is in all three."""
 
     taken_off: Floats
     """(d,): κ·μq, subtracted from the query."""
     directions: npt.NDArray[np.float64]
     """(d, K + 1): κ·(μk − μ), whose products with that difference are subtracted by kind; 0 for rows
-    without a kind, which count as average items. float64, as the products are divided by h, which is
-    small."""
+    without a kind, which count as average items."""
     added: float
     """κ·⟨μq, μ⟩, added to all scores: an item at the mean of all has its raw score."""
+    sent: dict[tuple[str, float], KindColumns] = field(default_factory=dict, repr=False)
+    """By the offsets and h of a layout: they are computed once, since nearly all searches have the same
+    weights."""
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
@@ -232,7 +244,7 @@ def as_metric(name: str) -> Metric:
 
 
 LARGEST_NUMBER = 127
-"""Largest number of a direction of locality hints, in int8."""
+"""Largest number of int8, in which directions of locality hints and means of kinds are."""
 
 
 def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
@@ -244,6 +256,37 @@ def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
     if len(numbers) % dim:
         raise InvalidParameter(f"{len(numbers)} numbers are no directions of dimension {dim}")
     return numbers.reshape(dim, -1)
+
+
+def rows_as_text(rows: npt.NDArray[np.floating[Any]]) -> str:
+    """Return rows (m, d) as base64: a float32 scale for each, then int8 numbers of those that are not 0.
+
+    Means need no more digits: queries and biases are computed with the same rounded ones.
+    """
+    numbers = np.asarray(rows, np.float64)
+    scales = np.abs(numbers).max(axis=1, initial=0.0) / LARGEST_NUMBER
+    scales = scales.astype(np.float32)
+    divisors = np.where(scales == 0, 1, scales).astype(np.float64)
+    rounded = np.rint(numbers / divisors[:, None]).clip(-LARGEST_NUMBER, LARGEST_NUMBER)
+    content = scales.astype("<f4").tobytes() + rounded[scales != 0].astype(np.int8).tobytes()
+    return base64.b64encode(content).decode()
+
+
+def rows_in(text: str, count: int, dim: int) -> Floats:
+    """Read the text of `rows_as_text`: float32 (count, dim). Raises InvalidParameter."""
+    content = _from_base64(text, "means of kinds")
+    scales = np.frombuffer(content[: 4 * count].ljust(4 * count, b"\0"), "<f4")
+    has_numbers = scales != 0
+    if len(content) != 4 * count + dim * has_numbers.sum():
+        raise InvalidParameter(
+            f"{len(content)} bytes are not {count} means of {dim} dimensions each"
+        )
+    if not np.isfinite(scales).all() or (np.abs(scales) > 1e30).any():
+        raise InvalidParameter("means of kinds contain numbers that are not finite, or too large")
+    rows = np.zeros((count, dim), np.float32)
+    numbers = np.frombuffer(content, np.int8, offset=4 * count).reshape(-1, dim)
+    rows[has_numbers] = numbers * scales[has_numbers, None]
+    return rows
 
 
 Dtype = Literal["float32", "float16", "bfloat16"]

@@ -27,6 +27,7 @@ from milvus_hubness.correction.codec.arrays import (
     rounded_to_sums,
 )
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.remainders import remainders, with_remainders
 from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]
@@ -37,6 +38,9 @@ fields."""
 BIAS_FIELD = "hubness_bias"
 EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
+REMAINDER_FIELD = "hubness_remainder"
+HIDDEN_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, REMAINDER_FIELD)
+"""The scalar fields that a copy may have, without their suffix."""
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet. A negative epoch is that of a
@@ -174,6 +178,14 @@ class RowCodec(ABC):
     def decoding_fields(self) -> tuple[str, ...]:
         """The fields that `decode_rows` needs besides `field`."""
         return ()
+
+    @property
+    def remainder_field(self) -> str | None:
+        """The text field with what the offsets of kinds round off vectors, see `codec.remainders`.
+
+        None without offsets, and where the user's vectors stay.
+        """
+        return None
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -352,8 +364,12 @@ class VectorCodec(RowCodec):
         return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
 
     @property
+    def remainder_field(self) -> str | None:
+        return REMAINDER_FIELD + self.suffix if self.layout.kind_offsets else None
+
+    @property
     def decoding_fields(self) -> tuple[str, ...]:
-        return (self.norm_field,) if self.norm_field else ()
+        return tuple(name for name in (self.norm_field, self.remainder_field) if name)
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
@@ -363,6 +379,9 @@ class VectorCodec(RowCodec):
         columns = super().encode_rows(vectors, biases)
         if self.norm_field:
             columns[self.norm_field] = self.layout.norms(vectors).tolist()
+        if self.remainder_field:
+            read = self.layout.with_offsets(columns[self.field])
+            columns[self.remainder_field] = remainders(self.layout.scaled(vectors), read)
         return columns
 
     def decode_rows(self, columns: Columns) -> Floats:
@@ -370,7 +389,7 @@ class VectorCodec(RowCodec):
 
         They are exact for IP, for norms of 1, and for L2 except for the numbers of `lost`.
         """
-        rows = columns[self.field][:, : self.layout.dim]
+        rows = self._scaled(columns)
         if self.norm_field:
             # The products are rounded to float32 once, from float64.
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
@@ -383,11 +402,34 @@ class VectorCodec(RowCodec):
             rows = np.where(taken_off == 0, rows, rows + taken_off)
         return rounded(rows, self.dtype)
 
+    def _scaled(self, columns: Columns) -> Floats:
+        """Return the vectors at the length that the metric compares, (n, d)."""
+        rows = self.layout.with_offsets(columns[self.field])
+        if self.remainder_field:
+            rows = with_remainders(rows, columns[self.remainder_field], self.remainder_field)
+        return rows
+
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        stored = self.layout.with_biases(
-            columns[self.field], biases.by_slot, biases.locality_hints, biases.kinds
+        moved = self._moved(columns, biases.kinds)
+        stored: Floats = {**columns, **moved}[self.field]
+        augmented = self.layout.with_biases(
+            stored, biases.by_slot, biases.locality_hints, biases.kinds
         )
-        return {self.field: stored, **self._hidden(biases, len(stored))}
+        return {**moved, self.field: augmented, **self._hidden(biases, len(augmented))}
+
+    def _moved(self, columns: Columns, kinds: npt.NDArray[np.int64] | None) -> Columns:
+        """Return the columns that change where rows get other kinds (n,): they are stored less other
+        offsets.
+        """
+        if self.remainder_field is None or kinds is None:
+            return {}
+        if (kinds == self.read_kinds(columns)).all():
+            return {}
+
+        rows = self._scaled(columns)
+        stored = self.layout.with_kinds(columns[self.field], rows, kinds)
+        texts = remainders(rows, self.layout.with_offsets(stored))
+        return {self.field: stored, self.remainder_field: texts}
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Also check that one of these slots has the bias of the bias field."""

@@ -49,6 +49,10 @@ MOST_NUMBERS = 15_360
 
 A migration record of 65,535 bytes contains them twice, as text.
 """
+MOST_CHARACTERS = 58_000
+"""Most characters of these directions, of the means of kinds and of their offsets in a migration record
+of 65,535 bytes.
+"""
 NEAR = 32
 """Number of the nearest bank queries that an item's hints are the mean of."""
 FEWEST_QUERIES = 4 * NEAR
@@ -272,9 +276,26 @@ def rows_measured(
     return 0
 
 
+def room_for_hints(layout: Layout) -> int:
+    """Return the characters that a migration record has left for hints with the kinds of a layout.
+
+    It has the offsets twice, and the means at most three times, as a refit has former and new ones.
+    """
+    means = characters_of(3 * (1 + layout.kinds) * layout.dim)
+    return max(0, MOST_CHARACTERS - means - 2 * len(layout.kind_offsets))
+
+
+def characters_of(count: int) -> int:
+    """Return the length of the text of so many bytes."""
+    return math.ceil(4 * count / 3)
+
+
 def _hint_columns(layout: Layout, spare: int) -> int:
     """Return how many locality hint columns a layout can have in its `spare` columns."""
-    return min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
+    count = min(COLUMNS, spare, layout.dim, MOST_NUMBERS // layout.dim)
+    if layout.kinds:
+        count = min(count, room_for_hints(layout) // characters_of(2 * layout.dim))
+    return count
 
 
 def _with_scale(layout: Layout, squares: Doubles, sizes: _HalfSquares) -> Layout:

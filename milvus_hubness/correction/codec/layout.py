@@ -17,6 +17,7 @@ from milvus_hubness.correction.codec.arrays import (
     QUERY_SCALE,
     UNIT_TOLERANCE,
     Floats,
+    KindColumns,
     KindWeights,
     Mean,
     Metric,
@@ -27,6 +28,7 @@ from milvus_hubness.correction.codec.arrays import (
     lost,
     matrix,
     mean_in,
+    rows_in,
 )
 from milvus_hubness.errors import (
     InvalidInput,
@@ -97,6 +99,9 @@ class Layout:
     kind_scale: float = 1.0
     """h, a power of two: the number of a row in the column of its kind. Its square is in the inner
     product of two stored vectors of one kind, so it is small against their lengths."""
+    kind_offsets: str = ""
+    """ν1 … νK as `rows_as_text`: a row of kind k is stored less νk, and one without a kind as it is.
+    Empty if all are stored as they are."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -152,6 +157,10 @@ class Layout:
                 "columns for kinds are for IP and COSINE, with a spread of 1: got "
                 f"{self.metric} and {self.spread}"
             )
+        if self.kind_offsets and not self.kinds:
+            raise InvalidParameter("offsets of kinds need columns for the kinds, of which it has 0")
+        # It raises if the text has no offset for each kind.
+        _ = self._offsets
 
     def _validate_hints(self) -> None:
         if (self.pull or self.length_pull) and not self.anchor:
@@ -214,6 +223,19 @@ class Layout:
         the slots.
         """
         return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
+
+    @cached_property
+    def _offsets(self) -> Floats:
+        """(K + 1, d): ν1 … νK, and zeros for rows without a kind."""
+        offsets = np.zeros((self.kinds + 1, self.dim), np.float32)
+        if self.kind_offsets:
+            offsets[:-1] = rows_in(self.kind_offsets, self.kinds, self.dim)
+        return offsets
+
+    def offsets_of(self, kinds: npt.ArrayLike) -> Floats:
+        """Return what rows of these kinds (n,) are stored less of, (n, d)."""
+        # −1, a row without a kind, is the last.
+        return self._offsets[np.asarray(kinds, np.int64)]
 
     @property
     def spare(self) -> int:
@@ -336,17 +358,15 @@ class Layout:
             )
 
         stored = np.zeros((len(rows), self.width), np.float32)
-        if self.metric == "COSINE":
-            stored[:, : self.dim] = self._unit(rows)
-        else:
-            stored[:, : self.dim] = self.without_mean(rows)
+        numbers = np.full(len(rows), -1) if kinds is None else kinds
+        stored[:, : self.dim] = self.without_offsets(self.without_mean(self.scaled(rows)), numbers)
         if self.metric == "L2":
             self._set_half_squares(stored, rows)
 
         in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
         by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
-        self._set_kinds(stored, np.full(len(rows), -1) if kinds is None else kinds)
+        self._set_kinds(stored, numbers)
 
         # Last, because the graph hint column follows from the slots.
         return self._set_hints(stored, locality_hints)
@@ -373,7 +393,7 @@ class Layout:
         """Return stored vectors with other biases (n,) in the named slots, (n, width).
 
         locality_hints: (n, c) new numbers of the locality hint columns; None leaves them. kinds: (n,)
-        as in `augment`; None leaves those of the rows.
+        as in `augment`; None leaves those of the rows. With offsets, `with_kinds` comes first.
         """
         changed = stored.copy()
         for slot, biases_of_slot in biases.items():
@@ -384,6 +404,16 @@ class Layout:
 
         # Without new biases the graph hint column, which follows from them, stays as it is.
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
+
+    def with_kinds(self, stored: Floats, rows: Floats, kinds: npt.ArrayLike) -> Floats:
+        """Return stored vectors (n, width) with other kinds (n,).
+
+        rows: (n, d), their vectors as `scaled` returns them, without rounding.
+        """
+        changed = stored.copy()
+        changed[:, : self.dim] = self.without_offsets(rows, kinds)
+        self._set_kinds(changed, kinds)
+        return changed
 
     def _set_kinds(self, stored: Floats, kinds: npt.ArrayLike) -> None:
         """Set the columns of kinds (n,) of stored vectors, in place."""
@@ -415,7 +445,7 @@ class Layout:
         """
         if not self.locality_hints:
             return np.zeros(len(stored), np.bool_)
-        vectors = stored[:, : self.dim]
+        vectors = self.with_offsets(stored)
         could = vectors.any(axis=1) & ~self.invalid(vectors)
         return could & ~self.held_locality_hints(stored).any(axis=1)
 
@@ -452,12 +482,11 @@ class Layout:
 
         # The other slots, u and the index hints stay 0: they count in no score.
         query_vectors = np.zeros((len(rows), self.width), np.float32)
-        if self.metric == "COSINE":
-            query_vectors[:, : self.dim] = self._unit(rows)
+        vectors = self._seen(self.scaled(rows))
+        if kinds is not None or self.kind_offsets:
+            self._set_by_kind(query_vectors, vectors, kinds)
         else:
-            query_vectors[:, : self.dim] = self._seen(rows)
-        if kinds is not None:
-            self._compare_by_kind(query_vectors, kinds)
+            query_vectors[:, : self.dim] = vectors
         if self.metric == "L2":
             weight_of_v = -QUERY_SCALE * self.scale / self.spread
             query_vectors[:, self.dim + 1 : self.first_slot] = weight_of_v
@@ -466,13 +495,39 @@ class Layout:
         query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
 
-    def _compare_by_kind(self, query_vectors: Floats, kinds: KindWeights) -> None:
-        """Make augmented queries compare vectors relative to the means of kinds, in place."""
+    def _set_by_kind(
+        self, query_vectors: Floats, vectors: Floats, kinds: KindWeights | None
+    ) -> None:
+        """Set the vectors (m, d) and the columns of kinds of augmented queries, in place.
+
+        kinds: None leaves the means out, so that only the offsets of stored vectors count.
+        """
         # A search of one query spends much of its time here: few operations, and in place.
-        centred = query_vectors[:, : self.dim]
-        centred -= kinds.taken_off
-        products = centred @ kinds.directions
-        query_vectors[:, self._kind_columns] = (kinds.added - products) / self.kind_scale
+        if kinds is None:
+            query_vectors[:, : self.dim] = vectors
+            query_vectors[:, self._kind_columns] = vectors @ self._sent_for_offsets
+            return
+
+        form = (self.kind_offsets, self.kind_scale)
+        sent = kinds.sent.get(form)
+        if sent is None:
+            sent = kinds.sent[form] = self._sent_for(kinds)
+        np.subtract(vectors, kinds.taken_off, out=query_vectors[:, : self.dim])
+        products = vectors @ sent.directions
+        np.add(products, sent.added, out=query_vectors[:, self._kind_columns])
+
+    @cached_property
+    def _sent_for_offsets(self) -> Floats:
+        """(d, K + 1): a query's products with them are its numbers in the columns of kinds."""
+        # h is a power of two, so that nothing is rounded.
+        return np.ascontiguousarray(self._offsets.T / np.float32(self.kind_scale))
+
+    def _sent_for(self, kinds: KindWeights) -> KindColumns:
+        """Return what a search with these weights sends in the columns of kinds."""
+        directions = (self._offsets.T - kinds.directions) / self.kind_scale
+        # Of the query less its mean, whose part is the same in all searches.
+        added = kinds.added / self.kind_scale - kinds.taken_off.astype(np.float64) @ directions
+        return KindColumns(np.asarray(directions, np.float32), np.asarray(added, np.float32))
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
@@ -569,8 +624,28 @@ class Layout:
         return rows - self._mean.seen_from if self.mean else rows
 
     def without_mean(self, rows: Floats) -> Floats:
-        """Return the rows as they are stored, (n, d)."""
+        """Return the rows less the part of the mean that is not stored, (n, d)."""
         return rows - self.taken_off if self.mean else rows
+
+    def scaled(self, rows: Floats) -> Floats:
+        """Return the rows at the length that the metric compares, (n, d)."""
+        return self._unit(rows) if self.metric == "COSINE" else rows
+
+    def without_offsets(self, rows: Floats, kinds: npt.ArrayLike) -> Floats:
+        """Return rows (n, d) of these kinds (n,) less the offsets of their kinds, as they are stored."""
+        return rows - self.offsets_of(kinds) if self.kind_offsets else rows
+
+    def with_offsets(self, stored: Floats) -> Floats:
+        """Return the vectors of stored rows with the offsets of their kinds, (n, d).
+
+        They are rounded: see `codec.remainders`.
+        """
+        vectors = stored[:, : self.dim]
+        if not self.kind_offsets:
+            return vectors
+        offsets = self.offsets_of(self.held_kinds(stored))
+        # Where nothing was subtracted, −0 and NaN stay as they are.
+        return np.where(offsets == 0, vectors, vectors + offsets)
 
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
         """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""

@@ -12,11 +12,13 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.codec.arrays import Floats, lengths_of, unit_directions
+from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_text, unit_directions
+from milvus_hubness.correction.codec.index_hints import room_for_hints
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.kinds import (
     AUTO,
+    FEWEST_OF_A_KIND,
     LEAST_PREFERENCE,
     MOST_KINDS,
     Identity,
@@ -26,9 +28,9 @@ from milvus_hubness.correction.kinds import (
     expect_room,
     identity_of,
     preferred,
-    rows_as_text,
     rule_of_field,
 )
+from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.errors import CannotMigrate, InvalidInput
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Store
@@ -251,6 +253,38 @@ def with_kinds(layout: Layout, rule: KindRule | None, vectors: Floats) -> Layout
         length = float(np.median(lengths)) if len(lengths) else 1.0
     scale = 2.0 ** round(np.log2(FRACTION * (length or 1.0)))
     return replace(layout, kinds=rule.count, kind_scale=float(scale))
+
+
+def with_kind_offsets(
+    layout: Layout, rule: KindRule | None, vectors: Floats, rows: ItemRows
+) -> Layout:
+    """Return the layout with offsets that bring the kinds together in an index: a graph of vectors as
+    they are has few links from one kind to the other, and searches by kind want both.
+
+    The kind with the shortest mean stays where it is, so that its rows are stored as they are, and
+    the means of the others come to lie on its mean. Without room for them in the records of a
+    migration there are none. vectors: (n, d), a sample. rows: their fields.
+    """
+    if rule is None:
+        return layout
+
+    valid = ~layout.invalid(vectors)
+    items = layout.reduce_items(vectors[valid]).astype(np.float64)
+    numbers = rule.numbers_of(vectors, rows)[valid]
+    means = {
+        kind: items[numbers == kind].mean(axis=0)
+        for kind in range(rule.count)
+        if (numbers == kind).sum() >= FEWEST_OF_A_KIND
+    }
+    if len(means) < 2:
+        return layout
+
+    shortest = min(means.values(), key=lambda mean: float(mean @ mean))
+    offsets = np.zeros((rule.count, layout.dim))
+    for kind, mean in means.items():
+        offsets[kind] = mean - shortest
+    moved = replace(layout, kind_offsets=rows_as_text(offsets))
+    return moved if room_for_hints(moved) else layout
 
 
 def suited_to_kinds(estimator: Estimator) -> Estimator:

@@ -64,6 +64,7 @@ from milvus_hubness.jobs.common.kinds import (
     ChosenKinds,
     KindRequest,
     chosen_kinds,
+    with_kind_offsets,
     with_kinds,
 )
 from milvus_hubness.jobs.common.priors import (
@@ -343,6 +344,8 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
                 store, info, request.kinds, gallery.layout, gallery.vectors, request.bank
             )
             layout = with_kinds(layout, kinds.rule, gallery.vectors)
+            if store.takes_kind_offsets(info, field):
+                layout = with_kind_offsets(layout, kinds.rule, gallery.vectors, gallery.items)
         location = _second_vector_location(store, info, field, suffix, layout)
     else:
         location = _field_or_side_location(store, info, suffix, request.where)

@@ -36,6 +36,7 @@ from milvus_hubness.jobs.common.kinds import (
     NO_KINDS,
     KindRequest,
     chosen_kinds,
+    with_kind_offsets,
     with_kinds,
 )
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
@@ -168,6 +169,8 @@ class MigrationPlan(Fitting, ShownAsTable):
         hidden = ["bias", "epoch"]
         if self.layout.metric == "COSINE":
             hidden.append("norm")
+        if self.layout.kind_offsets:
+            hidden.append("remainder")
 
         return {
             "source": self.source.name,
@@ -347,6 +350,8 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         sample = sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
         kinds = chosen_kinds(store, info, request.kinds, layout, sample[0], request.bank)
         layout = with_kinds(layout, kinds.rule, sample[0])
+        if store.takes_kind_offsets(info, field):
+            layout = with_kind_offsets(layout, kinds.rule, *sample)
     verdict = stored_verdict(info, field, request.bank, judging, kinds.source)
     if verdict is None and judging.mode != "skip":
         sample = sample or sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)

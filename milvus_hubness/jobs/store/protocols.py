@@ -133,6 +133,12 @@ class Schemas(Protocol):
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
 
+    def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
+        """Whether the field's rows may be stored less the offsets of their kinds. See Layout.
+
+        They need a hidden text field, which changes in one call with the vector.
+        """
+
     def units_moved(self) -> int:
         """Return by how many units in the last place the database may change numbers of a COSINE
         vector, and their lengths at will; 0 if it keeps COSINE vectors as they are written.

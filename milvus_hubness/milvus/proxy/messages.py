@@ -293,7 +293,7 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
 
         stored = codec.unpack(vectors_in(column, codec.dtype))
         hidden = {
-            name: list(column_named(columns, name).scalars.double_data.data) if len(stored) else []
+            name: _values_of(column_named(columns, name).scalars) if len(stored) else []
             for name in codec.decoding_fields
         }
         vectors = codec.decode_rows({codec.field: stored, **hidden})
@@ -302,6 +302,11 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
     put_all(columns, [column for column in columns if column.field_name not in fields.hidden])
     message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
     return True
+
+
+def _values_of(scalars: Any) -> list[Any]:
+    """Return the values of a hidden column, of numbers or texts."""
+    return list(getattr(scalars, scalars.WhichOneof("data")).data)
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:

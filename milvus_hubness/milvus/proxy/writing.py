@@ -314,7 +314,7 @@ def _storable_vectors(column: Any, row_count: int, state: CollectionState) -> Fl
 
 
 def _add_hidden_columns(columns: Any, codec: RowCodec, hidden: Mapping[str, Sequence[Any]]) -> None:
-    """Add the bias, the epoch and the numbers by which vectors are decoded, as columns."""
+    """Add the bias, the epoch and what vectors are decoded by, as columns."""
     for name, values in hidden.items():
         if name == codec.bias_field:
             column = columns.add(type=schema_pb2.DataType.Float, field_name=name)
@@ -322,6 +322,9 @@ def _add_hidden_columns(columns: Any, codec: RowCodec, hidden: Mapping[str, Sequ
         elif name == codec.epoch_field:
             column = columns.add(type=schema_pb2.DataType.Int64, field_name=name)
             column.scalars.long_data.data.extend(values)
+        elif name == codec.remainder_field:
+            column = columns.add(type=schema_pb2.DataType.VarChar, field_name=name)
+            column.scalars.string_data.data.extend(values)
         else:
             column = columns.add(type=schema_pb2.DataType.Double, field_name=name)
             column.scalars.double_data.data.extend(values)

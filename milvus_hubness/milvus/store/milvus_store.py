@@ -13,7 +13,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness.basics.waiting import Standing, reported, wait_until
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, HIDDEN_FIELDS
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.state import CollectionState, read_states
@@ -121,9 +121,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
-        return reasons + self._taken_keys(
-            source, [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)]
-        )
+        return reasons + self._taken_keys(source, [name + suffix for name in HIDDEN_FIELDS])
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
         """Return the reason why rows cannot get fields of
@@ -174,6 +172,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         return milvus_schema.takes_locality_hints(source.vector_fields[field])
+
+    def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
+        # Half precision would round the difference once more.
+        return source.vector_fields[field].dtype == "float32"
 
     def units_moved(self) -> int:
         return 0

@@ -12,9 +12,10 @@ from pymilvus import CollectionSchema, DataType, FunctionType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
+from milvus_hubness.correction.codec.base import EPOCH_FIELD, HIDDEN_FIELDS
 from milvus_hubness.correction.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.correction.codec.quantisation import spread_for
+from milvus_hubness.correction.codec.remainders import longest_remainder
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.ownership import side_helper
@@ -320,7 +321,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
         )
 
     fields = fields_by_name(source.schema)
-    hidden_fields = {name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)}
+    hidden_fields = {name + suffix for name in HIDDEN_FIELDS}
     if taken := sorted(hidden_fields & fields.keys()):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
     if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
@@ -504,10 +505,15 @@ def _set_width(schema: CollectionSchema, state: CollectionState) -> None:
 def widen(schema: CollectionSchema, state: CollectionState) -> None:
     """Give a vector field the width of augmented vectors, and add the hidden fields, in place."""
     _set_width(schema, state)
-    schema.add_field(state.codec.bias_field, DataType.FLOAT)
-    schema.add_field(state.codec.epoch_field, DataType.INT64)
-    for norm_field in state.codec.decoding_fields:
-        schema.add_field(norm_field, DataType.DOUBLE)
+    codec = state.codec
+    schema.add_field(codec.bias_field, DataType.FLOAT)
+    schema.add_field(codec.epoch_field, DataType.INT64)
+    for name in codec.decoding_fields:
+        if name == codec.remainder_field:
+            longest = longest_remainder(state.dim)
+            schema.add_field(name, DataType.VARCHAR, max_length=longest)
+        else:
+            schema.add_field(name, DataType.DOUBLE)
 
 
 def copy_properties(

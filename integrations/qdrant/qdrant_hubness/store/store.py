@@ -186,6 +186,10 @@ class QdrantStore(QdrantWriteIntents):
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_locality_hints(source, field)
 
+    def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
+        # A vector changes without its payload, which would have the text.
+        return False
+
     def units_moved(self) -> int:
         return self.units
 
