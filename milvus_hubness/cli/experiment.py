@@ -26,7 +26,7 @@ def report(
     output: Annotated[Path | None, "HTML page to write, with what was recorded over time."] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what a test on live traffic has shown so far, with a verdict that is right at any look.
+    """Show what a test on live queries has shown so far, with a verdict that is right at any look.
 
     Example: milvus-hubness experiment report products
     """

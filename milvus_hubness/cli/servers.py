@@ -237,7 +237,7 @@ def proxy(
     ] = None,
     experiment: Annotated[
         str | None,
-        "NAME or NAME:SHARE of a test on live traffic: a share of the queries, 0.5 unless given, gets the "
+        "NAME or NAME:SHARE of a test on live queries: a share of the queries, 0.5 unless given, gets the "
         "corrected ranking, the others the raw one.",
     ] = None,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""The report on an experiment on live traffic, from the answers that clients recorded."""
+"""The report on an experiment on live queries, from the answers that clients recorded."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.outcomes import judgements_of_outcomes, recorded_answers
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.milvus.client import experiments
-from milvus_hubness.milvus.client.query_samples import MOST_KEYS
+from milvus_hubness.milvus.client.answers import MOST_KEYS
 from milvus_hubness.reports.experiments import experiment_names, experiment_page, experiment_report
 from tests.support.async_clients import opened
 from tests.support.galleries import hubby_gallery, plain_collection, vectors

@@ -242,6 +242,7 @@ ELSEWHERE = {
     "--drop": "an option of clean",
     "--pairs": "as --pairs-queries",
     "--pairs-queries": "qdrant-hubness takes no queries with right rows; clicks need no vectors",
+    "--outcomes": "an option of bank sample: clients of Qdrant sample nothing",
     "--forget": "an option of hubs for rows in quarantine, of which Qdrant has none",
     "--quarantined": "QdrantStore refuses a hub guard, so no row is held back",
     "--restart-ttl": "rows of Qdrant do not expire",

@@ -1,4 +1,4 @@
-"""Experiments on live traffic: which arm a search is in, and what an answer is to its outcomes."""
+"""Experiments on live queries: which arm a search is in, and what an answer is to its outcomes."""
 
 from __future__ import annotations
 
@@ -8,42 +8,32 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from milvus_hubness.correction.codec.arrays import Dtype, without_tensors
+from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.messages import Question, expect_strength
-
-if TYPE_CHECKING:
-    from milvus_hubness.milvus.client.state_cache import Target
+from milvus_hubness.milvus.client.trials import NUMBERS, Trial
 
 WINDOW_SECONDS = 600
 """Time within which a query that is sent again stays in its arm, so that the pages of one answer fit
 together."""
-NUMBER_BITS = 52
-"""Bits of the numbers of samples, answers and units: what a float64 holds exactly."""
-NUMBERS = 1 << NUMBER_BITS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_TOKEN = re.compile(r"(?P<number>[0-9]{1,16})\.(?P<field>[^.]{1,255})\.(?P<profile>[^.]{0,255})")
-
-CORRECTED = "corrected"
-CONTROL = "control"
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A test on live traffic: some queries get the corrected ranking, the others another one.
+    """A test on live queries: some queries get the corrected ranking, the others another one.
 
     A query is in the arm that a hash of the name, the query and the present ten minutes gives, in
     every client with the same settings. Raises InvalidParameter.
     """
 
     name: str
-    """Tells experiments of one collection apart: letters, digits, dots, dashes."""
+    """Of letters, digits, dots and dashes; each experiment of a collection has its own."""
 
     share: float = 0.5
     """Share of the queries that get the corrected ranking."""
@@ -132,100 +122,6 @@ class Experiment:
         return self.control, 0.0 if self.control == 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One search of an experiment."""
-
-    experiment: str
-    share: float
-    """Probability of the corrected arm."""
-    treated: bool
-    """Whether it gets the corrected ranking."""
-    unit: int
-    """Hash of the query and its window of time, by which arms are drawn."""
-    query: int
-    """Hash of the query."""
-    is_recorded: bool
-    began: float
-    """When it began, by time.perf_counter."""
-
-    @property
-    def arm(self) -> str:
-        return CORRECTED if self.treated else CONTROL
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What an answer is to its outcomes: its arm, and where they are recorded."""
-
-    trial: Trial | None
-    """None outside of experiments."""
-    number: int
-    """Of its first query; the further ones have the numbers that follow."""
-    queries: Sequence[Any]
-    """m vectors, as they were sent."""
-    offset: int
-    """Rank of the first hit, from 0."""
-    target: Target | None
-    """Where it is recorded; None if nothing of it is."""
-    dim: int
-    dtype: Dtype
-
-    @property
-    def arm(self) -> str | None:
-        """`corrected` or `control`; None outside of experiments."""
-        return self.trial.arm if self.trial else None
-
-    @property
-    def experiment(self) -> str | None:
-        return self.trial.experiment if self.trial else None
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether outcomes of this answer count."""
-        return self.target is not None
-
-    def token(self, query: int = 0) -> str | None:
-        """Return a short text with which an outcome can be given later and elsewhere; None if nothing
-        of this answer is recorded. It has no vector and names no user.
-        """
-        if self.target is None:
-            return None
-        sampling = self.target.sampling
-        return f"{self.number + query}.{sampling.field}.{sampling.profile}"
-
-    def __repr__(self) -> str:
-        return f"Answered(arm={self.arm!r}, experiment={self.experiment!r})"
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token's content."""
-
-    number: int
-    field: str
-    profile: str
-
-    @classmethod
-    def parse(cls, text: str) -> Token:
-        """Raises InvalidParameter for a text that is no token."""
-        match = _TOKEN.fullmatch(text)
-        number = int(match["number"]) if match else NUMBERS
-        if match is None or number >= NUMBERS:
-            raise InvalidParameter(
-                f"{text[:80]!r} is no token of an answer: pass what answer_token returned"
-            )
-        return cls(number, match["field"], match["profile"])
-
-
-def expect_kind(kind: str) -> None:
-    """Raise InvalidParameter unless this can be the kind of an outcome."""
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise InvalidParameter(
-            f"the kind of an outcome is a word of up to 32 small letters, such as click, not {kind!r}"
-        )
-
-
 HASHED = 64
 """Components of a query that are hashed, spread evenly: all of them would take longer than the rest of
 an arm. Queries that differ in none of them share their arm."""
@@ -248,9 +144,3 @@ def _row_bytes(row: Any) -> bytes:
     if isinstance(some, np.ndarray):
         return some.astype(np.float32).tobytes()
     return array("f", some).tobytes()
-
-
-def copied(data: Any) -> list[Any]:
-    """Return the queries as they are now: the caller may use its arrays for the next ones."""
-    rows = without_tensors(data)
-    return [row if isinstance(row, bytes) else row.copy() for row in rows]

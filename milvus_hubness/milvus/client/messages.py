@@ -20,7 +20,7 @@ from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 
 if TYPE_CHECKING:
-    from milvus_hubness.milvus.client.experiments import Trial
+    from milvus_hubness.milvus.client.trials import Trial
 
 USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""

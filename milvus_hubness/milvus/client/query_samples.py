@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b, sha256
 from typing import Any
 
 import numpy as np
@@ -19,15 +17,14 @@ import numpy.typing as npt
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import StateError
+from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
-    ANSWER,
-    OUTCOME,
     Sample,
     SamplesOf,
     Sampling,
     Samplings,
 )
-from milvus_hubness.milvus.client.experiments import NUMBER_BITS, Answered
+from milvus_hubness.milvus.client.trials import NUMBER_BITS
 
 BUFFERED = 1_000
 """Largest number of waiting samples; further samples are dropped."""
@@ -42,18 +39,29 @@ REST_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 """Longest wait of a client that closes, until the waiting samples are written."""
 
-MOST_ANSWERS = 1_000_000
-"""Places for the answers of experiments in a collection."""
-MOST_KEYS = 10
-"""Keys of an answer that are recorded: the report counts hubs among them, and finds ranks of clicks."""
-LONGEST_KEY = 64
-"""Characters of a text key; of a longer one, the digest is recorded."""
 
 Write = Callable[[SamplesOf, Sequence[Sample]], None]
 """Writes samples of a collection."""
 
 Made = Callable[[], Sample | None]
 """Makes a sample when it is written; None if there is nothing to store."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What of a field is sampled, and where the samples go."""
+
+    sampling: Sampling
+    samples: SamplesOf
+
+    @classmethod
+    def of(cls, sampling: Sampling, owner: CollectionId) -> Target:
+        """owner: the searched collection."""
+        return cls(sampling, SamplesOf(sampling.helper, owner))
+
+    @property
+    def owner(self) -> CollectionId:
+        return self.samples.owner
 
 
 @dataclass(frozen=True)
@@ -235,62 +243,14 @@ def samplings_in(properties: Mapping[str, str], collection: str) -> Samplings:
 
 def _query(sampling: Sampling, dim: int, dtype: Dtype, query: Any, at: int) -> Sample | None:
     """Return a sampled query; None for one that no bank can hold."""
-    vector = _vector(query, dim, dtype)
+    vector = stored_vector(query, dim, dtype)
     if vector is None:
         return None
     place = random.randrange(sampling.capacity)
     return Sample(sampling.profile, place, random.getrandbits(NUMBER_BITS), at, vector)
 
 
-def answer_of(
-    answered: Answered, query: int, keys: Sequence[Any], milliseconds: float, at: int
-) -> Sample | None:
-    """Return the record of an answer to one of its queries; None if its vector cannot be stored.
-
-    keys: of its first hits, in their order.
-    """
-    vector = _vector(answered.queries[query], answered.dim, answered.dtype)
-    if answered.target is None or vector is None:
-        return None
-    sampling = answered.target.sampling
-
-    trial = answered.trial
-    facts: dict[str, Any] = {"keys": [shortened(key) for key in keys], "offset": answered.offset}
-    if trial is not None:
-        facts |= {
-            "experiment": trial.experiment,
-            "share": trial.share,
-            "treated": trial.treated,
-            "unit": trial.unit,
-            "query": trial.query,
-            "milliseconds": round(milliseconds, 3),
-        }
-    number = answered.number + query
-    place = number % (sampling.capacity if trial is None else MOST_ANSWERS)
-    return Sample(sampling.profile, place, number, at, vector, ANSWER, json.dumps(facts))
-
-
-def outcome_of(
-    sampling: Sampling, dim: int, number: int, key: Any, kind: str, rank: int, at: int
-) -> Sample:
-    """Return the record of an outcome. number: of the answer. rank: from 1; 0 if it is not known.
-
-    The same outcome twice has the same place, so that a double click is one.
-    """
-    facts = json.dumps({"key": shortened(key), "kind": kind, "rank": rank})
-    digest = blake2b(f"{number}/{facts}".encode(), digest_size=8).digest()
-    place = int.from_bytes(digest, "big") % MOST_ANSWERS
-    return Sample(sampling.profile, place, number, at, np.zeros(dim, np.float32), OUTCOME, facts)
-
-
-def shortened(key: Any) -> int | str:
-    """Return a key as it is recorded: a long text as its digest."""
-    if isinstance(key, str) and len(key) > LONGEST_KEY:
-        return "sha256:" + sha256(key.encode()).hexdigest()
-    return key if isinstance(key, str) else int(key)
-
-
-def _vector(query: Any, dim: int, dtype: Dtype) -> Floats | None:
+def stored_vector(query: Any, dim: int, dtype: Dtype) -> Floats | None:
     """Return a query as numbers (d,); None unless it is one that searches of the field take."""
     if dtype == "float32" and isinstance(query, bytes):
         query = np.frombuffer(query, "<f4")

@@ -14,18 +14,20 @@ from milvus_hubness.correction.codec.arrays import Dtype, without_tensors
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.store.records import FieldSampling, Sampling
-from milvus_hubness.milvus.client.experiments import (
-    NUMBER_BITS,
+from milvus_hubness.milvus.client.answers import (
+    MOST_KEYS,
     Answered,
     Token,
-    Trial,
+    answer_of,
     copied,
     expect_kind,
+    outcome_of,
 )
 from milvus_hubness.milvus.client.messages import Question
-from milvus_hubness.milvus.client.query_samples import MOST_KEYS, Sampler, answer_of, outcome_of
-from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, Target
+from milvus_hubness.milvus.client.query_samples import Sampler, Target
+from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Operation
+from milvus_hubness.milvus.client.trials import NUMBER_BITS, Trial
 
 
 class Recorder:

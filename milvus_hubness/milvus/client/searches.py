@@ -20,7 +20,7 @@ from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.catalog import Reads
-from milvus_hubness.milvus.client.experiments import Experiment, Trial
+from milvus_hubness.milvus.client.experiments import Experiment
 from milvus_hubness.milvus.client.messages import (
     USE_SCORES,
     Question,
@@ -37,6 +37,7 @@ from milvus_hubness.milvus.client.recording import Recorder
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
+from milvus_hubness.milvus.client.trials import Trial
 from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 from milvus_hubness.milvus.store.server import exceeds_limit

@@ -34,15 +34,13 @@ from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     EVERY_PROFILE,
     DualWrite,
-    SamplesOf,
-    Sampling,
     Samplings,
     WriteIntentLog,
 )
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
-from milvus_hubness.milvus.client.query_samples import samplings_in
+from milvus_hubness.milvus.client.query_samples import Target, samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.milvus.client.steps import (
     Ask,
@@ -172,23 +170,6 @@ class PreparedSearch:
     """Builds the request for any data."""
     field: Mapping[str, Any]
     """The arguments of the request that name the field."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What of a field is sampled, and where the samples go."""
-
-    sampling: Sampling
-    samples: SamplesOf
-
-    @classmethod
-    def of(cls, sampling: Sampling, owner: CollectionId) -> Target:
-        """owner: the searched collection."""
-        return cls(sampling, SamplesOf(sampling.helper, owner))
-
-    @property
-    def owner(self) -> CollectionId:
-        return self.samples.owner
 
 
 NO_COLLECTION = CollectionId(name="")

@@ -51,7 +51,7 @@ ANSWER = "hubness-answer"
 
 
 class Announce(Ask):
-    """Tell the caller something in the trailing metadata of the answer."""
+    """Say something to the caller, in the trailing metadata of the answer."""
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         super().__init__("announce", (entries,))

@@ -100,7 +100,7 @@ class ProxyOptions:
     """The factor of kinds of every search that names none; None uses 1."""
 
     experiment: Experiment | None = None
-    """A test on live traffic, for searches that name neither a strength nor kinds."""
+    """A test on live queries, for searches that name neither a strength nor kinds."""
 
     state_ttl: float = STATE_TTL
     """Of the cached collection states, in seconds."""

@@ -32,8 +32,9 @@ from milvus_hubness.errors import (
     UnsupportedOperation,
 )
 from milvus_hubness.milvus.client import ranking
+from milvus_hubness.milvus.client.answers import Answered
 from milvus_hubness.milvus.client.candidates import rewrite_of
-from milvus_hubness.milvus.client.experiments import Answered, Trial, hashed_bytes
+from milvus_hubness.milvus.client.experiments import hashed_bytes
 from milvus_hubness.milvus.client.messages import (
     GROUPED,
     ORDERED,
@@ -47,6 +48,7 @@ from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import MAX_PREPARED
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
+from milvus_hubness.milvus.client.trials import Trial
 from milvus_hubness.milvus.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
 from milvus_hubness.milvus.proxy.messages import (
     ANSWER,
@@ -159,7 +161,7 @@ def _recorded(
     question: Question,
     response: Any,
 ) -> Operation[None]:
-    """Record a corrected answer if its outcomes are wanted, and tell the caller its arm."""
+    """Record a corrected answer if its outcomes are wanted, and say the arm to the caller."""
     if question.trial is None and not cached.has_outcomes:
         return
 
