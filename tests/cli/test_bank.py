@@ -69,7 +69,7 @@ def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
     assert len(np.load(files / "sampled.npz")["queries"]) == 40
     assert_fails(run("bank", "export", "products", "sampled.txt"), 1, ".npy or .npz")
 
-    planned = run("migrate", "plan", "products", "--bank", "samples", "--verdict", "skip", "--json")
+    planned = run("migrate", "plan", "products", "--bank", "samples", "--json")
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["plan"]["bank"]["queries"] == 40
     assert run("tune", "products", "--bank", "samples").returncode == 0
