@@ -160,7 +160,6 @@ COMMANDS = {
         "the migration of 'songs' to 'songs_hubness' is 'verified': "
         "dropping the source needs it to be 'switched' or 'finished'"
     ),
-    "migrate clean songs --drop songs_hubness": "Invalid value: not confirmed: add --yes",
     "proxy --upstream nowhere": "the upstream must be HOST:PORT, not 'nowhere'",
 }
 

@@ -79,6 +79,18 @@ class Bar:
         return self._bars.live.is_started
 
     @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Show no bar within the block, in which other threads may print and report as before."""
+        with self._lock:
+            self._bars.stop()
+        # A prompt without an end of line is printed at once where no bar follows it.
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._bars.start()
+
+    @contextmanager
     def taken_away(self) -> Iterator[None]:
         """Take the bar off the terminal within the block, which prints."""
         with self._lock:

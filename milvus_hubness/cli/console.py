@@ -11,9 +11,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import typer
 from rich.console import Console
@@ -41,9 +41,6 @@ from milvus_hubness.errors import (
     redacted,
 )
 
-if TYPE_CHECKING:
-    from milvus_hubness.basics.progress import Progress as Report
-
 AS_JSON = "--json"
 UNNAMED = "without a name"
 """What output calls a vector without a name, of which a Qdrant collection may have one."""
@@ -55,6 +52,8 @@ USAGE = 2
 REFUSED = 3
 """Exit code after a refusal by measurement, be it new biases
 that are worse or a diagnosis beyond its thresholds."""
+INTERRUPTED = 130
+"""Exit code after SIGINT."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
 
@@ -85,14 +84,32 @@ out = _Terminal()
 err = _Terminal(stderr=True)
 
 
+class Bars(Protocol):
+    """A `Progress` of jobs that shows bars, or nothing."""
+
+    def __call__(self, doing: str, done: int, total: int, /) -> None: ...
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """Show no bar within the block, such as while a question is open."""
+
+
+class _NoBars:
+    """Bars where standard error is no terminal."""
+
+    def __call__(self, doing: str, done: int, total: int, /) -> None: ...
+
+    def suspended(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 @contextmanager
-def progress_bars() -> Iterator[Report]:
+def progress_bars() -> Iterator[Bars]:
     """Show a progress bar for the current step on standard error, if that is a terminal.
 
     It stays below all that is printed.
     """
     if not err.is_terminal:
-        yield lambda doing, done, total: None
+        yield _NoBars()
         return
 
     # Only a terminal pays for the import.
@@ -110,6 +127,25 @@ def say(text: str, *, to_stderr: bool = False) -> None:
     stream = sys.stderr if to_stderr else sys.stdout
     stream.write(f"{visible(text)}\n")
     stream.flush()
+
+
+def can_ask() -> bool:
+    """Whether a person is at both ends: the input and the output are a terminal."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def is_agreed(question: str) -> bool:
+    """Put a question at the terminal, and return whether the reply is y or yes.
+
+    Any other reply, and the end of the input, is a no.
+    """
+    sys.stdout.write(f"{visible_line(question)} [y/N] ")
+    sys.stdout.flush()
+    reply = sys.stdin.readline()
+    # Without a reply, the next text would follow on the line of the question.
+    if not reply.endswith("\n"):
+        say("")
+    return reply.strip().lower() in {"y", "yes"}
 
 
 def show_styled(*parts: str | tuple[str, str]) -> None:

@@ -153,7 +153,8 @@ def test_the_completion_of_a_shell_can_be_shown(tmp_path):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_one_convention_says_which_commands_write(words):
-    """Commands write; with --plan they only show; --yes confirms what drops data for good."""
+    """Commands write; with --plan they only show; --yes confirms what drops data for good, and the
+    switch, for which a terminal gets a question."""
     parameters = {
         name: parameter for parameter in COMMANDS[words][1].params for name in parameter.opts
     }
@@ -161,4 +162,4 @@ def test_one_convention_says_which_commands_write(words):
     if "--plan" in parameters:
         assert parameters["--plan"].help.endswith("; write nothing.")
     drops = "--drop" in parameters or words == "qdrant-hubness sweep"
-    assert drops == ("--yes" in parameters)
+    assert (drops or words == "milvus-hubness migrate run") == ("--yes" in parameters)

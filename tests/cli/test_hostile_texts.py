@@ -15,6 +15,7 @@ from pymilvus import DataType
 
 from milvus_hubness import connect
 from milvus_hubness.basics.logs import log, named
+from milvus_hubness.basics.progress import silent
 from milvus_hubness.basics.texts import visible, visible_json, visible_line
 from milvus_hubness.cli import console
 from milvus_hubness.cli.migrate.show import LINES, printed
@@ -213,13 +214,13 @@ def test_progress_bars_name_what_they_count(monkeypatch, capsys):
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_lines_tables_and_events(text, capsys):
-    with printed() as listen:
-        for name, facts in (
-            ("warning", {"message": text}),
-            ("throttled", {"detail": text, "reason": "load"}),
-        ):
-            assert name in LINES
-            listen(Event(name, facts, datetime.now(timezone.utc)))
+    listen = printed(silent)
+    for name, facts in (
+        ("warning", {"message": text}),
+        ("throttled", {"detail": text, "reason": "load"}),
+    ):
+        assert name in LINES
+        listen(Event(name, facts, datetime.now(timezone.utc)))
     console.say(text)
     console.say(text, to_stderr=True)
     console.show_styled(text, (text, "red"))

@@ -233,9 +233,9 @@ def clean(
     store = connection.open()
     dropped = would_drop(store, collection, drop=drop)
     if dropped and not yes:
-        if not as_json:
-            show_facts("Would be dropped for good", dropped)
-        raise typer.BadParameter("not confirmed: add --yes")
+        title = "Would be dropped for good with --yes"
+        show_result(as_json, {"clean": {"would_drop": dropped}}, lambda: show_facts(title, dropped))
+        return
 
     done = clean_migration(store, collection, drop=drop)
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
@@ -265,9 +265,11 @@ def sweep(
         _show_leftovers(leftover, "Would be removed for good", as_json)
         return
     if not yes:
-        if not as_json:
-            _show_leftovers(leftover, "Would be removed for good", as_json)
-        raise typer.BadParameter("not confirmed: add --yes")
+        if as_json:
+            show_json({"sweep": {"would_remove": leftover.to_dict()}})
+        else:
+            _show_leftovers(leftover, "Would be removed for good with --yes", as_json)
+        return
 
     _show_leftovers(sweep_leftovers(store, collection), "Removed", as_json)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.migrate import commands
 from milvus_hubness.cli.migrate.run import rehearse, run
+from milvus_hubness.cli.migrate.status import status
 
 # In the order in which they are used, which is that of the help.
 app = command_line(
@@ -13,7 +14,7 @@ app = command_line(
     commands.plan,
     rehearse,
     run,
-    commands.status,
+    status,
     commands.verify,
     commands.cutover,
     commands.rollback,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from milvus_hubness.cli.console import say, show_facts, show_json, show_result, show_table
+from milvus_hubness.cli.console import say, show_facts, show_json, show_result
 from milvus_hubness.cli.migrate import options, show
 from milvus_hubness.cli.options import AsJson, Connection
-
-if TYPE_CHECKING:
-    from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 
 def plan(
@@ -35,6 +31,7 @@ def plan(
     plan = planning.plan(connection.open(), source, switching, writers, measure=measure).to_dict()
     show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))
     if not as_json:
+        show.show_before_switch(plan)
         say(
             "\nNothing was written. migrate run does it; migrate rehearse does all but the cutover."
         )
@@ -155,121 +152,17 @@ def clean(
     store = connection.open()
     # It refuses what must not be dropped, before anything is shown.
     dropped = cleaning.would_drop(store, name, drop=drop, target=target)
-    if not as_json:
-        show_facts("Dropping for good" if yes else "Would be dropped for good", dropped)
-
     if dropped and not yes:
-        raise typer.BadParameter("not confirmed: add --yes")
+        show_result(as_json, {"clean": {"would_drop": dropped}}, lambda: _show_preview(dropped))
+        return
+    if not as_json:
+        show_facts("Dropping for good", dropped)
 
     migration = cleaning.clean(store, name, drop=drop, target=target)
     if as_json:
         show_json({"clean": {"dropped": dropped, **show.migration_facts(migration)}})
 
 
-def status(
-    connection: Connection,
-    name: Annotated[
-        str | None,
-        typer.Argument(help="Source, copy or alias of one migration. [default: all migrations]"),
-    ] = None,
-    target: options.Target = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the progress of migrations from the ledger in the database.
-
-    Example: milvus-hubness migrate status products
-    """
-    from milvus_hubness.jobs.migration.ledger import Ledger
-
-    store = connection.open()
-    ledger = Ledger(store)
-    if name is None:
-        progress = [_progress(store, ledger, migration) for migration in ledger.migrations()]
-        show_result(as_json, {"migrations": progress}, lambda: _show_all(progress))
-    else:
-        migration = ledger.find(name, target)
-        facts = _progress(store, ledger, migration)
-        show_result(as_json, {"migration": facts}, lambda: _show(migration, facts))
-
-
-def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
-    """Return a migration with the progress of its copy, as plain data."""
-    from milvus_hubness.jobs.common.lease import holder_of
-    from milvus_hubness.jobs.migration.presence import problem_of
-
-    # The ledger has the time of each chunk that is written; the speed is that of the writes alone.
-    chunks = ledger.chunks(migration)
-    done = [chunk for chunk in chunks if chunk.seconds is not None]
-    rows = sum(chunk.rows for chunk in done)
-    seconds = sum(chunk.seconds or 0.0 for chunk in done)
-    speed = rows / seconds if seconds else None
-    copying = migration.phase == "copying"
-
-    # The source may be gone, dropped by `clean` or by hand.
-    dual_write = None
-    if store.exists(migration.source_now):
-        dual_write = store.info(migration.source_now, checked=False).dual_write
-    holder = holder_of(store, migration.target)
-    lease = None
-    if holder:
-        lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
-
-    return {
-        **show.migration_facts(migration),
-        "lease": lease,
-        "rows_copied": rows if copying else migration.rows,
-        "chunks_done": len(done) if copying else migration.chunks,
-        "rows_per_second": round(speed, 1) if speed else None,
-        "eta_seconds": round((migration.rows - rows) / speed, 1) if speed and copying else None,
-        "dual_write": dual_write.model_dump() if dual_write else None,
-        "problem": problem_of(store, migration) or None,
-    }
-
-
-def _show_all(migrations: list[dict[str, Any]]) -> None:
-    if not migrations:
-        say("There are no migrations in this database.")
-        return
-
-    rows = []
-    for facts in migrations:
-        copied = "{rows_copied:,} of {rows:,}".format(**facts)
-        rows.append(
-            (
-                facts["source"],
-                facts["target"],
-                facts["phase"],
-                facts["switch"]["name"] if facts["switch"] else "",
-                "yes" if facts["lease"] else "no",
-                "gone, see below" if facts["problem"] else copied,
-            )
-        )
-    show_table(None, ("source", "copy", "phase", "name", "running", "rows"), rows, texts=5)
-    for facts in migrations:
-        if facts["problem"]:
-            typer.echo(f"problem: {facts['problem']}")
-
-
-HOLDER = "process {owner[pid]} on {owner[host]}, until {expires_at:.19} UTC"
-
-
-def _show(migration: Migration, facts: dict[str, Any]) -> None:
-    speed = facts["rows_per_second"]
-    eta = facts["eta_seconds"]
-    lease = facts["lease"]
-    dual_write = facts["dual_write"]
-    required = ", and fail if that fails" if dual_write and dual_write["required"] else ""
-    words = {
-        "phase": migration.phase,
-        "problem": facts["problem"],
-        "rows": f"{facts['rows_copied']:,} of {migration.rows:,}",
-        "chunks": f"{facts['chunks_done']:,} of {migration.chunks:,}",
-        "speed": f"{speed:,.0f} rows/s while writing" if speed else None,
-        "left": f"{eta:,.0f} s" if eta is not None else None,
-        **show.migration_words(migration),
-        "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
-        "lease": HOLDER.format(**lease) if lease else "none",
-        "started": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",
-        "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",
-    }
-    show_facts(f"{migration.source} -> {migration.target}", words)
+def _show_preview(dropped: dict[str, str]) -> None:
+    show_facts("Would be dropped for good", dropped)
+    say("\nNothing was dropped. Repeat the command with --yes to drop it.")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import resource
 import sys
-from typing import TYPE_CHECKING, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 from milvus_hubness.basics.defaults import WHERE_FROM
-from milvus_hubness.cli.console import say, show_facts
+from milvus_hubness.cli.console import can_ask, say, show_facts
 from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.show import (
     migration_facts,
     migration_words,
+    show_before_switch,
     show_last,
     show_migration,
     show_plan,
@@ -64,9 +66,13 @@ def run(
     watching: options.Watching,
     connection: Connection,
     postpone_cutover: options.Postpone = False,
+    yes: Annotated[bool, "Switch without the question that a terminal gets."] = False,
     as_json: options.AsEvents = False,
 ) -> None:
     """Copy, correct, catch up with writes, verify, and with --alias or --rename cut over.
+
+    In a terminal it puts a question before the switch, except with --yes, --json or
+    --postpone-cutover; a no leaves the verified copy for migrate cutover. Elsewhere it switches.
 
     Continues an interrupted run; without --bank, with its own options.
 
@@ -74,10 +80,28 @@ def run(
     """
     from milvus_hubness.cli.migrate.session import Session
 
-    session = Session(watching, pace, postponed=postpone_cutover, as_json=as_json)
-    _, migration = _carry_out(connection, source, planning, watching, session, switching)
+    # Whoever runs a script has named what to switch, and nobody is there to answer.
+    is_to_ask = can_ask() and not (yes or as_json or postpone_cutover)
+    name = source if switching.rename else switching.alias
+    session = Session(
+        watching,
+        pace,
+        postponed=postpone_cutover,
+        as_json=as_json,
+        question_about=name if is_to_ask else None,
+    )
+    store, migration = _carry_out(connection, source, planning, watching, session, switching)
     result = {**migration_facts(migration), **session.timeline.to_dict()}
-    show_last(as_json, result, lambda: _show_outcome(migration))
+    show_last(
+        as_json, result, lambda: _show_outcome(migration, switching, alias_of(store, migration))
+    )
+
+
+def alias_of(store: Store, migration: Migration) -> str:
+    """Return an alias of the source for commands to go on with; ALIAS if it has none."""
+    # After a switch there is nothing to go on with, and the source may be gone.
+    aliases = () if migration.phase != "verified" else store.info(migration.source).aliases
+    return aliases[0] if aliases else "ALIAS"
 
 
 def _carry_out(
@@ -118,15 +142,21 @@ def _carry_out(
     plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())
+        show_before_switch(plan.to_dict())
 
     with session.open(plan.source.name, plan.target) as settings:
         return store, migrate(store, plan, settings)
 
 
-def _show_outcome(migration: Migration) -> None:
+def _show_outcome(migration: Migration, switching: options.Switching, alias: str) -> None:
     show_migration(migration)
     if migration.phase == "verified":
-        say(f"\nNext: milvus-hubness migrate cutover {migration.source}, with --alias or --rename")
+        say("\nNo name was moved: applications read the source.")
+        source, target = quote(migration.source), quote(migration.target)
+        option = "--rename" if switching.rename else f"--alias {quote(switching.alias or alias)}"
+        # Each on one line, to be copied.
+        say(f"To switch:  milvus-hubness migrate cutover {source} {option}")
+        say(f"To drop it: milvus-hubness migrate clean {source} --drop {target}")
     elif migration.phase == "switched":
         say(f"\nTo undo: milvus-hubness migrate rollback {migration.target}")
 
@@ -155,8 +185,7 @@ def rehearse(
     # The commands to go on with, with the alias of the source if it has one.
     source = migration.source
     target = migration.target
-    aliases = store.info(source).aliases
-    alias = aliases[0] if aliases else "ALIAS"
+    alias = alias_of(store, migration)
 
     # Linux counts in KiB, macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from milvus_hubness.cli.console import on_signals, say
+from milvus_hubness.cli.console import is_agreed, on_signals, progress_bars, say
 from milvus_hubness.cli.migrate.options import Pace, Watching
-from milvus_hubness.cli.migrate.show import Timeline, printed, stream
+from milvus_hubness.cli.migrate.show import Timeline, printed, stream, switch_words
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.jobs.common.control import (
     Controls,
@@ -22,6 +23,14 @@ from milvus_hubness.jobs.common.control import (
 from milvus_hubness.jobs.common.progress import Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.jobs.common.shell_commands import Hooks, parse_hooks, watching_load
 from milvus_hubness.jobs.migration.plan import MigrationOptions
+
+if TYPE_CHECKING:
+    from milvus_hubness.cli.console import Bars
+    from milvus_hubness.jobs.migration.ledger import Migration
+
+
+QUESTION = "the question at the terminal"
+"""The reason of a pause while the user decides on the switch."""
 
 
 class Terminated(SystemExit):
@@ -65,8 +74,12 @@ class Session:
         *,
         postponed: bool = False,
         as_json: bool = False,
+        question_about: str | None = None,
     ) -> None:
+        """question_about: the name that moves only if the user at the terminal agrees, once the copy
+        is verified; None to move it without a question."""
         self.as_json = as_json
+        self._question_about = question_about
         self.timeline = Timeline()
         self._watching = watching
         self._pace = pace or Pace()
@@ -100,7 +113,8 @@ class Session:
             if path := self._watching.metrics_file:
                 listeners.append(_metrics_file(path, metrics))
 
-            listeners.append(stream if self.as_json else stack.enter_context(printed()))
+            bars = stack.enter_context(progress_bars())
+            listeners.append(stream if self.as_json else printed(bars))
             events = Events(listeners, hooks=self._hooks)
 
             # Left in reverse order: servers and load commands end before signals act as before.
@@ -124,7 +138,24 @@ class Session:
             stack.enter_context(
                 watching_load(self._throttle, events, every=self._pace.load_every, **limits)
             )
-            yield replace(self._options, events=events)
+            yield replace(self._options, events=events, confirm=self._confirmation(bars))
+
+    def _confirmation(self, bars: Bars) -> Callable[[Migration], bool] | None:
+        """Return a function that lets the user decide on the switch; None without a question."""
+        name = self._question_about
+        if name is None:
+            return None
+
+        def confirm(migration: Migration) -> bool:
+            # Shown to those who watch from elsewhere.
+            self._throttle.pause(QUESTION)
+            with bars.suspended():
+                say(f"\n{switch_words(name=name, width=migration.corrected().layout.width)}.")
+                is_to_switch = is_agreed(f"Switch {name} to {migration.target}?")
+            self._throttle.resume(QUESTION)
+            return is_to_switch
+
+        return confirm
 
 
 def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:

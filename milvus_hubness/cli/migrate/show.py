@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from milvus_hubness.cli.console import (
     UNNAMED,
     bank_words,
-    progress_bars,
     say,
     show_facts,
     show_json,
@@ -20,6 +18,7 @@ from milvus_hubness.cli.console import (
 from milvus_hubness.errors import name_some
 
 if TYPE_CHECKING:
+    from milvus_hubness.basics.progress import Progress
     from milvus_hubness.jobs.common.progress import Event, Listener
     from milvus_hubness.jobs.migration.ledger import Migration
 
@@ -60,6 +59,28 @@ def show_plan(plan: dict[str, Any]) -> None:
         "note": "\n".join(plan["remarks"]),
     }
     show_facts(f"Migration of {plan['source']}", facts)
+
+
+BEFORE_SWITCH = (
+    "{name} will lead to vectors of {width} numbers, so that plain MilvusClients fail when they "
+    "search or write it. Have applications use HubnessClient, with the same calls, or "
+    "milvus-hubness proxy: both serve the source as well, so they can change over now"
+)
+"""Which clients fail after the switch, and the remedy."""
+
+
+def switch_words(*, name: str | None, width: int) -> str:
+    """Return which clients fail after the switch, and what to do before it.
+
+    name: what applications read, None if it is not chosen yet. width: of the copy's vectors.
+    """
+    return BEFORE_SWITCH.format(name=name or "the application's name", width=width)
+
+
+def show_before_switch(plan: dict[str, Any]) -> None:
+    """Print what applications need before the switch of a plan."""
+    name = plan["source"] if plan["rename"] else plan["alias"]
+    show_facts("\nBefore the switch", {"clients": switch_words(name=name, width=plan["width"])})
 
 
 def migration_facts(migration: Migration) -> dict[str, Any]:
@@ -126,26 +147,24 @@ LINES = {
 """The lines for events. Other events are for the bars and for machines."""
 
 
-@contextmanager
-def printed() -> Iterator[Listener]:
-    """Yield a listener that prints lines on standard output, and shows progress bars."""
+def printed(progress: Progress) -> Listener:
+    """Return a listener that prints lines on standard output, and reports to progress bars."""
     from milvus_hubness.jobs.common.progress import as_events
 
-    with progress_bars() as progress:
-        bars = as_events(progress)
+    bars = as_events(progress)
 
-        def listen(event: Event) -> None:
-            bars.report(event.name, **event.facts)
-            if event.name == "rate":
-                limits = (
-                    f"{name} {'free' if value is None else value}"
-                    for name, value in event.facts.items()
-                )
-                say(f"now at {', '.join(limits)}")
-            elif event.name in LINES:
-                say(LINES[event.name].format(**event.facts))
+    def listen(event: Event) -> None:
+        bars.report(event.name, **event.facts)
+        if event.name == "rate":
+            limits = (
+                f"{name} {'free' if value is None else value}"
+                for name, value in event.facts.items()
+            )
+            say(f"now at {', '.join(limits)}")
+        elif event.name in LINES:
+            say(LINES[event.name].format(**event.facts))
 
-        yield listen
+    return listen
 
 
 def stream(event: Event) -> None:

@@ -114,6 +114,11 @@ class Lease:
         """The fencing token of the first collection."""
         return self._entries[self._names[0]].token
 
+    @property
+    def owner_id(self) -> str:
+        """The id of this holding of the lease, which its records have."""
+        return self._owner_id
+
     def fence(self, collection: str) -> None:
         """Write by a fencing alias of a leased collection that is new. Raises LeaseLost."""
         made = self._make_fence(collection)

@@ -33,6 +33,7 @@ from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, chosen_switch
 from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
+from milvus_hubness.jobs.migration.pauses import noting_pauses
 from milvus_hubness.jobs.migration.presence import (
     identified,
     require_collections,
@@ -84,7 +85,7 @@ def migrate(
     require_engine(options.engine)
     options.events.report("plan", **plan.to_dict())
     plan.judging.require(plan.verdict, plan.source.name)
-    with _leased(store, (plan.source.name, plan.target), options) as lease:
+    with _leased(store, (plan.source.name, plan.target), plan.target, options) as lease:
         if plan.verdict is not None:
             store_verdict(lease.store, plan.source.name, plan.verdict)
         ledger = Ledger(lease.store)
@@ -181,17 +182,21 @@ def opened(
     Raises LeaseHeld, NoMigration.
     """
     names = (migration.source_now, migration.target, migration.source)
-    with _leased(store, names, options, lease) as held:
+    with _leased(store, names, migration.target, options, lease) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)
 
 
 @contextmanager
 def _leased(
-    store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
+    store: Store,
+    names: Sequence[str],
+    target: str,
+    options: MigrationOptions,
+    lease: Lease | None = None,
 ) -> Iterator[Lease]:
-    """Hold the lease, and report a failure or a stop as an event.
+    """Hold the lease, and report a failure or a stop as an event, and pauses in the ledger.
 
-    Waits in the throttle check the lease.
+    Waits in the throttle check the lease. target: the copy.
     """
     try:
         with (
@@ -199,7 +204,8 @@ def _leased(
             options.throttle.guarded(held.check),
         ):
             held.include(*names)
-            yield held
+            with noting_pauses(held, target, options):
+                yield held
     except Exception as error:
         options.events.report("failed", type=type(error).__name__, message=str(error))
         raise
@@ -258,9 +264,16 @@ class Migrator:
             self._wait_for_clients()
             self._verify(source)
 
-        if alias or rename or self.migration.phase == "switching":
+        # A name that has begun to move must arrive, whoever would decide otherwise now.
+        is_switching = self.migration.phase == "switching"
+        if is_switching or ((alias or rename) and self._is_confirmed()):
             self.cut_over(alias, rename)
         return self.migration
+
+    def _is_confirmed(self) -> bool:
+        """Whether the name may move: to a copy that is verified only if the caller agrees."""
+        confirm = self._options.confirm
+        return self.migration.phase != "verified" or confirm is None or confirm(self.migration)
 
     def _report_continuing(self) -> None:
         """Report how far earlier runs came: listeners of this run have not heard of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -79,6 +79,9 @@ class MigrationOptions:
     """Gets what happens, for hooks and metrics."""
     release: threading.Event | None = None
     """If given, the cutover waits until this is set; meanwhile the copy catches up."""
+    confirm: Callable[[Migration], bool] | None = None
+    """If given, called by `migrate` and `resume` once the copy is verified, before a name moves; if
+    it returns False, the run ends with the verified copy, which `cutover` can switch to later."""
     engine: Engine = "local"
     """What computes the biases."""
 

@@ -1,0 +1,117 @@
+"""`migrate run` in a terminal: the question before the switch, and what follows each reply."""
+
+import json
+
+import numpy as np
+import pytest
+from milvus_lite.server_manager import server_manager_instance
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import HubnessClient, connect
+from tests.cli.conftest import DIM
+from tests.support.galleries import vectors
+from tests.support.terminals import Terminal
+
+RUN = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--client-ttl", "0")
+QUESTION = "Switch live to products_hubness? [y/N] "
+
+
+@pytest.fixture
+def live(files):
+    """An alias over the collection; no process has the database open."""
+    client = connect("shop.db")
+    client.create_alias("products", "live")
+    client.close()
+    server_manager_instance.release_server("shop.db")
+
+
+def behind(name):
+    client = connect("shop.db")
+    try:
+        return client.describe_collection(name)["collection_name"]
+    finally:
+        client.close()
+
+
+def test_a_yes_switches(live):
+    terminal = Terminal(*RUN, "--alias", "live")
+    shown = terminal.until(QUESTION)
+    assert shown.index("verified: 60 rows") < shown.index(QUESTION)
+    assert "plain MilvusClients fail when they search or write it" in " ".join(shown.split())
+    terminal.type("y\n")
+    assert terminal.code() == 0, terminal.shown
+    assert "products_hubness: switched" in terminal.shown
+    assert behind("live") == "products_hubness"
+
+
+@pytest.mark.parametrize("reply", ["n\n", "live\n", "\x04"], ids=["n", "word", "end"])
+def test_any_other_reply_leaves_the_copy_for_the_cutover(live, run, reply):
+    terminal = Terminal(*RUN, "--alias", "live")
+    terminal.until(QUESTION)
+    terminal.type(reply)
+    assert terminal.code() == 0, terminal.shown
+    assert "No name was moved" in terminal.shown
+    assert "milvus-hubness migrate cutover products --alias live" in terminal.shown
+    assert behind("live") == "products"
+    status = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
+    assert (status["phase"], status["lease"]) == ("verified", None)
+
+    done = run("migrate", "cutover", "products", "--alias", "live", "--client-ttl", "0")
+    assert done.returncode == 0, done.stderr
+    assert behind("live") == "products_hubness"
+
+
+def test_ctrl_c_at_the_question_ends_the_run_and_it_can_be_continued(live, run):
+    terminal = Terminal(*RUN, "--alias", "live")
+    terminal.until(QUESTION)
+    terminal.type("\x03")
+    assert terminal.code() == 130, terminal.shown
+    assert "stopped; repeat the command to continue" in terminal.shown
+    assert "Traceback" not in terminal.shown
+    assert behind("live") == "products"
+    status = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
+    assert (status["phase"], status["lease"]) == ("verified", None)
+
+    again = run("migrate", "run", "products", "--alias", "live", "--client-ttl", "0")
+    assert again.returncode == 0, again.stderr
+    assert behind("live") == "products_hubness"
+
+
+def test_a_continued_run_puts_the_question_too(live, run):
+    assert run(*RUN).returncode == 0
+    server_manager_instance.release_server("shop.db")
+    terminal = Terminal("migrate", "run", "products", "--alias", "live", "--client-ttl", "0")
+    terminal.until(QUESTION)
+    terminal.type("y\n")
+    assert terminal.code() == 0, terminal.shown
+    assert behind("live") == "products_hubness"
+
+
+@pytest.mark.parametrize("option", ["--yes", "--json"])
+def test_no_question_where_a_script_has_decided(live, option):
+    terminal = Terminal(*RUN, "--alias", "live", option)
+    assert terminal.code() == 0, terminal.shown
+    assert "[y/N]" not in terminal.shown
+    assert behind("live") == "products_hubness"
+
+
+def test_no_question_without_a_terminal_or_without_a_name(live, run):
+    assert "[y/N]" not in run(*RUN).stdout
+    switched = run(*RUN, "--alias", "live")
+    assert "[y/N]" not in switched.stdout
+    assert behind("live") == "products_hubness"
+
+
+def test_what_it_says_of_plain_clients_is_true(live, run):
+    assert "MilvusClients" in run("migrate", "plan", *RUN[2:], "--alias", "live").stdout
+    assert run(*RUN, "--alias", "live").returncode == 0
+    query = vectors(np.random.default_rng(3), 1, DIM)
+    plain = connect("shop.db")
+    with pytest.raises(MilvusException):
+        plain.search("live", data=list(query), limit=3)
+    with pytest.raises(MilvusException):
+        plain.insert("live", [{"id": 900, "vector": query[0], "group": 0}])
+    client = HubnessClient("shop.db")
+    for name in ("live", "products"):
+        [hits] = client.search(name, data=list(query), limit=3)
+        assert len(hits) == 3
