@@ -65,7 +65,7 @@ PANELS = {
         "drain",
     ),
     "Control": (
-        "plan", "yes", "force", "revert", "repair", "resume", "once", "check", "restart_ttl",
+        "init", "plan", "yes", "force", "revert", "repair", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "http", "on", "host", "port", "tls_cert", "tls_key",
         "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
     ),

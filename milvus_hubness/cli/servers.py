@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -54,7 +55,12 @@ def print_event(event: Event) -> None:
 
 
 def serve(
-    config: Annotated[Path, "Configuration file, hubness.toml."],
+    config: Annotated[Path, "Configuration file."] = Path("hubness.toml"),
+    init: Annotated[
+        list[str] | None,
+        "Write the configuration for this corrected collection or alias, and exit; repeatable.",
+        {"metavar": "NAME"},
+    ] = None,
     once: Annotated[bool, "Reconcile every collection once and exit; 1 if one failed."] = False,
     check: Annotated[bool, "Only check the configuration; exit code 2 if it is wrong."] = False,
     as_json: AsJson = False,
@@ -63,6 +69,14 @@ def serve(
 
     Example: milvus-hubness serve --config hubness.toml
     """
+    if init:
+        if once or check:
+            raise typer.BadParameter(
+                "--init writes a configuration: run --once or --check after it"
+            )
+        _write_config(config, init, as_json)
+        return
+
     from prometheus_client import disable_created_metrics
 
     from milvus_hubness.serve import ConfigFile, database_faults, file_faults
@@ -132,16 +146,40 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
     """
     # What the file does not say comes from the environment, as in the other commands.
     table = file.config.server
-    uri = table.uri or next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
+    uri = table.uri or _uri_of_environment()
+    database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
+    token_file = Path(table.token_file) if table.token_file else None
+    return uri, lambda: open_store(uri, database, token_file)
+
+
+def _uri_of_environment() -> str:
+    """Return the address of the database. Raises InvalidParameter for a password in it."""
+    uri = next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
     if "@" in urlsplit(uri).netloc:
         raise InvalidParameter(
             f"the address in ${' or $'.join(URI_VARIABLES)} holds a user or a password: "
             "set $MILVUS_HUBNESS_TOKEN to user:password instead"
         )
+    return uri
 
-    database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
-    token_file = Path(table.token_file) if table.token_file else None
-    return uri, lambda: open_store(uri, database, token_file)
+
+def _write_config(path: Path, names: list[str], as_json: bool) -> None:
+    """Write a configuration that fits these collections. Raises InvalidParameter if there is a file."""
+    from milvus_hubness.cli.console import write_page
+    from milvus_hubness.serve import first_config
+
+    if path.exists():
+        raise InvalidParameter(f"{path} exists: name another --config FILE, or remove it")
+
+    uri = _uri_of_environment()
+    database = os.environ.get(DATABASE_VARIABLE, "")
+    text = first_config(open_store(uri, database, None), names, uri, database, path)
+    write_page(path, text)
+
+    command = f"milvus-hubness serve --config {quote(str(path))}"
+    result = {"init": {"config": str(path), "collections": names}}
+    words = f"wrote {path}, for {', '.join(names)}\nTo check it: {command} --check\nTo start:    {command}"
+    show_result(as_json, result, lambda: say(words))
 
 
 MIB = 1 << 20

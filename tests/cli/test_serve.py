@@ -6,10 +6,12 @@ import signal
 import time
 import urllib.request
 from datetime import datetime, timezone
+from pathlib import Path
 
 import numpy as np
 import pytest
 from milvus_lite.server_manager import server_manager_instance
+from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
@@ -23,8 +25,9 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
-from tests.cli.conftest import DIM
+from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import plain_collection, vectors
+from tests.support.projects import tomllib
 
 COLLECTION = '[[collection]]\nname = "products_hubness"\n'
 TOKEN = "sesame-0815"
@@ -330,3 +333,55 @@ def at_work(url):
     with urllib.request.urlopen(f"{url}/status.json", timeout=5) as answer:
         running = json.load(answer)["collections"][0]["running"]
     return "{doing}, {done} of {total}".format(**running) if running else ""
+
+
+def test_the_first_configuration_fits_what_is_there(corrected, run):
+    """Written for an alias, it is valid, and the service runs with it."""
+    connect("shop.db").create_alias("products_hubness", 'shop\'s "live"')
+    name = connect("shop.db").list_aliases("products_hubness")["aliases"][0]
+    wrote = run("serve", "--init", name)
+    assert wrote.returncode == 0, wrote.stderr
+    assert "milvus-hubness serve --config hubness.toml --check" in wrote.stdout
+    assert run("serve", "--config", "hubness.toml", "--check").returncode == 0
+    insert_pending(2)
+    done = run("serve", "--once", "--json")
+    [outcome] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
+    assert (outcome["collection"], outcome["result"]) == (name, "ok")
+    assert status(MilvusStore(connect("shop.db")), "products_hubness").pending == 0
+
+
+def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, run):
+    client = HubnessClient("shop.db")
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    index = client.prepare_index_params()
+    for field in ("image", "text"):
+        schema.add_field(field, DataType.FLOAT_VECTOR, dim=DIM)
+        index.add_index(field, index_type="FLAT", metric_type="COSINE")
+    client.create_collection("posts", schema=schema, index_params=index)
+    both = vectors(np.random.default_rng(3), 60, DIM)
+    client.insert("posts", [{"id": i, "image": row, "text": row} for i, row in enumerate(both)])
+    for field in ("image", "text"):
+        options = ("--field", field, "--bank", "bank.npy", "--k", "8", "--force")
+        done = run("enable", "posts", *options, "--where", "side_collection")
+        assert done.returncode == 0, done.stderr
+    folder = files / "etc"
+    folder.mkdir()
+    config = str(folder / "posts.toml")
+    assert run("serve", "--config", config, "--init", "posts").returncode == 0
+    tables = tomllib.loads(Path(config).read_text())
+    assert [table["field"] for table in tables["collection"]] == ["image", "text"]
+    checked = run("serve", "--config", config, "--check")
+    assert checked.returncode == 0, checked.stderr
+    assert "bank = " not in "".join(
+        line for line in Path(config).read_text().splitlines() if not line.startswith("#")
+    ), "the bank in use stays"
+
+
+def test_the_first_configuration_replaces_no_file_and_names_what_is_not_corrected(corrected, run):
+    assert_fails(run("serve", "--init", "products"), 1, "'products' is not corrected")
+    assert not Path("hubness.toml").exists()
+    assert_fails(run("serve", "--init", "nothing"), 1, "nothing")
+    Path("hubness.toml").write_text("# mine\n")
+    assert_fails(run("serve", "--init", "products_hubness"), 2, "hubness.toml exists")
+    assert Path("hubness.toml").read_text() == "# mine\n"

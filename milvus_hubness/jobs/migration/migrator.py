@@ -32,8 +32,8 @@ from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, chosen_switch
-from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
 from milvus_hubness.jobs.migration.pauses import noting_pauses
+from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
 from milvus_hubness.jobs.migration.presence import (
     identified,
     require_collections,
