@@ -47,10 +47,12 @@ def command_reference() -> str:
 
 def _command_section(words: str, command: Any) -> str:
     """Return the help of a command as Markdown. The texts are those of `--help`, with the panels of the options."""
+    from milvus_hubness.cli.command_line import help_row
+
     context = command.context_class(command, info_name=words)
     panels: dict[str, list[str]] = {}
     for parameter in command.get_params(context):
-        if record := parameter.get_help_record(context):
+        if record := help_row(parameter, context):
             heading = "Arguments" if parameter.param_type_name == "argument" else "Options"
             panel = getattr(parameter, "rich_help_panel", None) or heading
             panels.setdefault(panel, []).append(_row(*record))

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -20,22 +20,30 @@ COMMANDS = {
     "check": "milvus_hubness.cli.check:check",
     "tune": "milvus_hubness.cli.reports:tune",
     "diagnose": "milvus_hubness.cli.reports:diagnose",
+    "status": "milvus_hubness.cli.reports:status",
     "explain": "milvus_hubness.cli.explain:explain",
     "hubs": "milvus_hubness.cli.hubs:hubs",
-    "match": "milvus_hubness.cli.match:match",
+    "migrate": "milvus_hubness.cli.migrate:app",
     "enable": "milvus_hubness.cli.enable:enable",
     "disable": "milvus_hubness.cli.enable:disable",
-    "adopt": "milvus_hubness.cli.adopt:adopt",
+    "match": "milvus_hubness.cli.match:match",
+    "quari": "milvus_hubness.cli.quari:app",
     "refresh": "milvus_hubness.cli.refresh:refresh",
     "bank": "milvus_hubness.cli.bank:app",
     "experiment": "milvus_hubness.cli.experiment:app",
+    "adopt": "milvus_hubness.cli.adopt:adopt",
     "serve": "milvus_hubness.cli.servers:serve",
     "proxy": "milvus_hubness.cli.servers:proxy",
-    "status": "milvus_hubness.cli.reports:status",
-    "migrate": "milvus_hubness.cli.migrate:app",
-    "quari": "milvus_hubness.cli.quari:app",
 }
 """The function or the command line of each command, as module:name, in the order of the help."""
+
+HEADINGS = {
+    "Look": ("demo", "check", "tune", "diagnose", "status", "explain", "hubs"),
+    "Correct": ("migrate", "enable", "disable", "match", "quari"),
+    "Keep": ("refresh", "bank", "experiment", "adopt"),
+    "Serve": ("serve", "proxy"),
+}
+"""What people do with the commands: the headings of the help. Look writes no row."""
 
 
 class _LazyCommands(Mapping[str, Any]):
@@ -57,6 +65,10 @@ class _LazyCommands(Mapping[str, Any]):
 
 class _LazyGroup(Group):
     """The group of COMMANDS. Typer gives it none, since none is registered with `app`."""
+
+    headings: ClassVar[Mapping[str, str]] = {
+        name: heading for heading, names in HEADINGS.items() for name in names
+    }
 
     def __init__(self, **settings: Any) -> None:
         settings["commands"] = _LazyCommands()

@@ -23,17 +23,19 @@ A command is a function whose parameters are its options:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from textwrap import indent
-from typing import Annotated, Any, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
-from typer.models import OptionInfo
+from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
@@ -77,6 +79,41 @@ PANELS = {
 }  # fmt: skip
 """The panels of the help in their order, each with the parameters whose options it shows."""
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
+
+METAVARS = {
+    "FILE": (
+        "bank", "target_bank", "queries", "query", "pairs", "pairs_queries", "prior_from",
+    ),
+    "FOLDER": ("image_folder",),
+    "URI": ("uri",),
+    "HOST": ("host",),
+    "HOST:PORT": ("upstream", "http"),
+    "PORT": ("port",),
+    "COLLECTION": ("collection", "source", "target", "bank_name", "drop", "renamed_from"),
+    "ALIAS": ("alias",),
+    "FIELD": ("field", "vector", "kind", "prior", "group_by", "slice_by", "image_field"),
+    "COLUMN": ("bank_column", "query_text"),
+    "PROFILE": ("profile",),
+    "METHOD": ("method",),
+    "MEASURE": ("measure",),
+    "NAME=VALUE": ("param", "index_param"),
+    "TYPE": ("index_type",),
+    "FORM": ("form",),
+    "KEY": ("key", "release", "forget"),
+    "EXPRESSION": ("filter",),
+    "SECONDS": ("chunk_seconds", "client_ttl", "state_ttl", "load_every", "every", "drain"),
+    "DAYS": ("half_life",),
+    "ROWS": ("rows_per_second", "rebuild_rows"),
+    "BYTES": ("bytes_per_second",),
+    "MIB": ("max_message_mib", "max_in_flight_mib"),
+    "SHARE": (
+        "rate", "seed_share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
+        "alert_budget",
+    ),
+}  # fmt: skip
+"""What the help calls the values of options and arguments, by parameter; others by their type."""
+_METAVAR_OF = {parameter: word for word, parameters in METAVARS.items() for parameter in parameters}
+_METAVAR_OF_TYPE = {str: "NAME", int: "N", float: "NUMBER", Path: "FILE"}
 
 # -- command lines ------------------------------------------------------------------------------
 
@@ -183,16 +220,28 @@ def _with_option(parameter: inspect.Parameter) -> inspect.Parameter:
     """Return a keyword parameter with its `typer.Option`, which has its panel."""
     parameter = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
     value_type, first, *rest = get_args(parameter.annotation) or (parameter.annotation, None)
+    option: OptionInfo | ArgumentInfo
     if isinstance(first, str):
         option = _option(parameter, first, *rest)
-    elif isinstance(first, OptionInfo):
+    elif isinstance(first, OptionInfo | ArgumentInfo):
         # Commands share annotations: theirs stays without a panel.
         option = copy(first)
     else:
         return parameter
 
-    option.rich_help_panel = _PANEL_OF[parameter.name]
+    option.metavar = option.metavar or _metavar(parameter.name, value_type)
+    if isinstance(option, OptionInfo):
+        option.rich_help_panel = _PANEL_OF[parameter.name]
     return parameter.replace(annotation=Annotated[value_type, option])
+
+
+def _metavar(name: str, value_type: Any) -> str | None:
+    """Return what the help calls a value; None for a flag, and for a choice, which lists its own."""
+    while get_origin(value_type) in {Union, UnionType, list}:
+        value_type = get_args(value_type)[0]
+    if value_type not in _METAVAR_OF_TYPE:
+        return None
+    return _METAVAR_OF.get(name, _METAVAR_OF_TYPE[value_type])
 
 
 def _option(
@@ -211,11 +260,25 @@ def _option(
 # -- layout of the help -------------------------------------------------------------------------
 
 
+def help_row(parameter: Any, context: Any) -> tuple[str, str] | None:
+    """Return what the help says of an option or an argument; None if it is hidden."""
+    row: tuple[str, str] | None = parameter.get_help_record(context)
+    # Some versions of typer add the Python type to the name of an argument.
+    if row is not None and parameter.param_type_name == "argument" and parameter.metavar:
+        return parameter.metavar, row[1]
+    return row
+
+
 class _HelpWithPanels:
     """The layout of the help of commands and groups: options by panel, and an example at the end.
 
-    click calls these two methods to write the help of a command.
+    click calls these methods to write the help of a command.
     """
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line, arguments without the braces of newer typers."""
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.strip("{}") for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, the options by panel, and those without a panel under Help."""
@@ -224,7 +287,7 @@ class _HelpWithPanels:
         }
         command: Any = self
         for parameter in command.get_params(ctx):
-            row = parameter.get_help_record(ctx)
+            row = help_row(parameter, ctx)
             if row is not None:
                 rows[_heading_of(parameter)].append(row)
 
@@ -255,10 +318,19 @@ class Command(_HelpWithPanels, TyperCommand):
 class Group(_HelpWithPanels, TyperGroup):
     """A group of commands, whose help shows the whole summary of each."""
 
+    headings: ClassVar[Mapping[str, str]] = {}
+    """The heading over each command, by its name; others are under Commands."""
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        summaries = [
-            (name, str(command.help).split("\n\n")[0]) for name, command in self.commands.items()
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(summaries)
+        """Write the summaries of the commands under their headings, and then the options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            summary = str(command.help).split("\n\n")[0]
+            sections.setdefault(self.headings.get(name, "Commands"), []).append((name, summary))
+
+        # The same column of summaries in all of them.
+        width = max(map(len, self.commands))
+        for heading, summaries in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), text) for name, text in summaries])
         super().format_options(ctx, formatter)

@@ -10,8 +10,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from milvus_hubness.cli import COMMANDS as COMMANDS_OF_MILVUS
 from milvus_hubness.cli import app
-from milvus_hubness.cli.command_line import PANELS
+from milvus_hubness.cli.command_line import PANELS, help_row
 from milvus_hubness.correction.estimators.base import ALIASES
 from qdrant_hubness.cli import app as qdrant_app
 
@@ -163,3 +164,35 @@ def test_one_convention_says_which_commands_write(words):
         assert parameters["--plan"].help.endswith("; write nothing.")
     drops = "--drop" in parameters or words == "qdrant-hubness sweep"
     assert (drops or words == "milvus-hubness migrate run") == ("--yes" in parameters)
+
+
+PYTHON_WORDS = re.compile(r"<[a-z]|\{|\b(TEXT|INTEGER|FLOAT|PATH|DIRECTORY)\b")
+"""What typer calls values by default, in one version or another."""
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_values_are_called_by_words_of_users(words):
+    name, command = COMMANDS[words]
+    shown = CliRunner().invoke(APPS[name], [*words.split()[1:], "--help"], terminal_width=100)
+    usage = shown.output.split("\n\n")[0]
+    context = command.context_class(command, info_name=words)
+    rows = [
+        row for parameter in command.get_params(context) if (row := help_row(parameter, context))
+    ]
+    for text in (usage, *(names for names, _ in rows)):
+        # Choices list their values.
+        assert not PYTHON_WORDS.search(re.sub(r"<[^>]*\|[^>]*>", "", text)), text
+
+
+def test_the_help_says_what_commands_are_for():
+    shown = CliRunner().invoke(app, ["--help"], terminal_width=100).output
+    sections = {}
+    for line in shown.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            sections[line[:-1]] = []
+        elif re.match(r"  [a-z]", line):
+            sections[next(reversed(sections))].append(line.split()[0])
+    del sections["Help"], sections["Example"]
+    assert list(sections) == ["Look", "Correct", "Keep", "Serve"]
+    listed = [name for names in sections.values() for name in names]
+    assert listed == list(COMMANDS_OF_MILVUS), "the order is that of the list"
