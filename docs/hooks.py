@@ -187,7 +187,24 @@ def _bounds(value: dict[str, Any]) -> str:
     return f" {' '.join(words)}" if words else ""
 
 
+def front_page() -> str:
+    """Return the first screen of README.md, up to its second heading, for the home of the site.
+
+    Raises ValueError for a link to a file that the site does not have.
+    """
+    first_screen = (ROOT / "README.md").read_text("utf-8").partition("\n## ")[0]
+
+    def from_docs(link: re.Match[str]) -> str:
+        target = link[0]
+        if "://" not in target and not target.startswith("docs/"):
+            raise ValueError(f"the first screen of README.md links to {target!r}, outside of docs")
+        return target.removeprefix("docs/")
+
+    return LINK.sub(from_docs, first_screen)
+
+
 GENERATED: dict[str, Callable[[], str]] = {
+    "front": front_page,
     "commands": command_reference,
     "errors": error_reference,
     "state": state_reference,

@@ -1,5 +1,19 @@
 """The public names, for type checkers, and for `__init__.py`, which imports each when it is first used."""
 
+from milvus_hubness.api.enable import disable as disable
+from milvus_hubness.api.enable import enable as enable
+from milvus_hubness.api.enable import plan_enable as plan_enable
+from milvus_hubness.api.migration import clean as clean
+from milvus_hubness.api.migration import cutover as cutover
+from milvus_hubness.api.migration import migrate as migrate
+from milvus_hubness.api.migration import plan_migration as plan_migration
+from milvus_hubness.api.migration import resume as resume
+from milvus_hubness.api.migration import rollback as rollback
+from milvus_hubness.api.refresh import adopt as adopt
+from milvus_hubness.api.refresh import refresh as refresh
+from milvus_hubness.api.refresh import status as status
+from milvus_hubness.api.reports import diagnose as diagnose
+from milvus_hubness.api.reports import tune as tune
 from milvus_hubness.basics.files.runs import to_run as to_run
 from milvus_hubness.basics.files.runs import write_run as write_run
 from milvus_hubness.correction.banks.bank import QueryBank as QueryBank
@@ -24,22 +38,10 @@ from milvus_hubness.correction.rerank import GloballyCorrected as GloballyCorrec
 from milvus_hubness.errors import *  # noqa: F403
 from milvus_hubness.extras.quari.reranker import LinearMaps as LinearMaps
 from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
-from milvus_hubness.jobs.common.adopt import adopt as adopt
 from milvus_hubness.jobs.common.judgements import Judgements as Judgements
-from milvus_hubness.jobs.enable.enable import disable as disable
-from milvus_hubness.jobs.enable.enable import enable as enable
-from milvus_hubness.jobs.enable.plan import plan_enable as plan_enable
-from milvus_hubness.jobs.migration.clean import clean as clean
-from milvus_hubness.jobs.migration.migrator import cutover as cutover
-from milvus_hubness.jobs.migration.migrator import migrate as migrate
-from milvus_hubness.jobs.migration.migrator import resume as resume
-from milvus_hubness.jobs.migration.migrator import rollback as rollback
 from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOptions
-from milvus_hubness.jobs.migration.plan import plan_migration as plan_migration
 from milvus_hubness.jobs.refresh.plan import RefreshOptions as RefreshOptions
 from milvus_hubness.jobs.refresh.run import RefreshResult as RefreshResult
-from milvus_hubness.jobs.refresh.run import refresh as refresh
-from milvus_hubness.jobs.refresh.status import status as status
 from milvus_hubness.milvus.client.aio import AsyncHubnessClient as AsyncHubnessClient
 from milvus_hubness.milvus.client.experiments import Experiment as Experiment
 from milvus_hubness.milvus.client.matching import Matches as Matches
@@ -49,8 +51,6 @@ from milvus_hubness.milvus.store.milvus_store import MilvusStore as MilvusStore
 from milvus_hubness.milvus.store.server import connect as connect
 from milvus_hubness.reports.check import Check as Check
 from milvus_hubness.reports.check import check as check
-from milvus_hubness.reports.collections import diagnose as diagnose
-from milvus_hubness.reports.collections import tune as tune
 from milvus_hubness.reports.runs import RunFiles as RunFiles
 
 __version__: str

@@ -264,7 +264,7 @@ def test_a_critical_load_stops_it_and_it_can_be_carried_on_with(run, live):
     )
     assert resumed.returncode == 0, resumed.stderr
     assert behind(live, "live") == "products_hubness"
-    assert "Missing argument 'source'" in run("migrate", "run").stderr
+    assert "Missing argument 'COLLECTION'" in run("migrate", "run").stderr
 
 
 def test_metrics_are_kept_in_a_file(run, files):

@@ -67,6 +67,23 @@ def test_the_front_page_and_the_pages_are_short():
     ] == []
 
 
+def test_the_home_of_the_site_is_the_first_screen_of_the_front_page():
+    """With its picture, and from one source."""
+    readme = pages.README.read_text()
+    home = pages.DOCS / "index.md"
+    shown = pages.hooks().front_page()
+    assert home.read_text().startswith("<!-- generated: front -->\n")
+    assert shown.startswith("# milvus_hubness\n")
+    for paragraph in shown.split("\n\n"):
+        words = LINK.sub("", paragraph)
+        assert words in LINK.sub("", readme)
+        assert paragraph.startswith("#") or paragraph not in home.read_text(), "copied by hand"
+    targets = LINK.findall(shown)
+    assert "pictures/hubs.svg" in targets
+    for target in targets:
+        assert (pages.DOCS / target.partition("#")[0]).exists(), target
+
+
 def test_every_page_is_in_the_menu_and_within_reach_of_the_front_page():
     def files(menu):
         for entry in menu:

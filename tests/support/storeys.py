@@ -17,6 +17,7 @@ STOREYS = (
     "jobs",
     "milvus",
     "reports",
+    "api",
     "extras",
     "serve",
     "demo",

@@ -35,7 +35,7 @@ Vectors: TypeAlias = npt.NDArray[np.float32]
 if TYPE_CHECKING:
     import torch
 
-    BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
+    BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor | os.PathLike[str]"
 else:
     # Pydantic models with a field of this type evaluate it.
     BankLike = Any
@@ -123,8 +123,16 @@ class QueryBank:
 
     @classmethod
     def of(cls, bank: BankLike) -> QueryBank:
-        """Return the bank itself, or a bank of an array, a tensor or a list of lists."""
-        return bank if isinstance(bank, QueryBank) else cls(as_vectors(bank, "the bank"))
+        """Return the bank itself, or a bank of a file, an array, a tensor, a list of lists, or a
+        column of lists, as pandas, Polars and pyarrow have it.
+
+        A path is read as `load` does. Raises as `load` and `QueryBank` do.
+        """
+        if isinstance(bank, QueryBank):
+            return bank
+        if isinstance(bank, str | os.PathLike):
+            return cls.load(bank)
+        return cls(as_vectors(bank, "the bank"))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
@@ -332,6 +340,8 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
         rows = without_tensors(rows)
 
     array = np.asarray(rows)
+    if array.ndim == 1 and array.dtype == object:
+        array = _stacked(array, what)
     # NumPy makes an empty list an array of floats, and an empty array may be of any type.
     if array.dtype.kind not in "fiu" and array.size:
         raise InvalidInput(f"{what} must hold real numbers, not {array.dtype}")
@@ -349,6 +359,24 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
             f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(broken)}"
         )
     return vectors
+
+
+def _stacked(column: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
+    """Return a column of rows (n,), as a table has it, as an array (n, d).
+
+    Raises InvalidInput and DimensionMismatch, which name the row.
+    """
+    rows = column.tolist()
+    empty = [number for number, row in enumerate(rows) if not hasattr(row, "__len__")]
+    if empty:
+        value = rows[empty[0]]
+        raise InvalidInput(f"{what} has {value!r} in place of a vector: see row {name_some(empty)}")
+    expect_one_width([len(row) for row in rows], what)
+    # A row may be an array of objects itself.
+    try:
+        return np.array([np.asarray(row, np.float64) for row in rows])
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{what} must hold real numbers, but has other values") from None
 
 
 def _counts_in(columns: Columns, of_vectors: str) -> npt.NDArray[Any] | None:

@@ -8,6 +8,7 @@ halves is measured, stored and measured again in the same way.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -689,8 +690,8 @@ def require_target_bank(
 
     if as_queries and isinstance(target_bank, TargetBank):
         target_bank = target_bank.asking
-    elif isinstance(target_bank, QueryBank):
-        target_bank = target_bank.vectors
+    elif isinstance(target_bank, QueryBank | str | os.PathLike):
+        target_bank = QueryBank.of(target_bank).vectors
     return _checked(bank, as_vectors(target_bank, "the target bank"), "the target bank")
 
 

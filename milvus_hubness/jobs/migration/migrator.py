@@ -62,6 +62,7 @@ POSTPONED_SECONDS = 30
 
 def migrate(
     store: Store,
+    /,
     plan: MigrationPlan,
     options: MigrationOptions | None = None,
     *,

@@ -173,7 +173,7 @@ class RefreshResult:
 
 
 def refresh(
-    store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
+    store: Store, /, collection: str, options: RefreshOptions | None = None, **changes: Any
 ) -> RefreshResult:
     """Compute missing or outdated biases under one
     lease, and write only the rows whose bias changes.

@@ -398,7 +398,7 @@ def expect_store(store: object) -> None:
     names = {base.__name__ for base in type(store).__mro__}
     remedies = {
         "MilvusClient": "MilvusStore(client)",
-        "AsyncMilvusClient": "MilvusStore(connect(uri))",
+        "AsyncMilvusClient": "a MilvusClient, or the URI",
         "QdrantClient": "QdrantStore(client)",
         "AsyncQdrantClient": "QdrantStore(connect(uri))",
     }

@@ -2,8 +2,10 @@
 
 import inspect
 import typing
+from importlib.util import find_spec
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from milvus_lite.server_manager import server_manager_instance
@@ -18,18 +20,31 @@ from milvus_hubness import (
     AsyncHubnessClient,
     CorrectionConfig,
     HubnessClient,
+    MigrationOptions,
     MilvusStore,
     QueryBank,
     RefreshOptions,
+    clean,
     connect,
+    diagnose,
+    disable,
     enable,
     migrate,
     plan_enable,
     plan_migration,
+    refresh,
+    rollback,
     status,
 )
-from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    InvalidInput,
+    InvalidParameter,
+    ServerUnavailable,
+    UnreadableFile,
+)
 from milvus_hubness.jobs.store import protocols
+from milvus_hubness.milvus.store.server import PlainClient
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from tests.support.galleries import plain_collection, vectors
 
@@ -114,12 +129,12 @@ def test_a_qdrant_store_of_something_else_says_how_to_make_one(given):
 
 
 def jobs():
-    """The public functions that take a store, by name."""
+    """The public functions that take a database, by name."""
     for name in dir(milvus_hubness):
         function = getattr(milvus_hubness, name)
         if (
             inspect.isfunction(function)
-            and next(iter(inspect.signature(function).parameters), "") == "store"
+            and next(iter(inspect.signature(function).parameters), "") == "database"
         ):
             yield name, function
 
@@ -127,13 +142,73 @@ def jobs():
 JOBS = dict(jobs())
 
 
-def test_these_jobs_take_a_store():
-    assert {"migrate", "plan_enable", "refresh", "tune", "status"} < JOBS.keys()
+def test_these_jobs_take_a_database():
+    assert {
+        "adopt", "clean", "cutover", "diagnose", "disable", "enable", "migrate", "plan_enable",
+        "plan_migration", "refresh", "resume", "rollback", "status", "tune",
+    } <= JOBS.keys()  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["uri", "path", "plain", "ours", "store"])
+def test_a_job_takes_what_a_user_of_pymilvus_has(form, tmp_path, bank):
+    """The whole way, by each form; a connection that a job opens is closed again."""
+    path = tmp_path / URI
+    plain = connect(str(path), create=True)
+    plain_collection(plain, "products", vectors(np.random.default_rng(4), ROWS, DIM), "COSINE")
+    plain.create_alias("products", "live")
+    np.save(tmp_path / "past.npy", bank)
+    ours = HubnessClient(str(path))
+    database = {
+        "uri": str(path), "path": path, "plain": plain, "ours": ours, "store": MilvusStore(plain),
+    }[form]  # fmt: skip
+    banks = [tmp_path / "past.npy", str(tmp_path / "past.npy"), bank.tolist()]
+
+    plan = plan_migration(database, "products", banks[0], estimator=NNN(4), alias="live")
+    migrate(database, plan, no_writers=True)
+    assert status(database, "live").corrected
+    assert refresh(database, "live", bank=banks[1], force=True, verdict="skip").action == "none"
+    assert diagnose(database, "live", banks[2]).queries == len(bank)
+    assert (
+        rollback(database, "live", options=MigrationOptions(no_writers=True)).source == "products"
+    )
+    clean(database, "products", drop="products_hubness")
+    assert not status(database, "live").corrected
+    enabled = plan_enable(database, "products", banks[0], estimator=NNN(4), verdict="skip")
+    enable(database, enabled, client_ttl=0)
+    disable(database, "products")
+
+    # Neither a client of the user nor another of the same address is closed.
+    assert "products" in plain.list_collections()
+    assert ours.search("live", [bank[0]], limit=1)[0]
+    plain.close()
+    ours.close()
+    server_manager_instance.release_server(str(path))
+
+
+def test_a_connection_that_a_job_opens_is_closed_even_if_it_fails(client, monkeypatch):
+    closed = []
+    monkeypatch.setattr(
+        PlainClient, "close", lambda self: (closed.append(self), MilvusClient.close(self))
+    )
+    address = client.plain_client()._config.address
+    status(address, "products")
+    assert len(closed) == 1
+    with pytest.raises(CollectionNotFound):
+        status(address, "nothing")
+    assert len(closed) == 2
+    status(client, "products")
+    assert len(closed) == 2
+
+
+def test_a_mistyped_path_is_no_empty_database(tmp_path):
+    with pytest.raises(ServerUnavailable, match=r"shpo\.db"):
+        status(str(tmp_path / "shpo.db"), "products")
+    assert not (tmp_path / "shpo.db").exists()
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_without_a_store_says_how_to_make_one(name):
-    """pymilvus users pass a client or a URI; that was AttributeError: no attribute 'info'."""
+def test_a_job_without_a_database_says_what_it_takes(name):
+    """Where a client cannot be used, it was AttributeError: no attribute 'info'."""
     names = [
         p.name for p in inspect.signature(JOBS[name]).parameters.values() if p.default is p.empty
     ][1:]
@@ -143,10 +218,9 @@ def test_a_job_without_a_store_says_how_to_make_one(name):
     )
     arguments = arguments[: len(arguments) - len(keywords)]
     remedies = {
-        "http://root:sesame@localhost:19530": "not the address 'http://***@localhost:19530': pass MilvusStore(connect(",
-        MilvusClient: "not the client MilvusClient: pass MilvusStore(client)",
-        HubnessClient: "not the client HubnessClient: pass MilvusStore(client)",
-        AsyncMilvusClient: "not the client AsyncMilvusClient: pass MilvusStore(connect(uri))",
+        "http://root:sesame@": "invalid address 'http://***@'",
+        AsyncMilvusClient: "not the client AsyncMilvusClient: pass a MilvusClient, or the URI",
+        AsyncHubnessClient: "not the client AsyncHubnessClient: pass a MilvusClient, or the URI",
         QdrantClient(":memory:"): "not the client QdrantClient: pass QdrantStore(client)",
     }
     for given, remedy in remedies.items():
@@ -258,8 +332,9 @@ async def test_a_mistyped_argument_of_a_query_of_qdrant():
 # -- banks and estimators -------------------------------------------------------------------------
 
 
-def test_a_path_in_place_of_a_bank_says_how_to_load_it(client, bank, tmp_path):
+def test_a_bank_may_be_a_file_everywhere(client, bank, tmp_path):
     """CorrectionConfig("file.npy") was accepted, and failed in the middle of create_collection."""
+    np.save(tmp_path / "past.npy", bank)
     store = MilvusStore(client)
     calls: list[typing.Callable[[object], object]] = [
         CorrectionConfig,
@@ -271,11 +346,30 @@ def test_a_path_in_place_of_a_bank_says_how_to_load_it(client, bank, tmp_path):
     ]
     for path in ("past.npy", tmp_path / "past.npy"):
         for call in calls:
-            with pytest.raises(InvalidInput) as refused:
-                call(path)
-            assert str(refused.value).endswith(
-                f"must hold real numbers, not a path: pass QueryBank.load({str(path)!r})"
-            )
+            call(path)
+    for call in calls:
+        with pytest.raises(UnreadableFile, match=r"nothing\.npy: no such file"):
+            call(tmp_path / "nothing.npy")
+
+
+def test_a_bank_may_be_a_column_of_a_table(bank):
+    table = pa.table({"text": ["q"] * len(bank), "embedding": bank.tolist()})
+    columns = (
+        table["embedding"],
+        table["embedding"].combine_chunks(),
+        pa.FixedSizeListArray.from_arrays(pa.array(bank.ravel()), DIM),
+        np.array([*map(list, bank), None], object)[:-1],
+        table.to_pandas()["embedding"] if find_spec("pandas") else bank,
+    )
+    for column in columns:
+        assert np.array_equal(QueryBank.of(column).vectors, bank)
+    for rows, message in (
+        ([[1.0, 2.0], None], "the bank has None in place of a vector: see row 1"),
+        ([[1.0, 2.0], [1.0]], "the bank has 1 numbers in row 1 and 2 in row 0"),
+        ([["a", "b"], ["c", "d"]], "the bank must hold real numbers"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            QueryBank.of(pa.array(rows))
 
 
 @pytest.mark.parametrize(

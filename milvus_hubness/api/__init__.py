@@ -1,0 +1,1 @@
+"""The jobs as `milvus_hubness` exports them: they take a client or an address for their store."""

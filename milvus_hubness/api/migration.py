@@ -1,0 +1,12 @@
+"""Migrations of any database that users have in hand."""
+
+from milvus_hubness.api.databases import of_database
+from milvus_hubness.jobs.migration import clean as cleaning
+from milvus_hubness.jobs.migration import migrator, plan
+
+plan_migration = of_database(plan.plan_migration)
+migrate = of_database(migrator.migrate)
+resume = of_database(migrator.resume)
+cutover = of_database(migrator.cutover)
+rollback = of_database(migrator.rollback)
+clean = of_database(cleaning.clean)
