@@ -16,8 +16,8 @@ import pytest
 import milvus_hubness
 from milvus_hubness.extras.quari.curves import learning_curves
 from milvus_hubness.jobs.common.http_server import HttpServer
-from milvus_hubness.reports.collections import render
 from milvus_hubness.reports.images import Images
+from milvus_hubness.reports.page import render
 from milvus_hubness.serve.page import service_routes
 from milvus_hubness.serve.worker import ServiceMetrics
 from tests.docs import pages

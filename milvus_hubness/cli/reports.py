@@ -172,7 +172,7 @@ def diagnose(
     Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
     """
     from milvus_hubness.jobs.common.inputs import read_texts
-    from milvus_hubness.reports import collections
+    from milvus_hubness.reports import collections, page
     from milvus_hubness.reports.images import Images
     from milvus_hubness.reports.runs import QRELS_OPTION, RUN_OPTION, RunFiles
 
@@ -239,7 +239,7 @@ def diagnose(
         )
 
     images = Images(image_folder)
-    console.write_page(output, collections.render(diagnosis, image_field, images))
+    console.write_page(output, page.render(diagnosis, image_field, images))
     crossed = _crossed(diagnosis, max_skewness, min_gain)
     result = {
         "diagnosis": diagnosis.to_dict(),

@@ -35,10 +35,10 @@ from milvus_hubness.reports.collections import (
     computed_biases,
     diagnose_gallery,
     read_biased,
-    render,
     tune_collection,
     tune_gallery,
 )
+from milvus_hubness.reports.page import render
 from milvus_hubness.reports.report import Diagnosis
 
 PAGE_HEIGHT = 720

@@ -1,4 +1,4 @@
-"""`diagnose` and `tune` for collections of a store, and the HTML page of a diagnosis."""
+"""`diagnose` and `tune` for collections of a store."""
 
 from __future__ import annotations
 
@@ -50,9 +50,7 @@ from milvus_hubness.quality.measures import ONCE_EACH, Sendings
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import activated_by
-from milvus_hubness.quality.verdict import EXPECTED_GAIN, LITTLE_EXCESS, expected_gain
-from milvus_hubness.reports import charts, report
-from milvus_hubness.reports.images import Images
+from milvus_hubness.reports import report
 from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
 
@@ -61,28 +59,6 @@ STAYS = (
     "does not replace"
 )
 """What is said of a stored verdict that stays."""
-
-LONGEST = 160
-"""Letters of a text that the page shows."""
-
-
-def render(
-    diagnosis: Diagnosis, image_field: str | None = None, images: Images | None = None
-) -> str:
-    """Return the HTML page in UTF-8; write it with encoding="utf-8".
-
-    image_field: a field of items with the path or URL of an image, which the page shows. images:
-    embeds the files of its folder; by default of none.
-    """
-    images = images or Images()
-    template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
-    facts = {
-        "expected": EXPECTED_GAIN,
-        "gain_at": expected_gain,
-        "little": LITTLE_EXCESS,
-        "images": images,
-    }
-    return template.render(d=diagnosis, charts=charts, image_field=image_field, **facts)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.files.writing import whole_file
+from milvus_hubness.basics.notebooks import framed
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.kernels.checks import finite_number
@@ -24,6 +28,7 @@ from milvus_hubness.quality.rankings import rankings
 from milvus_hubness.quality.reciprocity import Reciprocity, reciprocities
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, figures_of
 from milvus_hubness.quality.verdict import Figures, Finding, findings
+from milvus_hubness.reports.page import render
 from milvus_hubness.reports.runs import RunWriter
 
 
@@ -41,7 +46,7 @@ class Bin(NamedTuple):
 class Item(NamedTuple):
     """A gallery item."""
 
-    key: Any
+    key: Hashable
     fields: dict[str, Any]
     """Its scalar fields."""
     before: int
@@ -107,7 +112,7 @@ class Region(NamedTuple):
     """Its size."""
     reached: int
     """How many of its items a bank query finds."""
-    central: Any
+    central: Hashable
     """The key of its most central item."""
 
 
@@ -249,6 +254,20 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
         return {**measures.as_plain(self), "summary": self.summary}
+
+    def save(self, path: str | os.PathLike[str], *, image_field: str | None = None) -> None:
+        """Write the page of the diagnosis, such as hubness.html, which needs no other file.
+
+        image_field: a field of items with the URL of an image, which the page shows. Raises
+        UnreadableFile if the file cannot be written.
+        """
+        page = render(self, image_field)
+        with whole_file(Path(path)) as file:
+            file.write(page)
+
+    def _repr_html_(self) -> str:
+        """Return the page for the cell of a notebook. Jupyter calls this."""
+        return framed(render(self), f"Hubness of {self.title}")
 
     @property
     def findings(self) -> list[Finding]:
@@ -543,7 +562,7 @@ def _reciprocity(
     return Reciprocity(before, after, distinct, min(1.0, len(items) / distinct))
 
 
-def _expect_length(name: str, values: Sequence[Any] | None, length: int) -> None:
+def _expect_length(name: str, values: Sequence[object] | None, length: int) -> None:
     if values is not None and len(values) != length:
         raise DimensionMismatch(f"{name} has {len(values)} entries where {length} are needed")
 
@@ -633,7 +652,7 @@ class _Comparison(NamedTuple):
             for number in numbers.tolist()
         ]
 
-    def key(self, number: int) -> Any:
+    def key(self, number: int) -> Hashable:
         return number if self.keys is None else measures.as_plain(self.keys[number])
 
     def hubs(self) -> list[Hub]:

@@ -8,7 +8,7 @@ import pytest
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.groups import by_value, shares
-from milvus_hubness.reports.collections import render
+from milvus_hubness.reports.page import render
 from milvus_hubness.reports.report import diagnose
 
 N_ITEMS, N_QUERIES, DIM = 300, 600, 24

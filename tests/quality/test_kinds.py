@@ -11,7 +11,7 @@ from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.quality.retrieval import PositiveRanks
 from milvus_hubness.quality.tuning import judge_bank, tune
 from milvus_hubness.reports import report
-from milvus_hubness.reports.collections import render
+from milvus_hubness.reports.page import render
 from tests.support.mixed_kinds import mixed_kinds, scores_by_kind
 
 

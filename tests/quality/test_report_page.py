@@ -15,8 +15,8 @@ from milvus_hubness.correction.estimators import Blend
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import Interval
 from milvus_hubness.quality.verdict import EXPECTED_GAIN
-from milvus_hubness.reports.collections import render
 from milvus_hubness.reports.images import Images
+from milvus_hubness.reports.page import render
 from milvus_hubness.reports.report import diagnose
 from tests.support.browser import MODES, needs_chromium
 from tests.support.pages import assert_accessible

@@ -15,6 +15,7 @@ from milvus_hubness.basics.defaults import (
     OnHub,
     VerdictMode,
 )
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
@@ -94,7 +95,7 @@ MEASURED_QUERIES = 1_000
 
 
 @dataclass(frozen=True, eq=False)
-class EnablePlan:
+class EnablePlan(ShownAsTable):
     """A plan to store the biases of `source` outside its vectors."""
 
     source: CollectionInfo

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from milvus_hubness.basics.defaults import FALSE_ALARMS, Engine, OnHub, VerdictMode
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
@@ -87,7 +88,7 @@ class MigrationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigrationPlan(Fitting):
+class MigrationPlan(Fitting, ShownAsTable):
     """The plan of a migration: copy `source` to `target`, with `field` in augmented form."""
 
     schema: dict[str, Any]

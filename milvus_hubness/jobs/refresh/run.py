@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -96,7 +97,7 @@ Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 
 
 @dataclass(frozen=True)
-class RefreshResult:
+class RefreshResult(ShownAsTable):
     """The result of a refresh."""
 
     collection: str

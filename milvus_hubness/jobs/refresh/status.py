@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from milvus_hubness.basics.defaults import BiasLocation
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.kinds import kind_facts
 from milvus_hubness.jobs.common.lease import leasing
@@ -20,7 +21,7 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 
 
 @dataclass(frozen=True)
-class Status:
+class Status(ShownAsTable):
     """The status of a collection, and of the active one of a field's bias profiles.
 
     If nothing is corrected, only `collection`, `rows`, `aliases`, `corrected` and, from

@@ -1,0 +1,81 @@
+"""Results as the last value of a notebook cell: a page where there is one, else a table of facts."""
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from milvus_lite.server_manager import server_manager_instance
+
+from milvus_hubness import NNN, connect, diagnose, plan_migration, status
+from milvus_hubness.errors import UnreadableFile
+from tests.support.galleries import plain_collection, vectors
+
+DIM = 8
+NASTY = "<script>alert('x')</script>"
+
+
+class Elements(HTMLParser):
+    """The elements and texts of a piece of HTML."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.names, self.frames, self.texts = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+        self.frames += [dict(attrs)["srcdoc"]] if tag == "iframe" else []
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("notebook") / "shop.db")
+    plain = connect(path, create=True)
+    rng = np.random.default_rng(4)
+    plain_collection(plain, "products", vectors(rng, 60, DIM), "COSINE")
+    yield plain
+    plain.close()
+    server_manager_instance.release_server(path)
+
+
+@pytest.fixture(scope="module")
+def diagnosis(client):
+    bank = vectors(np.random.default_rng(5), 60, DIM)
+    return diagnose(client, "products", bank[:20], bank=bank[20:], estimator=NNN(4))
+
+
+def test_a_diagnosis_is_its_page(diagnosis, tmp_path):
+    diagnosis.save(tmp_path / "hubness.html")
+    page = (tmp_path / "hubness.html").read_text(encoding="utf-8")
+    assert "products" in page
+    shown = Elements(diagnosis._repr_html_())
+    assert shown.names == ["iframe"]
+    assert shown.frames == [page], "the whole page, apart from the notebook's own styles"
+
+
+def test_a_page_that_cannot_be_written_is_an_error(diagnosis, tmp_path):
+    with pytest.raises(UnreadableFile, match="cannot write"):
+        diagnosis.save(tmp_path / "no folder" / "hubness.html")
+
+
+def test_plans_and_status_are_tables(client):
+    bank = vectors(np.random.default_rng(5), 40, DIM)
+    plan = plan_migration(client, "products", bank, estimator=NNN(4), target="second_copy")
+    shown = Elements(plan._repr_html_())
+    assert {"MigrationPlan", "second_copy", "60"} <= set(shown.texts)
+    assert shown.names.count("tr") == shown.names.count("th") == shown.names.count("td") > 9
+    table = Elements(status(client, "products")._repr_html_())
+    assert {"Status", "products", "60", "False"} <= set(table.texts)
+    assert "None" not in table.texts
+
+
+def test_what_others_wrote_is_text(client):
+    bank = vectors(np.random.default_rng(5), 40, DIM)
+    plan = replace(plan_migration(client, "products", bank, estimator=NNN(4)), server=NASTY)
+    shown = Elements(plan._repr_html_())
+    assert "script" not in shown.names
+    assert NASTY in shown.texts
