@@ -17,8 +17,6 @@ from pymilvus import DataType
 from milvus_hubness import (
     HubnessClient,
     Judgements,
-    MilvusStore,
-    QueryBank,
     RunFiles,
     connect,
     diagnose,
@@ -90,27 +88,27 @@ def figure(run, qrels):
 def run(uri, folder):
     data = build(collect())
     write_folder(folder, data)
-    store = MilvusStore(load_corpus(uri, folder, data.gallery))
+    client = load_corpus(uri, folder, data.gallery)
     judgements = Judgements.load(folder)
     rights = sum(map(len, judgements.keys))
     print(f"{len(judgements):,} queries with {rights:,} right rows, {len(data.gallery):,} rows")
 
     # Which method, if any? The verdict is stored, and migrate follows it.
-    bank = QueryBank(data.bank)
-    tuning = tune(store, "functions", bank, judgements=judgements, measure="nDCG@10")
+    tuning = tune(client, "functions", data.bank, judgements=judgements, measure="nDCG@10")
     print(f"verdict: {tuning.verdict}")
 
     # What would it do? Evaluators read the runs, and have the same figures.
     files = RunFiles(folder / "raw.trec", folder / "corrected.trec", folder / "used.qrels")
     diagnosis = diagnose(
-        store, "functions", judgements=judgements, measure="nDCG@10", bank=bank, runs=files
+        client, "functions", judgements=judgements, measure="nDCG@10", bank=data.bank, runs=files
     )
     print(f"diagnosis     {diagnosis.value_before:.4f} raw, {diagnosis.value_after:.4f} corrected")
     raw, corrected = (figure(path, files.qrels) for path in (files.raw, files.corrected))
     print(f"ir-measures   {raw:.4f} raw, {corrected:.4f} corrected")
 
     # Do it, and measure what users of the application get.
-    migrate(store, plan_migration(store, "functions", bank, alias="live"), no_writers=True)
+    plan = plan_migration(client, "functions", data.bank, alias="live")
+    migrate(client, plan, no_writers=True)
     results = HubnessClient(uri).search("live", data=list(judgements.queries.vectors), limit=10)
     print(f"after migrate {figure(to_run(results, judgements.names), files.qrels):.4f}")
 

@@ -14,7 +14,7 @@ from langchain_milvus import Milvus
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
-from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
+from milvus_hubness import migrate, plan_migration
 from milvus_hubness.demo.run import collect, words
 
 INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
@@ -45,9 +45,9 @@ def run(uri):
     plain = Milvus(embeddings, "functions", connection_args={"uri": uri}, index_params=INDEX)
     plain.add_documents(documents[:-1], ids=[str(i) for i in range(499)])
     before = right_answers(plain, pairs[:150])
-    store, past_queries = MilvusStore(connect(uri)), [pair.docstring for pair in pairs[500:]]
-    bank = QueryBank(embeddings.embed_documents(past_queries))
-    migrate(store, plan_migration(store, "functions", bank, alias="live"), no_writers=True)
+    past_queries = embeddings.embed_documents([pair.docstring for pair in pairs[500:]])
+    plan = plan_migration(uri, "functions", past_queries, alias="live")
+    migrate(uri, plan, no_writers=True)
     corrected = HubnessMilvus(embeddings, "live", connection_args={"uri": uri})
     after = right_answers(corrected, pairs[:150])
     print(f"right answers to 150 questions: {before} with Milvus, {after} with HubnessMilvus")

@@ -11,7 +11,6 @@ import numpy as np
 
 from milvus_hubness import (
     HubnessClient,
-    MilvusStore,
     QueryBank,
     connect,
     migrate,
@@ -53,15 +52,15 @@ def run(uri):
     plain.create_alias("products", "live")
 
     # The plan only reads. `migrate` with the same plan also continues an interrupted run.
-    store, bank = MilvusStore(plain), QueryBank(rng.normal(size=(1000, DIM)), source="past queries")
-    plan = plan_migration(store, "products", bank, alias="live")
+    bank = QueryBank(rng.normal(size=(1000, DIM)), source="past queries")
+    plan = plan_migration(plain, "products", bank, alias="live")
     print(
         "{source} -> {target}: {rows:,} rows, vectors of {dim} -> {width} numbers".format(
             **plan.to_dict()
         )
     )
     migrate(
-        store,
+        plain,
         plan,
         events=Events([show]),
         throttle=Throttle(rows_per_second=20_000),
@@ -74,7 +73,7 @@ def run(uri):
         for name in ("products", "live")
     ]
     print(f"products has {rows[0]:,} rows; live, which is now {plan.target}, has {rows[1]:,}")
-    back = rollback(store, "live")
+    back = rollback(plain, "live")
     print(
         f"rolled back: live is {back.source} again, {back.carried} rows written meanwhile were carried back"
     )

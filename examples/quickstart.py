@@ -7,7 +7,9 @@ python quickstart.py [FILE.db or http://HOST:PORT]
 import sys
 import tempfile
 
-from milvus_hubness import HubnessClient, MilvusStore, QueryBank, connect, migrate, plan_migration
+from pymilvus import MilvusClient
+
+from milvus_hubness import HubnessClient, migrate, plan_migration
 from milvus_hubness.demo.run import build, collect
 
 
@@ -28,7 +30,7 @@ def run(uri):
     )
 
     # A plain collection, as you have one.
-    plain = connect(uri, create=True)
+    plain = MilvusClient(uri)
     plain.create_collection(
         "functions", dimension=256, metric_type="COSINE", consistency_level="Strong"
     )
@@ -40,9 +42,8 @@ def run(uri):
     before = [recall(plain, "functions", data.queries, limit) for limit in (1, 10)]
 
     # Copy it into its corrected form; the name "live" leads to the copy once it is verified.
-    store = MilvusStore(plain)
-    plan = plan_migration(store, "functions", QueryBank(data.bank), alias="live")
-    migrate(store, plan, no_writers=True)
+    plan = plan_migration(plain, "functions", data.bank, alias="live")
+    migrate(plain, plan, no_writers=True)
 
     # HubnessClient has the methods of MilvusClient: in the application only the name of the class changes.
     client = HubnessClient(uri)

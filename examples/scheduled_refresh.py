@@ -15,7 +15,6 @@ import numpy as np
 from milvus_hubness import (
     CorrectionConfig,
     HubnessClient,
-    MilvusStore,
     connect,
     errors,
     refresh,
@@ -26,9 +25,8 @@ from milvus_hubness import (
 def refresh_once(uri, collection):
     """Refresh once, print one line of JSON, and return the exit code. If it is killed, the next call continues it."""
     try:
-        result = refresh(
-            MilvusStore(connect(uri, os.environ.get("MILVUS_HUBNESS_TOKEN", ""))), collection
-        )
+        client = connect(uri, os.environ.get("MILVUS_HUBNESS_TOKEN", ""))
+        result = refresh(client, collection)
     except errors.LeaseHeld as error:  # another process refreshes the collection
         print(json.dumps({"collection": collection, "action": "none", "reason": str(error)}))
         return 0
@@ -47,7 +45,7 @@ def refresh_once(uri, collection):
 
 def run(uri):
     rng = np.random.default_rng(0)
-    client, store = HubnessClient(uri), MilvusStore(connect(uri))
+    client = HubnessClient(uri)
     bank = CorrectionConfig(rng.normal(size=(200, 32)))
     client.create_collection(
         "products", 32, metric_type="COSINE", hubness=bank, consistency_level="Strong"
@@ -58,9 +56,9 @@ def run(uri):
         "products", rows[500:], bias="pending"
     )  # faster: leaves the biases to the next refresh
 
-    before = status(store, "products").pending
+    before = status(client, "products").pending
     code = refresh_once(uri, "products")
-    after = status(store, "products").pending
+    after = status(client, "products").pending
     print(f"{before} rows waited for a bias, {after} wait now")
     return code, before, after
 
