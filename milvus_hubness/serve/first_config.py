@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.store.protocols import Store
@@ -89,8 +88,8 @@ def _tables(name: str, info: CollectionInfo) -> Iterator[str]:
 def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str) -> str:
     """Return the table of one profile: what is the only one of its kind need not be named."""
     used = state.profiles[profile]
-    method = _one_line(describe(used.estimator))
-    lines = ["[[collection]]", f"# {info.rows:,} rows, corrected by {method}."]
+    command = f"milvus-hubness status {shlex.quote(_one_line(name))}"
+    lines = ["[[collection]]", f"# {info.rows:,} rows. How they are corrected: {command}"]
     if name == info.name and info.aliases:
         aliases = ", ".join(map(_one_line, info.aliases))
         lines.append(f"# Better the alias that the application reads: {aliases}.")

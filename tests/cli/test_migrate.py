@@ -56,6 +56,9 @@ def test_a_plan_writes_nothing(run, files):
         run("migrate", "plan", "products", *BANK, "--alias", "live", "--json").stdout
     )["plan"]
     assert (told["rows"], told["alias"], told["rename"]) == (60, "live", False)
+    required = run("migrate", "plan", "products", *BANK, MILVUS_HUBNESS_VERDICT="require")
+    assert "run and rehearse would stop at this verdict" in required.stdout
+    assert "would stop" not in run("migrate", "plan", "products", *BANK, "--force").stdout
     assert collections(files) == {"products"}
     assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
     assert collections(files) == {"products"}

@@ -28,10 +28,19 @@ def plan(
 
     Example: milvus-hubness migrate plan products --bank queries.npy --measure
     """
-    plan = planning.plan(connection.open(), source, switching, writers, measure=measure).to_dict()
+    planned = planning.plan(connection.open(), source, switching, writers, measure=measure)
+    plan = planned.to_dict()
     show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))
-    if not as_json:
-        show.show_before_switch(plan)
+    if as_json:
+        return
+
+    show.show_before_switch(plan)
+    if planned.judging.refuses(planned.verdict):
+        say(
+            "\nNothing was written. migrate run and rehearse would stop at this verdict, with exit "
+            "code 3, unless --force is given."
+        )
+    else:
         say(
             "\nNothing was written. migrate run does it; migrate rehearse does all but the cutover."
         )
@@ -165,4 +174,6 @@ def clean(
 
 def _show_preview(dropped: dict[str, str]) -> None:
     show_facts("Would be dropped for good", dropped)
+    if "the copy" not in dropped:
+        say("\nWithout it there is no rollback.")
     say("\nNothing was dropped. Repeat the command with --yes to drop it.")

@@ -53,6 +53,11 @@ class Judging:
             )
         return judging
 
+    def refuses(self, verdict: TuningRecord | None) -> bool:
+        """Whether `require` raises for this verdict."""
+        against = verdict is not None and verdict.verdict == "leave it alone"
+        return against and self.mode == "require"
+
     def require(self, verdict: TuningRecord | None, collection: str) -> None:
         """Raise CorrectionNotRecommended if the verdict is against the bank and counts; say so in
         the log if its gain is not proven, which stops nothing.
