@@ -105,7 +105,7 @@ def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str
     lines.append("# Is the bank or the method another one? Then all biases are computed.")
     lines.append(f"full_schedule = {_quoted(defaults.full_schedule.text)}")
 
-    if info.online_bank_of(state.field, profile) is not None:
+    if info.samplings.bank_of(state.field, profile) is not None:
         lines.append("# Its online bank takes in the queries that clients have sampled.")
         lines.append('live = "on drift"')
         return "\n".join(lines) + "\n"
