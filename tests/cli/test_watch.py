@@ -16,6 +16,7 @@ from milvus_hubness import (
     migrate,
     plan_migration,
 )
+from milvus_hubness.cli.migrate import watch
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.pauses import paused_by
@@ -75,10 +76,20 @@ class Running:
         assert not self._thread.is_alive()
 
 
-def test_it_follows_a_migration_that_pauses_to_its_end(run, many):
+def test_it_follows_a_migration_that_pauses_to_its_end(run, many, monkeypatch):
     running = Running(many, alias="live")
     assert running.paused.wait(60)
-    threading.Timer(3, running.resume).start()
+    pauses_seen = []
+
+    def seen(*arguments):
+        """As `paused_by`; the second look at a pause ends it."""
+        pauses = paused_by(*arguments)
+        pauses_seen.extend(pauses)
+        if len(pauses_seen) == 2:
+            running.resume()
+        return pauses
+
+    monkeypatch.setattr(watch, "paused_by", seen)
     watched = run(*WATCH, "--json")
     running.join()
     assert running.error is None
