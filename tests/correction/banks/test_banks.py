@@ -128,7 +128,7 @@ class TestInMemory:
             torch.ones(2, 2, dtype=torch.complex64),
             np.ones((2, 2), bool),
             [[{}]],
-            "ab",
+            np.array(["ab", "cd"], object),
         ],
     )
     def test_not_numbers(self, given):
