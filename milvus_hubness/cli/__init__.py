@@ -23,6 +23,7 @@ COMMANDS = {
     "status": "milvus_hubness.cli.reports:status",
     "explain": "milvus_hubness.cli.explain:explain",
     "hubs": "milvus_hubness.cli.hubs:hubs",
+    "experiment": "milvus_hubness.cli.experiment:app",
     "migrate": "milvus_hubness.cli.migrate:app",
     "enable": "milvus_hubness.cli.enable:enable",
     "disable": "milvus_hubness.cli.enable:disable",
@@ -30,7 +31,6 @@ COMMANDS = {
     "quari": "milvus_hubness.cli.quari:app",
     "refresh": "milvus_hubness.cli.refresh:refresh",
     "bank": "milvus_hubness.cli.bank:app",
-    "experiment": "milvus_hubness.cli.experiment:app",
     "adopt": "milvus_hubness.cli.adopt:adopt",
     "serve": "milvus_hubness.cli.servers:serve",
     "proxy": "milvus_hubness.cli.servers:proxy",
@@ -38,9 +38,9 @@ COMMANDS = {
 """The function or the command line of each command, as module:name, in the order of the help."""
 
 HEADINGS = {
-    "Look": ("demo", "check", "tune", "diagnose", "status", "explain", "hubs"),
+    "Look": ("demo", "check", "tune", "diagnose", "status", "explain", "hubs", "experiment"),
     "Correct": ("migrate", "enable", "disable", "match", "quari"),
-    "Keep": ("refresh", "bank", "experiment", "adopt"),
+    "Keep": ("refresh", "bank", "adopt"),
     "Serve": ("serve", "proxy"),
 }
 """What people do with the commands: the headings of the help. Look writes no row."""

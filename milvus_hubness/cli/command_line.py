@@ -52,7 +52,7 @@ PANELS = {
         "method", "param", "k", "alpha", "gate", "gate_targets", "strength", "profile", "where",
         "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
-        "no_prior",
+        "no_prior", "experiment", "name", "outcome",
     ),
     "Hub guard": (
         "on_hub", "false_alarms", "suspicious", "alert_budget", "quarantined", "release", "replace", "forget",
