@@ -79,7 +79,10 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     again = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
     cleaning = ("clean", "items", "--drop", "items_hubness")
-    assert run(*cleaning)["clean"] == {"would_drop": {"the copy": "items_hubness, 60 rows"}}
+    assert run(*cleaning)["clean"]["would_drop"] == {
+        "the copy": "items_hubness, 60 rows",
+        "the bank": "items__bank",
+    }
     assert run("status", "items_hubness")["status"]["corrected"], (
         "nothing was dropped without --yes"
     )

@@ -220,7 +220,7 @@ def test_commands_print_words(quick_folder, monkeypatch):
     run("rollback", "live", *fast)
     assert "already" in run("rollback", "live", *fast)
     run("sweep", "items", "--plan")
-    assert "Would be removed for good with --yes" in run("sweep", "items")
+    assert "Would be removed for good with --yes" in " ".join(run("sweep", "items").split())
     assert "items_hubness" in run("sweep", "items", "--yes")
     assert "no leftovers" in run("sweep", "items")
     run("enable", "items", "--bank", bank, "--k", "4", "--plan")
