@@ -39,7 +39,5 @@ def test_a_test_on_live_traffic_from_the_first_search_to_the_page(run, files):
     tuned = run("tune", "products_hubness", "--pairs", "outcomes", "--json")
     assert tuned.returncode == 0, tuned.stderr
     assert json.loads(tuned.stdout)["tune"]["labelled"]
-    planned = run(
-        "migrate", "plan", "products", "--bank", "bank.npy", "--prior-from", "outcomes"
-    )
+    planned = run("migrate", "plan", "products", "--bank", "bank.npy", "--prior-from", "outcomes")
     assert_fails(planned, 1, "no outcomes of 'products' are recorded")
