@@ -72,8 +72,9 @@ PANELS = {
         "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
     ),
     "Output": (
-        "watch", "every", "output", "out", "save_run", "save_qrels", "run_depth", "metrics_file", "measure",
-        "top", "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
+        "watch", "every",
+        "output", "out", "save_run", "save_qrels", "run_depth", "metrics_file", "measure", "top",
+        "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
     ),
 }  # fmt: skip
 """The panels of the help in their order, each with the parameters whose options it shows."""
