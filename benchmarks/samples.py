@@ -164,7 +164,7 @@ def measured(uri: str, folder: Path, task_name: str, zipf: float, route: str) ->
 
     with closing(MilvusClient(uri)) as plain:
         for collection in (name, f"{name}_by_file"):
-            plain_collection(plain, collection, gallery, "IP")
+            plain_collection(plain, collection, gallery, "IP")  # type: ignore[no-untyped-call]
             plain.load_collection(collection)
         start_sampling(MilvusStore(plain), name, rate=RATE)
 
