@@ -51,6 +51,7 @@ def enable(
     from milvus_hubness.jobs.enable.enable import enable
     from milvus_hubness.jobs.enable.plan import plan_enable
 
+    bank.require(connection, collection, field)
     store = connection.open()
     with console.progress_bars() as progress:
         planned = plan_enable(

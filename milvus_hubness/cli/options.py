@@ -7,7 +7,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -16,6 +16,7 @@ from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     FALSE_ALARMS,
     URI_VARIABLES,
+    WHERE_FROM,
     Engine,
     OnHub,
     VerdictMode,
@@ -23,7 +24,7 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.basics.estimator_names import installed_estimators, own_aliases
 from milvus_hubness.basics.files.opening import read_token as read_token_file
 from milvus_hubness.basics.texts import describe
-from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
+from milvus_hubness.errors import HubnessError, InvalidParameter, remember_secrets, secrets_in
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.bank import QueryBank
@@ -130,6 +131,12 @@ def read_token(token_file: Path | None) -> str:
     return token
 
 
+class Opens(Protocol):
+    """The options of a connection, as the command for some database has them."""
+
+    def open(self) -> Store: ...
+
+
 @dataclass(frozen=True)
 class BankOptions:
     """The options that name the query bank."""
@@ -142,6 +149,20 @@ class BankOptions:
     bank_column: Annotated[
         str | None, "Array, column or vector field of --bank that holds the queries."
     ] = None
+
+    def require(self, connection: Opens, collection: str, field: str | None = None) -> None:
+        """Check that a bank is named, before anything else is done. Raises typer.BadParameter.
+
+        The message says whether queries of the field are sampled, if the database answers.
+        """
+        if self.bank:
+            return
+        try:
+            self.required(connection.open(), collection, field)
+        except HubnessError:
+            raise typer.BadParameter(
+                f"no reference queries: pass --bank FILE ({WHERE_FROM})"
+            ) from None
 
     def required(self, store: Store, collection: str, field: str | None = None) -> QueryBank:
         """Return the bank as `read` does. Raises typer.BadParameter if none is named."""

@@ -302,6 +302,7 @@ def enable(
 
     Example: qdrant-hubness enable products --bank queries.npy --plan
     """
+    correcting.require(connection, collection)
     store = connection.open()
     queries = correcting.required(store, collection)
     estimator = correcting.estimator()

@@ -28,6 +28,7 @@ def plan(
 
     Example: milvus-hubness migrate plan products --bank queries.npy --measure
     """
+    planning.require(connection, source, planning.field)
     planned = planning.plan(connection.open(), source, switching, writers, measure=measure)
     plan = planned.to_dict()
     show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))

@@ -361,24 +361,6 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     return vectors
 
 
-def _stacked(column: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
-    """Return a column of rows (n,), as a table has it, as an array (n, d).
-
-    Raises InvalidInput and DimensionMismatch, which name the row.
-    """
-    rows = column.tolist()
-    empty = [number for number, row in enumerate(rows) if not hasattr(row, "__len__")]
-    if empty:
-        value = rows[empty[0]]
-        raise InvalidInput(f"{what} has {value!r} in place of a vector: see row {name_some(empty)}")
-    expect_one_width([len(row) for row in rows], what)
-    # A row may be an array of objects itself.
-    try:
-        return np.array([np.asarray(row, np.float64) for row in rows])
-    except (TypeError, ValueError):
-        raise InvalidInput(f"{what} must hold real numbers, but has other values") from None
-
-
 def _counts_in(columns: Columns, of_vectors: str) -> npt.NDArray[Any] | None:
     """Return the counts of the queries of a file; None without any. Raises InvalidInput."""
     names = [name for name in named_so(columns.names, COUNT_NAMES) if name != of_vectors]
