@@ -13,7 +13,7 @@ OF_COMMANDS = {
     **dict.fromkeys(
         ("check", "tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)
     ),
-    **dict.fromkeys(("refresh", "bank", "migrate", "quari"), ("jobs",)),
+    **dict.fromkeys(("refresh", "bank", "experiment", "migrate", "quari"), ("jobs",)),
     "serve": ("serve",),
     "demo": ("jobs", "lite"),
 }

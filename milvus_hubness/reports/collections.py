@@ -202,7 +202,7 @@ def _kinds_to_try(
     request.expect_no_targets(target_bank)
     layout = gallery.layout
     spread = store.bias_spread(info, field)
-    request.expect_possible(replace(layout, kinds=0, spread=spread), field)
+    request.expect_possible(replace(layout, kinds=0, kind_offsets="", spread=spread), field)
     state = info.states.get(field)
     if state is not None and state.kind == request.name:
         chosen = ChosenKinds(state.kinds)

@@ -77,7 +77,7 @@ def test_the_guard_is_changed_by_the_command(shop, run):
 
 def test_the_command_says_how_biases_of_hubs_count_and_when_that_changes(shop, run):
     text = run("hubs", "live", "--on-hub", "warn").stdout
-    assert "times larger, so that they count in full" in text.replace("\n", " ")
+    assert "times larger, so that they count in full" in " ".join(text.split())
     guard = json.loads(run("hubs", "live", "--on-hub", "warn", "--json").stdout)["guard"]
     assert (guard["factor"] > 1, guard["is_due"]) == (True, False)
 

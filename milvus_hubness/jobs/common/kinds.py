@@ -246,7 +246,7 @@ def two_means(
 def with_kinds(layout: Layout, rule: KindRule | None, vectors: Floats) -> Layout:
     """Return the layout with columns for the kinds of a rule. vectors: (n, d), a sample."""
     if rule is None:
-        return replace(layout, kinds=0, kind_scale=1.0)
+        return replace(layout, kinds=0, kind_scale=1.0, kind_offsets="")
     length = 1.0
     if layout.metric == "IP":
         lengths = lengths_of(vectors[~layout.invalid(vectors)])
