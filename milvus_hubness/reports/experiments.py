@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from milvus_hubness.errors import InvalidInput
@@ -17,6 +18,8 @@ from milvus_hubness.jobs.common.samples import samples_of, sampling_of
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.quality.experiment import Arm, ExperimentReport, Trials, report
 from milvus_hubness.reports import charts
+
+Times = npt.NDArray[np.int64]
 
 LONGEST = 80
 """Characters of a name in the page."""
@@ -152,9 +155,23 @@ def experiment_page(
     sampling = sampling_of(info, field, profile)
     assert sampling is not None, "the answers were read from its samples"
     sampled = np.sort(samples_of(store, sampling).origins.at)
+    return render(chosen, info.name, shown, answers, sampled)
+
+
+def render(
+    name: str,
+    collection: str,
+    shown: ExperimentReport,
+    answers: Sequence[RecordedAnswer],
+    sampled: Times,
+) -> str:
+    """Return the page of a report on recorded answers, in order of time, in UTF-8.
+
+    sampled: Unix times of the sampled queries, ascending.
+    """
     view = ExperimentView(
-        name=chosen,
-        collection=info.name,
+        name=name,
+        collection=collection,
         report=shown,
         rows=_rows(shown),
         ranks=_ranks_chart(answers),
@@ -206,9 +223,7 @@ def _ranks_chart(answers: Sequence[RecordedAnswer]) -> Markup:
     return charts.timeline("Reciprocal rank", lines, *span, lambda value: f"{value:.3f}")
 
 
-def _counts_chart(
-    answers: Sequence[RecordedAnswer], sampled: np.ndarray[Any, np.dtype[np.int64]]
-) -> Markup:
+def _counts_chart(answers: Sequence[RecordedAnswer], sampled: Times) -> Markup:
     """Draw how many answers were recorded and queries sampled, up to each moment."""
     times = np.array([answer.at for answer in answers])
     lines = [_line("answers", "after", times, np.arange(1, len(times) + 1))]

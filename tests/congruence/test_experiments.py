@@ -89,7 +89,7 @@ def test_a_search_that_names_its_strength_is_in_no_arm(lite, corrected, rng):
     query = vectors(rng, 1, DIM)
     answer = client.search(corrected, query, limit=3, strength=0.5)
     assert answer.hubness.arm is None
-    assert client.answer_token(answer) is not None, "its outcomes are recorded all the same"
+    assert answer.hubness.token() is not None, "its outcomes are recorded all the same"
 
 
 def test_outcomes_become_a_report_pairs_and_a_prior(lite, corrected, rng):
@@ -101,7 +101,7 @@ def test_outcomes_become_a_report_pairs_and_a_prior(lite, corrected, rng):
             assert client.feedback(answer, answer[0][1].id)
             assert client.feedback(answer, answer[0][1].id), "a double click"
         if number % 3 == 1:
-            token = client.answer_token(answer)
+            token = answer.hubness.token()
             assert client.feedback_by_token(corrected, token, answer[0][0].id, kind="sale")
     client.close()
 
@@ -192,7 +192,7 @@ async def test_asynchronous_clients_are_in_the_same_arms(lite, corrected, rng):
     async with opened(lite, experiment=Experiment("november")) as client:
         answers = [await client.search(corrected, [query], limit=2) for query in queries]
         assert [answer.hubness.arm for answer in answers] == expected
-        assert client.feedback(answers[0], answers[0][0][0].id)
+        assert await client.feedback(answers[0], answers[0][0][0].id)
 
 
 def test_a_recorded_answer_has_no_more_of_the_user_than_the_page_says(lite, corrected, rng):

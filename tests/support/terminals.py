@@ -5,12 +5,24 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
+import time
 
 ENOUGH = 60
 """Seconds after which a process that prints nothing more fails the test."""
+
+
+LONGEST = 240
+"""Seconds after which a process that goes on printing fails the test."""
+
+
+def _at_its_terminal():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # Who runs the tests in the background of a shell has them ignore Ctrl-C, which is inherited.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Terminal:
@@ -33,8 +45,9 @@ class Terminal:
             stderr=end_of_process,
             # Ctrl-C reaches the process of whose session the terminal is.
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_at_its_terminal,
         )
+        self._until = time.monotonic() + LONGEST
         os.close(end_of_process)
 
     def until(self, text):
@@ -54,7 +67,8 @@ class Terminal:
         return code
 
     def read(self):
-        if not select.select([self._end], [], [], ENOUGH)[0]:
+        is_late = time.monotonic() > self._until
+        if is_late or not select.select([self._end], [], [], ENOUGH)[0]:
             self._process.kill()
             raise AssertionError(f"nothing more came after: {self.shown}")
         try:

@@ -60,8 +60,8 @@ class Answered:
         return self.target is not None
 
     def token(self, query: int = 0) -> str | None:
-        """Return a short text with which an outcome can be given later and elsewhere; None if nothing
-        of this answer is recorded. It has no vector and names no user.
+        """Return a short text that stands for the answer, for a click that comes later or in another
+        process; None if nothing of this answer is recorded. It has no vector and names no user.
         """
         if self.target is None:
             return None
@@ -87,7 +87,7 @@ class Token:
         number = int(match["number"]) if match else NUMBERS
         if match is None or number >= NUMBERS:
             raise InvalidParameter(
-                f"{text[:80]!r} is no token of an answer: pass what answer_token returned"
+                f"{text[:80]!r} is no token of an answer: pass what answer.hubness.token() returned"
             )
         return cls(number, match["field"], match["profile"])
 

@@ -472,15 +472,7 @@ class Methods(CollectionMethods):
         Raises InvalidInput for a key that the answer does not have, and InvalidParameter for a kind
         that is no word.
         """
-        with refusing():
-            return self._operations.searches.recorder.feedback(answer, key, kind, query)
-
-    def answer_token(self, answer: Any, *, query: int = 0) -> str | None:
-        """Return a short text that stands for an answer, for a click that comes in another process or
-        later; None if no outcome of this answer is recorded.
-        """
-        answered = getattr(answer, "hubness", None)
-        return answered.token(query) if answered is not None else None
+        return self._run(self._operations.searches.recorder.feedback(answer, key, kind, query))
 
     def feedback_by_token(
         self, collection_name: str, token: str, key: Any, kind: str = "click"

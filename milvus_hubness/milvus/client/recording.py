@@ -140,8 +140,9 @@ class Recorder:
             keys = keys_of_hits(hits, MOST_KEYS)
             sampler.put(target.samples, partial(answer_of, answered, number, keys, took, at))
 
-    def feedback(self, answer: Any, key: Any, kind: str, query: int) -> bool:
+    def feedback(self, answer: Any, key: Any, kind: str, query: int) -> Operation[bool]:
         """Record an outcome of an answer; see HubnessClient.feedback."""
+        yield from ()  # an operation without a step: nothing is read for it
         expect_kind(kind)
         answered = getattr(answer, "hubness", None)
         if not isinstance(answered, Answered) or answered.target is None:

@@ -287,7 +287,9 @@ def _direct(
 
     Returns None unless the server's hits and scores are the user's.
     """
-    ask = rewrite.asking(replace(question, data=()))
+    # What is prepared lasts, so it must not hold the queries of the first search.
+    kind = replace(question, data=())
+    ask = rewrite.asking(kind)
     if ask is None or not rewrite.scores_are_products(question):
         return None
 
@@ -295,6 +297,7 @@ def _direct(
     profile = question.profile
     fields = rewrite.reading.fields(question.output_fields)
     rewritten = _rewritten(params, rewrite, ask(question.data))
+    del question
     fixed = milvus_pb2.SearchRequest(
         search_params=rewritten.search_params, output_fields=rewritten.output_fields
     )
@@ -308,7 +311,7 @@ def _direct(
         _put_queries(sent, ask(queries).data, state)
         response, content = yield Send(sent, with_bytes=True)
         operations.searches.recorder.sample(cached, state, profile, queries)
-        tried = replace(question, data=queries, trial=trial)
+        tried = replace(kind, data=queries, trial=trial)
         yield from _recorded(operations, cached, state, tried, response)
         return response if columns_out(cached, response.results, fields) else content
 
