@@ -726,6 +726,8 @@ ADDED = {
     "list_quarantined",
     "release_quarantined",
     "drop_quarantined",
+    "feedback",
+    "feedback_by_token",
 }
 OVERRIDDEN = sorted(
     name

@@ -146,7 +146,7 @@ def test_a_milvus_lite_that_is_too_old_is_refused_before_it_writes_a_file(
         (
             "qdrant-client",
             "1.9.0",
-            "qdrant-client 1.9.0 is installed, qdrant-hubness needs qdrant-client<2,>=1.17: pip",
+            "qdrant-client 1.9.0 is installed, qdrant-hubness needs qdrant-client<2,>=1.20: pip",
         ),
     ],
 )
