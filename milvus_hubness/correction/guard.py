@@ -94,39 +94,6 @@ LARGEST_FACTOR = 8.0
 many times larger would widen the range of a quantizer that all rows share.
 """
 
-TAIL_LEVEL = 0.99
-LONGEST_TAIL = 3.0
-"""The largest multiple of the reach at TAIL_LEVEL that higher quantiles count for.
-
-So hubs that were planted before the gallery was measured, up to a hundredth of its rows, do not raise
-the limit above themselves. On the galleries of `benchmarks.guard`, the quantile 0.999 is 1.1 to 2.5
-times that of 0.99.
-"""
-FREE_TAIL = 0.1
-"""A reach up to which quantiles count as they are: a small bank has coarse ones."""
-
-BIAS_MARGIN = 0.2
-"""Where there is no reach, a row is stopped whose bias is above the quantile by this part of the
-quantile's distance from the median. Chosen on the same tasks, of 0.1, 0.2 and 0.3.
-"""
-
-LARGEST_SHARE = 0.05
-SMALLEST_SHARE = 1e-5
-"""The largest and the smallest share of false alarms that can be chosen."""
-
-RAMP = 0.25
-"""How far above the guard's limit a row's bias counts in full, as a part of the limit; up to there it
-counts for more and more.
-
-So the bias of a row moves little if its reach does. In `benchmarks.guard`, a jump at the limit keeps
-universal hubs from no more top tens, and a ramp below it would change the biases of genuine rows.
-"""
-
-LARGEST_FACTOR = 8.0
-"""The largest factor on a bias: with a smaller share in use than a twentieth, the bias itself is
-mostly noise, and its multiple would take room from all others in a quantizer.
-"""
-
 
 def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     if len(values) not in (0, len(LEVELS)) or any(np.diff(values) < 0):

@@ -35,10 +35,13 @@ class Quarantine:
         """Write rows of these keys, or ids, to the collection; return their number.
 
         replaces: a row of the same key may be there, and is replaced. Raises InvalidInput if it is
-        there and may not be, and for a key that is not in quarantine; then nothing is written.
+        there and may not be, and for a key that is not in quarantine, and StateError for a row that
+        somebody has changed; then nothing is written.
         """
-        rows: list[HeldRow] = yield InStore(partial(_chosen, collection, _texts(keys)))
-        present = [row.key for row in rows if row.key is not None]
+        held: list[HeldRow] = yield InStore(partial(_chosen, collection, _texts(keys)))
+        # All are read before the first is written: a broken one stops the release as a whole.
+        rows = [(each, each.row) for each in held]
+        present = [each.key for each in held if each.key is not None]
         if present and not replaces:
             cached = yield from self._states.cached_state(collection)
             options = {"output_fields": [cached.key_field], "consistency_level": "Strong"}
@@ -49,18 +52,18 @@ class Quarantine:
                     "it (--replace, replaces=True), or drop the held row (--forget)"
                 )
 
-        for row in rows:
-            method = "upsert" if replaces and row.key is not None else "insert"
+        for each, row in rows:
+            method = "upsert" if replaces and each.key is not None else "insert"
             write = Write(
                 method,
                 collection,
-                [row.row],
-                partition_name=row.partition or "",
+                [row],
+                partition_name=each.partition or "",
                 guarded=False,
             )
             yield from self._dual_writes.write(write)
             # One by one: a release that fails in the middle leaves the others in quarantine.
-            yield InStore(partial(_drop, [row]))
+            yield InStore(partial(_drop, [each]))
         return len(rows)
 
     def drop(self, collection: str, keys: Sequence[Any]) -> Operation[int]:
