@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
+from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.outcomes import RecordedAnswer, recorded_answers
 from milvus_hubness.jobs.common.samples import samples_of, sampling_of
 from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.records import TrialFacts
 from milvus_hubness.quality.experiment import Arm, ExperimentReport, Trials, report
 from milvus_hubness.reports import charts
 
@@ -80,28 +82,37 @@ def trials_of(answers: Sequence[RecordedAnswer], rows: int) -> Trials:
     Raises InvalidInput if the share of the arms changed on the way, since earlier answers have
     another probability then.
     """
-    facts = [answer.facts for answer in answers]
-    shares = {float(each["share"]) for each in facts}
+    trials = [_trial(answer) for answer in answers]
+    shares = sorted({trial.share for trial in trials})
     if len(shares) > 1:
         raise InvalidInput(
-            f"the experiment ran with several shares ({', '.join(map(str, sorted(shares)))}): give "
-            "each share a name of its own"
+            f"the experiment ran with several shares ({', '.join(map(str, shares))}): give each share "
+            "a name of its own"
         )
 
     hubs = _hubs(answers, rows)
-    hub_share = [
-        np.mean([key in hubs for key in each["keys"]]) if each["keys"] else np.nan for each in facts
-    ]
+    hub_share = [_hub_share(answer.facts.keys, hubs) for answer in answers]
     return Trials(
-        unit=np.array([each["unit"] for each in facts], np.int64),
-        treated=np.array([each["treated"] for each in facts], np.bool_),
+        unit=np.array([trial.unit for trial in trials], np.int64),
+        treated=np.array([trial.treated for trial in trials], np.bool_),
         at=np.array([answer.at for answer in answers], np.int64),
-        milliseconds=np.array([each["milliseconds"] for each in facts], np.float64),
+        milliseconds=np.array([trial.milliseconds for trial in trials], np.float64),
         rank=np.array([answer.best_rank for answer in answers], np.int64),
         hub_share=np.array(hub_share, np.float64),
-        share=shares.pop(),
-        query=np.array([each["query"] for each in facts], np.int64),
+        share=shares[0],
+        query=np.array([trial.query for trial in trials], np.int64),
     )
+
+
+def _trial(answer: RecordedAnswer) -> TrialFacts:
+    trial = answer.facts.trial
+    assert trial is not None, "only answers of one experiment are compared"
+    return trial
+
+
+def _hub_share(keys: Sequence[Key], hubs: set[Key]) -> float:
+    """Return the share of these hits that are hubs; NaN without hits."""
+    return float(np.mean([key in hubs for key in keys])) if keys else np.nan
 
 
 @dataclass(frozen=True)
@@ -210,7 +221,7 @@ def _ranks_chart(answers: Sequence[RecordedAnswer]) -> Markup:
     """Draw the mean reciprocal rank of each arm, up to each moment."""
     times = np.array([answer.at for answer in answers])
     gains = np.array([1 / answer.best_rank if answer.best_rank else 0.0 for answer in answers])
-    treated = np.array([bool(answer.facts["treated"]) for answer in answers])
+    treated = np.array([_trial(answer).treated for answer in answers])
     lines = []
     for name, css_class, of_arm in (
         ("control", "before", ~treated),
@@ -245,15 +256,15 @@ def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(float(seconds), timezone.utc)
 
 
-def _hubs(answers: Sequence[RecordedAnswer], rows: int) -> set[Any]:
+def _hubs(answers: Sequence[RecordedAnswer], rows: int) -> set[Key]:
     """Return the keys of hubs: rows among the first hits of far more different queries than others.
 
     Counted in the control arm, whose ranking is not corrected.
     """
     first_hits = {
-        answer.facts["query"]: answer.facts["keys"]
+        _trial(answer).query: answer.facts.keys
         for answer in answers
-        if not answer.facts["treated"] and not answer.facts["offset"]
+        if not _trial(answer).treated and not answer.facts.offset
     }
     counts = Counter(key for keys in first_hits.values() for key in keys)
     rows = max(rows, len(counts), 1)
@@ -264,5 +275,4 @@ def _hubs(answers: Sequence[RecordedAnswer], rows: int) -> set[Any]:
 
 
 def _name(answer: RecordedAnswer) -> str | None:
-    name: str | None = answer.facts.get("experiment")
-    return name
+    return answer.facts.trial.experiment if answer.facts.trial else None

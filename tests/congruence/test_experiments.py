@@ -1,11 +1,12 @@
 """Experiments on live traffic, and outcomes of answers, from the client to the report."""
 
+import json
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pymilvus import AnnSearchRequest, RRFRanker
+from pymilvus import AnnSearchRequest, DataType, RRFRanker
 
 from milvus_hubness import (
     Blend,
@@ -16,6 +17,7 @@ from milvus_hubness import (
     QueryBank,
     migrate,
     plan_migration,
+    refresh,
 )
 from milvus_hubness.jobs.common.outcomes import judgements_of_outcomes, recorded_answers
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
@@ -200,10 +202,83 @@ def test_a_recorded_answer_has_no_more_of_the_user_than_the_page_says(lite, corr
     client.search(corrected, vectors(rng, 1, DIM), limit=30, filter="id >= 0")
     client.close()
     [recorded] = recorded_answers(lite.store(), corrected)
-    assert recorded.facts.keys() == {
-        "keys", "offset", "experiment", "share", "treated", "unit", "query", "milliseconds"
+    rows = lite.client().query(
+        f"{corrected}__query_samples", filter="sample >= 0", output_fields=["*"]
+    )
+    [row] = rows
+    assert row.keys() == {
+        "place", "vector", "profile", "sample", "queried_at", "event", "facts"
     }  # fmt: skip
-    assert len(recorded.facts["keys"]) == MOST_KEYS
+    facts = json.loads(row["facts"])
+    assert facts.keys() == {"keys", "offset", "trial"}
+    assert facts["trial"].keys() == {
+        "experiment", "share", "treated", "unit", "query", "milliseconds"
+    }  # fmt: skip
+    assert len(recorded.facts.keys) == MOST_KEYS
+
+
+def test_records_that_a_stranger_wrote_count_nothing(lite, corrected, rng, caplog):
+    client = clients(lite)
+    answer = client.search(corrected, vectors(rng, 1, DIM), limit=3)
+    assert client.feedback(answer, answer[0][0].id)
+    client.close()
+    samples = f"{corrected}__query_samples"
+    for number, facts in enumerate(("", "7", "{", '{"keys": 3}', '{"key": 1, "kind": "click"}')):
+        for event in ("answer", "outcome"):
+            row = {
+                "place": f"{event}/{number}",
+                "vector": [1.0] * DIM,
+                "profile": "default",
+                "sample": number,
+                "queried_at": 1,
+                "event": event,
+                "facts": facts,
+            }
+            lite.client().upsert(samples, [row])
+    _, shown = experiment_report(lite.store(), corrected)
+    assert shown.control.queries + shown.treatment.queries == 1
+    assert "10 records in" in caplog.text
+
+
+def test_long_keys_and_profiles_with_dots_are_those_of_the_answer(lite, rng):
+    """Keys such as addresses are whole in outcomes, though not in answers."""
+    name = lite.name()
+    client = lite.client()
+    schema = client.create_schema()
+    schema.add_field("address", DataType.VARCHAR, is_primary=True, max_length=2_000)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    addresses = [f"https://shop.example/{'long/' * 40}{number}" for number in range(100)]
+    client.insert(
+        name,
+        [
+            {"address": address, "vector": vector.tolist()}
+            for address, vector in zip(addresses, vectors(rng, 100, DIM), strict=True)
+        ],
+    )
+    plan = plan_migration(
+        lite.store(), name, QueryBank(vectors(rng, 100, DIM)), estimator=Blend(), verdict="skip"
+    )
+    target = migrate(lite.store(), plan, MigrationOptions(no_writers=True)).target
+    lite.made += [target, f"{name}__bank", f"{target}__query_samples"]
+    refresh(
+        lite.store(),
+        target,
+        bank=QueryBank(vectors(rng, 50, DIM)),
+        profile="text.v2",
+        verdict="skip",
+    )
+    start_sampling(lite.store(), target, profile="text.v2", rate=1e-9, outcomes=1.0)
+
+    searching = clients(lite)
+    answer = searching.search(target, vectors(rng, 1, DIM), limit=5, profile="text.v2")
+    third = answer[0][2].id
+    assert searching.feedback_by_token(target, answer.hubness.token(), third)
+    searching.close()
+    [recorded] = recorded_answers(lite.store(), target, profile="text.v2")
+    assert recorded.outcomes == [(third, 3)]
+    assert judgements_of_outcomes(lite.store(), target, profile="text.v2").keys == [(third,)]
 
 
 def test_hubs_among_the_hits_are_counted(lite, rng):

@@ -11,6 +11,7 @@ import numpy as np
 
 from milvus_hubness.extras.quari.checkpoint import Epoch
 from milvus_hubness.jobs.common.outcomes import RecordedAnswer
+from milvus_hubness.jobs.store.records import AnswerFacts, TrialFacts
 from milvus_hubness.quality.data_faults import Fault
 from milvus_hubness.quality.experiment import report
 from milvus_hubness.reports.experiments import render as render_experiment
@@ -175,16 +176,18 @@ def experiment_page(name, seconds):
         RecordedAnswer(
             np.ones(2, np.float32),
             1_800_000_000 + int(seconds * i / 400),
-            {
-                "keys": [1, 2],
-                "offset": 0,
-                "experiment": name,
-                "share": 0.1,
-                "treated": bool(rng.random() < 0.1),
-                "unit": i,
-                "query": i,
-                "milliseconds": float(rng.random()),
-            },
+            AnswerFacts(
+                keys=(1, 2),
+                offset=0,
+                trial=TrialFacts(
+                    experiment=name,
+                    share=0.1,
+                    treated=bool(rng.random() < 0.1),
+                    unit=i,
+                    query=i,
+                    milliseconds=float(rng.random()),
+                ),
+            ),
             [(1, 1 + i % 3)] if i % 4 == 0 else [],
         )
         for i in range(400)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
+from pydantic import ValidationError
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
@@ -17,10 +18,12 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.samples import sampling_of
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
-from milvus_hubness.jobs.store.records import ANSWER, OUTCOME
+from milvus_hubness.jobs.store.records import ANSWER, OUTCOME, AnswerFacts, OutcomeFacts
 
 OUTCOMES = "outcomes"
 """The name of pairs that are read from the outcomes of the collection itself, not from a file."""
+
+Facts = TypeVar("Facts", AnswerFacts, OutcomeFacts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +34,8 @@ class RecordedAnswer:
     """(d,) the query."""
     at: int
     """Unix time of the query, in seconds."""
-    facts: dict[str, Any]
-    """What the client wrote: `keys` of the first hits, `offset`, and of an experiment `experiment`,
-    `share`, `treated`, `unit`, `query` and `milliseconds`."""
+    facts: AnswerFacts
+    """What the client recorded of it."""
     outcomes: Sequence[tuple[Key, int]]
     """The key and the rank, from 1, of each hit that the user chose."""
 
@@ -45,10 +47,10 @@ class RecordedAnswer:
     @property
     def weight(self) -> float:
         """1 / the probability of its arm, so that both arms of an experiment count alike."""
-        share: float | None = self.facts.get("share")
-        if share is None:
+        trial = self.facts.trial
+        if trial is None:
             return 1.0
-        return 1 / (share if self.facts["treated"] else 1 - share)
+        return 1 / (trial.share if trial.treated else 1 - trial.share)
 
 
 def recorded_answers(
@@ -61,8 +63,9 @@ def recorded_answers(
 ) -> list[RecordedAnswer]:
     """Return the recorded answers of a field with their outcomes of this kind, in order of time.
 
-    Outcomes of an answer that is not there count nothing. Raises CollectionNotFound, and InvalidInput
-    if no outcomes are recorded.
+    Outcomes of an answer that is not there count nothing, and neither do records that somebody has
+    broken, which are counted in the log. Raises CollectionNotFound, and InvalidInput if no outcomes
+    are recorded.
     """
     sampler = capability(store, QuerySampling)
     info = store.info(collection, counted=False)
@@ -76,28 +79,37 @@ def recorded_answers(
     name = sampling.samples_collection
     answers = sampler.read_query_samples(name, sampling.profile, event=ANSWER)
     outcomes = sampler.read_query_samples(name, sampling.profile, event=OUTCOME)
-    chosen: dict[int, list[tuple[Key, int]]] = defaultdict(list)
-    for number, text in zip(outcomes.origins.numbers.tolist(), outcomes.facts, strict=True):
-        facts = json.loads(text)
-        if facts["kind"] == kind:
-            chosen[number].append((facts["key"], facts["rank"]))
+    answers_facts = [_read(AnswerFacts, text) for text in answers.facts]
+    outcomes_facts = [_read(OutcomeFacts, text) for text in outcomes.facts]
+    broken = [*answers_facts, *outcomes_facts].count(None)
+    if broken:
+        log.warning("%d records in %r are broken and count nothing", broken, name)
+
+    chosen: dict[int, list[OutcomeFacts]] = defaultdict(list)
+    for number, outcome in zip(outcomes.origins.numbers.tolist(), outcomes_facts, strict=True):
+        if outcome is not None and outcome.kind == kind:
+            chosen[number].append(outcome)
 
     recorded = []
     origins = answers.origins
     for row in np.argsort(origins.at, kind="stable"):
-        facts = json.loads(answers.facts[row])
+        facts = answers_facts[row]
+        if facts is None:
+            continue
         ranked = [
-            (key, rank or _rank_in(facts, key)) for key, rank in chosen[int(origins.numbers[row])]
+            (outcome.key, outcome.rank or facts.rank_of(outcome.key))
+            for outcome in chosen[int(origins.numbers[row])]
         ]
         recorded.append(RecordedAnswer(answers.vectors[row], int(origins.at[row]), facts, ranked))
     return recorded
 
 
-def _rank_in(facts: dict[str, Any], key: Key) -> int:
-    """Return the rank of a key in an answer; that after the recorded ones if it is not among them."""
-    keys = facts["keys"]
-    position = keys.index(key) if key in keys else len(keys)
-    return int(facts["offset"]) + position + 1
+def _read(model: type[Facts], text: str) -> Facts | None:
+    """Return a record; None for one that somebody has broken."""
+    try:
+        return model.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 def judgements_of_outcomes(
@@ -125,11 +137,20 @@ def judgements_of_outcomes(
     queries = QueryBank(np.stack([answer.vector for answer in useful]), source=OUTCOMES)
     keys = [[key for key, _ in answer.outcomes] for answer in useful]
     weights = [answer.weight for answer in useful]
+    if one_sided(useful):
+        log.warning(
+            "all outcomes of %r are of one ranking, which they favour: those of an experiment are of two",
+            collection,
+        )
     are_even = max(weights) - min(weights) < 1e-9
     return Judgements.of(queries, keys, weights=None if are_even else weights)
 
 
 def one_sided(answers: Sequence[RecordedAnswer]) -> bool:
     """Whether all outcomes are of one ranking, which they then favour."""
-    arms = {answer.facts.get("treated") for answer in answers if answer.outcomes}
+    arms = {
+        answer.facts.trial.treated if answer.facts.trial else None
+        for answer in answers
+        if answer.outcomes
+    }
     return len(arms) < 2

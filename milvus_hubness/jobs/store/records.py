@@ -8,13 +8,16 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from hashlib import sha256
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from milvus_hubness.basics.bounds import (
+    LARGEST,
+    LONGEST_TEXT,
     CollectionName,
     Count,
     Depth,
@@ -538,12 +541,76 @@ def taken_keys(counts: Mapping[str, int]) -> list[str]:
     ]
 
 
+MOST_RECORDED = 100
+"""Keys that the record of an answer may have."""
+
 QUERY = "query"
 """A sampled query."""
 ANSWER = "answer"
 """A query with its answer, whose outcomes are recorded."""
 OUTCOME = "outcome"
 """What a user did with an answer, such as a click."""
+
+LONGEST_RECORDED_KEY = 64
+"""Characters of a text key among those of an answer; a longer one is recorded as its digest."""
+LONGEST_CHOSEN_KEY = 1_500
+"""Characters of a text key that a user chose; a longer one is recorded as its digest, which is the key
+of no row."""
+
+RecordedKey = Annotated[int, Field(strict=True)] | Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+def recorded_key(key: Any, longest: int = LONGEST_RECORDED_KEY) -> int | str:
+    """Return a key as records have it: a text of more than so many characters as its digest."""
+    if not isinstance(key, str):
+        return int(key)
+    if len(key) <= longest:
+        return key
+    return "sha256:" + sha256(key.encode()).hexdigest()
+
+
+class TrialFacts(FrozenModel):
+    """The part of an answer in an experiment."""
+
+    experiment: Name
+    share: float = Field(gt=0, lt=1)
+    """Probability of the corrected arm."""
+    treated: bool
+    """Whether the answer is of that arm."""
+    unit: int = Field(ge=0)
+    """Hash of the query and its window of time, by which arms were drawn."""
+    query: int = Field(ge=0)
+    """Hash of the query."""
+    milliseconds: float = Field(ge=0, le=LARGEST)
+    """Time that the search took."""
+
+
+class AnswerFacts(FrozenModel):
+    """What is recorded of an answer, beside its query."""
+
+    keys: tuple[RecordedKey, ...] = Field(max_length=MOST_RECORDED)
+    """The keys of its first hits, in their order."""
+    offset: int = Field(ge=0)
+    """Rank of the first of them, from 0."""
+    trial: TrialFacts | None = None
+    """None outside of experiments."""
+
+    def rank_of(self, key: RecordedKey) -> int:
+        """Return the rank of a hit, from 1; that after the recorded ones if it is not among them."""
+        recorded = recorded_key(key)
+        position = self.keys.index(recorded) if recorded in self.keys else len(self.keys)
+        return self.offset + position + 1
+
+
+class OutcomeFacts(FrozenModel):
+    """What is recorded of an outcome, beside the number of its answer."""
+
+    key: RecordedKey
+    """The key of the hit that the user chose."""
+    kind: Name
+    """What the user did with it, as the application calls it."""
+    rank: int = Field(ge=0)
+    """From 1; 0 if the client did not have the answer at hand."""
 
 
 @dataclass(frozen=True, eq=False)

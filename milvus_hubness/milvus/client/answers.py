@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from milvus_hubness.correction.codec.arrays import Dtype, without_tensors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.store.records import ANSWER, OUTCOME, Sample, Sampling
+from milvus_hubness.jobs.store.records import (
+    ANSWER,
+    LONGEST_CHOSEN_KEY,
+    OUTCOME,
+    AnswerFacts,
+    OutcomeFacts,
+    Sample,
+    Sampling,
+    TrialFacts,
+    recorded_key,
+)
 from milvus_hubness.milvus.client.query_samples import Target, stored_vector
 from milvus_hubness.milvus.client.trials import NUMBERS, Trial
 
@@ -21,11 +30,10 @@ MOST_ANSWERS = 1_000_000
 """Places for the answers of experiments in a collection."""
 MOST_KEYS = 10
 """Keys of an answer that are recorded: the report counts hubs among them, and finds ranks of clicks."""
-LONGEST_KEY = 64
-"""Characters of a text key; of a longer one, the digest is recorded."""
 
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
-_TOKEN = re.compile(r"(?P<number>[0-9]{1,16})\.(?P<field>[^.]{1,255})\.(?P<profile>[^.]{0,255})")
+_TOKEN = re.compile(r"(?P<number>[0-9]{1,16})\.(?P<field>[^.]{1,255})\.(?P<profile>.{0,255})")
+"""The number, the field and the profile, whose name may have dots, which that of a field has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +121,25 @@ def answer_of(
     sampling = answered.target.sampling
 
     trial = answered.trial
-    facts: dict[str, Any] = {"keys": [shortened(key) for key in keys], "offset": answered.offset}
-    if trial is not None:
-        facts |= {
-            "experiment": trial.experiment,
-            "share": trial.share,
-            "treated": trial.treated,
-            "unit": trial.unit,
-            "query": trial.query,
-            "milliseconds": round(milliseconds, 3),
-        }
+    facts = AnswerFacts(
+        keys=tuple(recorded_key(key) for key in keys),
+        offset=answered.offset,
+        trial=None if trial is None else _facts_of(trial, milliseconds),
+    )
     number = answered.number + query
     place = number % (sampling.capacity if trial is None else MOST_ANSWERS)
-    return Sample(sampling.profile, place, number, at, vector, ANSWER, json.dumps(facts))
+    return Sample(sampling.profile, place, number, at, vector, ANSWER, facts.model_dump_json())
+
+
+def _facts_of(trial: Trial, milliseconds: float) -> TrialFacts:
+    return TrialFacts(
+        experiment=trial.experiment,
+        share=trial.share,
+        treated=trial.treated,
+        unit=trial.unit,
+        query=trial.query,
+        milliseconds=milliseconds,
+    )
 
 
 def outcome_of(
@@ -135,17 +149,11 @@ def outcome_of(
 
     The same outcome twice has the same place, so that a double click is one.
     """
-    facts = json.dumps({"key": shortened(key), "kind": kind, "rank": rank})
+    chosen = recorded_key(key, LONGEST_CHOSEN_KEY)
+    facts = OutcomeFacts(key=chosen, kind=kind, rank=rank).model_dump_json()
     digest = blake2b(f"{number}/{facts}".encode(), digest_size=8).digest()
     place = int.from_bytes(digest, "big") % MOST_ANSWERS
     return Sample(sampling.profile, place, number, at, np.zeros(dim, np.float32), OUTCOME, facts)
-
-
-def shortened(key: Any) -> int | str:
-    """Return a key as it is recorded: a long text as its digest."""
-    if isinstance(key, str) and len(key) > LONGEST_KEY:
-        return "sha256:" + sha256(key.encode()).hexdigest()
-    return key if isinstance(key, str) else int(key)
 
 
 def copied(data: Any) -> list[Any]:

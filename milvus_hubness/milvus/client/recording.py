@@ -105,13 +105,14 @@ class Recorder:
                 return
 
             answered = Answered(
-                trial,
-                random.getrandbits(NUMBER_BITS - 1),
-                copied(question.data) if target else (),
-                offset,
-                target,
-                dim,
-                dtype,
+                trial=trial,
+                # Half of the numbers: those that follow, for further queries, are numbers too.
+                number=random.getrandbits(NUMBER_BITS - 1),
+                queries=copied(question.data) if target else (),
+                offset=offset,
+                target=target,
+                dim=dim,
+                dtype=dtype,
             )
             # Rows that the client has ranked again may be a plain list, which takes no attribute.
             with suppress(AttributeError):
@@ -132,13 +133,14 @@ class Recorder:
     def _record_answers(
         self, sampler: Sampler, answered: Answered, target: Target, results: Any
     ) -> None:
-        took = 0.0
+        milliseconds = 0.0
         if answered.trial is not None:
-            took = 1_000 * (time.perf_counter() - answered.trial.began)
+            milliseconds = 1_000 * (time.perf_counter() - answered.trial.began)
         at = int(time.time())
-        for number, hits in enumerate(results):
+        for query, hits in enumerate(results):
             keys = keys_of_hits(hits, MOST_KEYS)
-            sampler.put(target.samples, partial(answer_of, answered, number, keys, took, at))
+            make = partial(answer_of, answered, query, keys, milliseconds, at)
+            sampler.put(target.samples, make)
 
     def feedback(self, answer: Any, key: Any, kind: str, query: int) -> Operation[bool]:
         """Record an outcome of an answer; see HubnessClient.feedback."""
@@ -165,9 +167,13 @@ class Recorder:
         if target is None or not target.sampling.outcomes:
             return False
         sampling = target.sampling
-        state = cached.states.get(meant.field)
-        dim = sampling.dim if isinstance(sampling, FieldSampling) else state.dim if state else 0
-        return dim > 0 and self._put_outcome(target, dim, meant.number, key, kind, 0)
+        if isinstance(sampling, FieldSampling):
+            dim = sampling.dim
+        elif state := cached.states.get(meant.field):
+            dim = state.dim
+        else:
+            return False
+        return self._put_outcome(target, dim, meant.number, key, kind, 0)
 
     def _put_outcome(
         self, target: Target, dim: int, number: int, key: Any, kind: str, rank: int

@@ -290,7 +290,7 @@ def test_a_proxy_puts_searches_into_arms_and_says_which(lite_server_uri):
     )
     assert len(set(arms)) == 2
     recorded = recorded_answers(store, name)
-    assert sorted(each.facts["treated"] for each in recorded) == sorted(
+    assert sorted(each.facts.trial.treated for each in recorded) == sorted(
         arm == "corrected" for arm in arms
     )
     direct.close()
