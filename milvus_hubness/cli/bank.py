@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,37 +21,49 @@ HOUR = 3_600.0
 
 Collection = Annotated[str, typer.Argument(help="Collection or its alias, corrected or not.")]
 Profile = Annotated[str | None, "Bias profile of a corrected field. [default: the active one]"]
-Rate = Annotated[float | None, "Share of live queries that clients sample. [default: 0.01]"]
-Size = Annotated[
-    int | None,
-    "Largest number of samples or, of a corrected field, of queries in its bank. [default: 10,000, "
-    "or the size of the bank]",
-]
-Outcomes = Annotated[
-    float | None,
-    "Share of answers of which clients record outcomes, such as clicks; 0 for none. [default: 0]",
-]
-SeedShare = Annotated[
-    float | None, "Share of an online bank kept for its first queries. [default: 0.25]"
-]
-HalfLife = Annotated[
-    float | None,
-    "Hours after which the weight of a query in an online bank is divided by two. [default: 168]",
-]
-DuplicateCosine = Annotated[
-    float | None, "Cosine above which two queries of an online bank are duplicates. [default: 0.99]"
-]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a sampling; those that are not given stay."""
+
+    rate: Annotated[float | None, "Share of live queries that clients sample. [default: 0.01]"] = (
+        None
+    )
+    size: Annotated[
+        int | None,
+        "Largest number of samples or, of a corrected field, of queries in its bank. [default: "
+        "10,000, or the size of the bank]",
+    ] = None
+    outcomes: Annotated[
+        float | None,
+        "Share of answers of which clients record outcomes, such as clicks; 0 for none. [default: 0]",
+    ] = None
+    seed_share: Annotated[
+        float | None, "Share of an online bank kept for its first queries. [default: 0.25]"
+    ] = None
+    half_life: Annotated[
+        float | None,
+        "Hours after which the weight of a query in an online bank is divided by two. [default: 168]",
+    ] = None
+    duplicate_cosine: Annotated[
+        float | None,
+        "Cosine above which two queries of an online bank are duplicates. [default: 0.99]",
+    ] = None
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Those that were given, by the names of `start_sampling`."""
+        settings = vars(self).copy()
+        half_life = settings.pop("half_life")
+        settings["half_life_seconds"] = None if half_life is None else HOUR * half_life
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 def sample(
     collection: Collection,
     connection: options.Connection,
-    rate: Rate = None,
-    size: Size = None,
-    outcomes: Outcomes = None,
-    seed_share: SeedShare = None,
-    half_life: HalfLife = None,
-    duplicate_cosine: DuplicateCosine = None,
+    settings: Settings,
     field: options.Field = None,
     profile: Profile = None,
     as_json: options.AsJson = False,
@@ -62,19 +75,13 @@ def sample(
 
     Example: milvus-hubness bank sample products --rate 0.01
     """
-    settings = _settings(rate, size, outcomes, seed_share, half_life, duplicate_cosine)
     _start(collection, connection, field, profile, settings, as_json=as_json)
 
 
 def update(
     collection: Collection,
     connection: options.Connection,
-    rate: Rate = None,
-    size: Size = None,
-    outcomes: Outcomes = None,
-    seed_share: SeedShare = None,
-    half_life: HalfLife = None,
-    duplicate_cosine: DuplicateCosine = None,
+    settings: Settings,
     field: options.Field = None,
     profile: Profile = None,
     as_json: options.AsJson = False,
@@ -85,8 +92,7 @@ def update(
     """
     from milvus_hubness.jobs.common.samples import sampling_of
 
-    settings = _settings(rate, size, outcomes, seed_share, half_life, duplicate_cosine)
-    if not settings:
+    if not settings.given:
         raise typer.BadParameter("nothing to change: pass --rate, --size or another setting")
     if sampling_of(connection.open().info(collection, counted=False), field, profile) is None:
         raise InvalidInput(
@@ -186,38 +192,20 @@ app = command_line(
 )
 
 
-def _settings(
-    rate: float | None,
-    size: int | None,
-    outcomes: float | None,
-    seed_share: float | None,
-    half_life: float | None,
-    duplicate_cosine: float | None,
-) -> dict[str, float]:
-    """Return the settings that were given."""
-    settings = {
-        "rate": rate,
-        "size": size,
-        "outcomes": outcomes,
-        "seed_share": seed_share,
-        "half_life_seconds": None if half_life is None else HOUR * half_life,
-        "duplicate_cosine": duplicate_cosine,
-    }
-    return {name: value for name, value in settings.items() if value is not None}
-
-
 def _start(
     collection: str,
     connection: options.Connection,
     field: str | None,
     profile: str | None,
-    settings: dict[str, float],
+    settings: Settings,
     *,
     as_json: bool,
 ) -> None:
     from milvus_hubness.jobs.refresh.sampling import start_sampling
 
-    status = start_sampling(connection.open(), collection, field=field, profile=profile, **settings)
+    status = start_sampling(
+        connection.open(), collection, field=field, profile=profile, **settings.given
+    )
     result = {"samplings": [status.to_dict()]}
     console.show_result(as_json, result, lambda: _show(collection, [status]))
 
@@ -257,10 +245,13 @@ def _described(sampling: Sampling) -> str:
 
 
 def _variety_facts(variety: Variety) -> dict[str, object]:
+    from milvus_hubness.jobs.refresh.online_bank import DUPLICATE_COSINE
+
     drift = variety.drift
     return {
         "varied as": f"{variety.effective:,.0f} queries, each sent equally often; "
-        f"{variety.distinct:,} of {variety.compared:,} are no near copies, the largest group has "
+        f"{variety.distinct:,} of {variety.compared:,} are no near copies (cosine above "
+        f"{DUPLICATE_COSINE:g}), the largest group has "
         f"{variety.largest:.1%}",
         "drift": f"{'yes' if drift.fired else 'no'}, older to newer half: {drift.reason}",
         "enough": f"{variety.enough}; with labels, R@1 to ± {variety.interval:.1f} points",

@@ -83,6 +83,7 @@ _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parame
 METAVARS = {
     "FILE": (
         "bank", "target_bank", "queries", "query", "pairs", "pairs_queries", "prior_from",
+        "file",
     ),
     "FOLDER": ("image_folder",),
     "URI": ("uri",),
@@ -91,8 +92,9 @@ METAVARS = {
     "PORT": ("port",),
     "COLLECTION": ("collection", "source", "target", "bank_name", "drop", "renamed_from"),
     "ALIAS": ("alias",),
+    "NAME[:SHARE]": ("experiment",),
     "FIELD": ("field", "vector", "kind", "prior", "group_by", "slice_by", "image_field"),
-    "COLUMN": ("bank_column", "query_text"),
+    "COLUMN": ("bank_column", "column", "query_text"),
     "PROFILE": ("profile",),
     "METHOD": ("method",),
     "MEASURE": ("measure",),
@@ -102,12 +104,12 @@ METAVARS = {
     "KEY": ("key", "release", "forget"),
     "EXPRESSION": ("filter",),
     "SECONDS": ("chunk_seconds", "client_ttl", "state_ttl", "load_every", "every", "drain"),
-    "DAYS": ("half_life",),
+    "HOURS": ("half_life",),
     "ROWS": ("rows_per_second", "rebuild_rows"),
     "BYTES": ("bytes_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (
-        "rate", "seed_share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
+        "rate", "outcomes", "seed_share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
         "alert_budget",
     ),
 }  # fmt: skip

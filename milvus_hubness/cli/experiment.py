@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -65,12 +66,15 @@ def names(
     from milvus_hubness.reports.experiments import experiment_names
 
     counts = experiment_names(connection.open(), collection, field=field, profile=profile)
+    console.show_result(as_json, {"experiments": counts}, lambda: _show_names(collection, counts))
+
+
+def _show_names(collection: str, counts: Mapping[str, int]) -> None:
+    if not counts:
+        console.say(f"No answer of an experiment is recorded of {collection!r}.")
+        return
     rows = [(name, f"{count:,}") for name, count in counts.items()]
-    console.show_result(
-        as_json,
-        {"experiments": counts},
-        lambda: console.show_table(f"Experiments of {collection}", ("name", "answers"), rows),
-    )
+    console.show_table(f"Experiments of {collection}", ("name", "answers"), rows)
 
 
 app = command_line(

@@ -45,6 +45,12 @@ def test_a_bank_lives_and_stops(run, files):
     assert "products_hubness__query_samples" not in collections(files)
 
 
+def test_the_help_calls_values_by_their_units(run):
+    text = run("bank", "sample", "--help").stdout
+    for option in ("--rate SHARE", "--outcomes SHARE", "--half-life HOURS", "--size N"):
+        assert option in text
+
+
 def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
     """A plain collection is sampled, and its samples are the bank of tune and of a migration."""
     assert_fails(run("bank", "update", "products", "--rate", "0.5"), 1, "is not sampled")

@@ -167,6 +167,16 @@ def test_imported_queries_count_as_sampled(lite, plain, rng):
     assert len(sampled_bank(store, plain)) == 120
 
 
+def test_fewer_places_hold_the_newest_samples(lite, plain, rng):
+    store = lite.store()
+    start_sampling(store, plain, size=100)
+    queries = vectors(rng, 90, DIM)
+    import_samples(store, plain, QueryBank(queries))
+    assert start_sampling(store, plain, size=30).waiting == 30
+    assert as_set(sampled_bank(store, plain).vectors) <= as_set(queries)
+    assert start_sampling(store, plain, size=60).waiting == 30
+
+
 def test_commands_say_that_samples_exist(lite, plain, rng):
     store = lite.store()
     start_sampling(store, plain)

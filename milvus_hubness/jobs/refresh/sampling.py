@@ -73,7 +73,8 @@ class Variety:
     compared: int
     """Number of samples that were compared, drawn at random."""
     distinct: int
-    """Number of groups of near copies among them."""
+    """Number of groups of near copies among them, by a cosine of DUPLICATE_COSINE: a fit, which sees
+    the gallery, may group more."""
     effective: float
     """n² / Σ s², for n samples in groups of s: as many queries, each sent equally often, repeat
     themselves as much (the inverse of Simpson's index, 1949)."""
@@ -153,6 +154,7 @@ def start_sampling(
         store = lease.store
         info, field, state = _field_of(store, collection, field, profile)
         former = info.samplings.field_of(field)
+        before = sampling_of(info, field, profile)
         sampling: FieldSampling | OnlineBank
         if state is None:
             sampling = _field_sampling(info, field, former, settings)
@@ -174,6 +176,8 @@ def start_sampling(
         store.write_property(info.name, SAMPLINGS_PROPERTY, samplings)
         if former is not None and former.samples_collection not in _collections_of(samplings):
             store.drop(former.samples_collection)
+        elif before is not None and before.capacity > sampling.capacity:
+            _drop_surplus(store, sampling)
         return _status(store, state, sampling)
 
 
@@ -367,6 +371,18 @@ def _move_samples(store: Store, info: CollectionInfo, former: Sampling, to: Samp
     ]
     target = SamplesOf(to.helper, info.collection_id)
     capability(store, QuerySampling).put_query_samples(target, moved)
+
+
+def _drop_surplus(store: Store, sampling: Sampling) -> None:
+    """Drop the oldest samples beyond the number of places, which has become smaller.
+
+    A sample in a place that no longer exists is not replaced, but it is among the oldest soon.
+    """
+    origins = samples_of(store, sampling).origins
+    oldest = np.argsort(origins.at, kind="stable")[: max(len(origins) - sampling.capacity, 0)]
+    if len(oldest):
+        numbers = origins.numbers[oldest].tolist()
+        capability(store, QuerySampling).drop_samples(sampling.samples_collection, numbers)
 
 
 def _status(store: Store, state: CollectionState | None, sampling: Sampling) -> SamplingStatus:
