@@ -586,7 +586,7 @@ class TrialFacts(FrozenModel):
 
 
 class AnswerFacts(FrozenModel):
-    """What is recorded of an answer, beside its query."""
+    """What is recorded of an answer, apart from its query."""
 
     keys: tuple[RecordedKey, ...] = Field(max_length=MOST_RECORDED)
     """The keys of its first hits, in their order."""
@@ -603,7 +603,7 @@ class AnswerFacts(FrozenModel):
 
 
 class OutcomeFacts(FrozenModel):
-    """What is recorded of an outcome, beside the number of its answer."""
+    """What is recorded of an outcome, apart from the number of its answer."""
 
     key: RecordedKey
     """The key of the hit that the user chose."""
