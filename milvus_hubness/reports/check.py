@@ -143,7 +143,9 @@ def check(
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
     chosen_measure = Measure.of(measure)
-    past, real, targets = map(_bank_of, (bank, queries, target_bank))
+    past = _bank_of(bank)
+    real = _bank_of(queries)
+    targets = _bank_of(target_bank)
     if judgements is not None and not isinstance(judgements, Judgements):
         judgements = Judgements.load(judgements)
     if judgements is not None and queries is not None:

@@ -153,7 +153,9 @@ def line_of(facts: dict[str, Any]) -> str:
     share = f" ({rows / total:.1%})" if total else ""
     parts = [f"{facts['phase']}: {rows:,}/{total:,} rows{share}"]
 
-    rate, eta, lag = facts["rows_per_second"], facts["eta_seconds"], facts["lag_rows"]
+    rate = facts["rows_per_second"]
+    eta = facts["eta_seconds"]
+    lag = facts["lag_rows"]
     if facts["phase"] == "copying":
         parts.append(f"{rate or 0:,.0f} rows/s")
     if lag is not None:
