@@ -19,11 +19,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, one_thread, save, table
@@ -41,7 +42,7 @@ from tests.support.servers import MilvusServer, lite_uri
 
 ROWS, DIM, BANK = 20_000, 768, 500
 ROUNDS = {1: 1_000, 100: 200}
-LIMIT = 10
+LIMIT, QUERIES = 10, 100
 RELATIVE, ABSOLUTE, RECORDING = 0.05, 100e-6, 20e-6
 
 
@@ -76,6 +77,43 @@ def median_difference(ours: list[float], theirs: list[float]) -> tuple[float, tu
     )
 
 
+class Timed(NamedTuple):
+    """A client whose searches are timed."""
+
+    name: str
+    client: MilvusClient
+    vectors: npt.NDArray[np.float32]
+    """The queries that it sends, (100, its width)."""
+
+
+def times_of(
+    clients: Sequence[Timed], collection: str, batch: int, rounds: int, order: random.Random
+) -> dict[tuple[str, str], list[float]]:
+    """Return the seconds of each round's search, by the form of the queries and the client."""
+    taken: dict[tuple[str, str], list[float]] = {}
+    warming = rounds // 10
+    for i in range(rounds + warming):
+        some = [(i + j) % QUERIES for j in range(batch)]
+        calls = [
+            (
+                given,
+                each,
+                [each.vectors[j] if given == "arrays" else each.vectors[j].tolist() for j in some],
+            )
+            for given in ("arrays", "lists")
+            for each in clients
+        ]
+        order.shuffle(calls)
+        for given, each, data in calls:
+            seconds = timed(
+                lambda each=each, data=data: each.client.search(  # type: ignore[misc]
+                    collection, data=data, limit=LIMIT, output_fields=["id"]
+                )
+            )
+            taken.setdefault((given, each.name), []).append(seconds)
+    return {name: seconds[warming:] for name, seconds in taken.items()}
+
+
 def measure(uri: str) -> list[dict[str, Any]]:
     plain = MilvusClient(uri)
     fill(plain, "items")
@@ -83,69 +121,63 @@ def measure(uri: str) -> list[dict[str, Any]]:
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
     name = migrate(store, plan_migration(store, "items", bank, estimator=NNN(16))).target
     store.drop("items")
-    start_sampling(store, name, rate=0.01, outcomes=1.0)
     ours = HubnessClient(uri, sample_queries=False)
-    recording = HubnessClient(uri, experiment=Experiment("overhead"))
     state = ours.hubness_state(name)
     if state is None:
         raise RuntimeError(f"{name} carries no biases")
-    queries = np.random.default_rng(2).standard_normal((100, DIM), np.float32)
+
+    queries = np.random.default_rng(2).standard_normal((QUERIES, DIM), np.float32)
     encoded = state.layout.encode_queries(queries, 1.0, slot=state.profile.slot)
-    order, rows = random.Random(3), []
-    for batch, rounds in ROUNDS.items():
-        taken: dict[tuple[str, str], list[float]] = {}
-        for i in range(rounds + rounds // 10):
-            some = [(i + j) % len(queries) for j in range(batch)]
-            calls = [
-                (
-                    given,
-                    who,
-                    client,
-                    [vectors[j] if given == "arrays" else vectors[j].tolist() for j in some],
-                )
-                for given in ("arrays", "lists")
-                for who, client, vectors in (
-                    ("MilvusClient", plain, encoded),
-                    ("HubnessClient", ours, queries),
-                    ("recording", recording, queries),
-                )
-            ]
-            order.shuffle(calls)
-            for given, who, client, data in calls:
-                seconds = timed(
-                    lambda client=client, data=data: client.search(  # type: ignore[misc]
-                        name, data=data, limit=LIMIT, output_fields=["id"]
-                    )
-                )
-                taken.setdefault((given, who), []).append(seconds)
-        for given in ("arrays", "lists"):
-            kept = {
-                who: taken[given, who][rounds // 10 :]
-                for who in ("MilvusClient", "HubnessClient", "recording")
-            }
-            medians = {who: statistics.median(seconds) for who, seconds in kept.items()}
-            over, interval = median_difference(kept["HubnessClient"], kept["MilvusClient"])
-            recorded, spread = median_difference(kept["recording"], kept["HubnessClient"])
-            rows.append(
-                {
-                    "server": plain.get_server_version(),
-                    "batch": batch,
-                    "queries": given,
-                    "rounds": rounds,
-                    "median_seconds": medians,
-                    "overhead_seconds_per_query": over / batch,
-                    "interval_seconds_per_query": [end / batch for end in interval],
-                    "overhead_ratio": over / medians["MilvusClient"],
-                    "recording_seconds_per_search": recorded,
-                    "recording_interval": list(spread),
-                    "holds": over <= RELATIVE * medians["MilvusClient"]
-                    and (batch > 1 or (over <= ABSOLUTE and recorded <= RECORDING)),
-                }
-            )
+    pair = [Timed("MilvusClient", plain, encoded), Timed("HubnessClient", ours, queries)]
+    order = random.Random(3)
+    taken = {batch: times_of(pair, name, batch, rounds, order) for batch, rounds in ROUNDS.items()}
+
+    # Afterwards, as its thread writes records to the same server meanwhile.
+    start_sampling(store, name, rate=0.01, outcomes=1.0)
+    recording = HubnessClient(uri, experiment=Experiment("overhead"))
+    both = [pair[1], Timed("recording", recording, queries)]
+    recorded = {
+        batch: times_of(both, name, batch, rounds, order) for batch, rounds in ROUNDS.items()
+    }
+    rows = [
+        facts_of(plain.get_server_version(), batch, given, taken[batch], recorded[batch])
+        for batch in ROUNDS
+        for given in ("arrays", "lists")
+    ]
     plain.close()
     ours.close()
     recording.close()
     return rows
+
+
+def facts_of(
+    server: str,
+    batch: int,
+    given: str,
+    taken: dict[tuple[str, str], list[float]],
+    recorded: dict[tuple[str, str], list[float]],
+) -> dict[str, Any]:
+    """Return what one form of queries shows. recorded: of the rounds with the recording client."""
+    medians = {
+        who: statistics.median(taken[given, who]) for who in ("MilvusClient", "HubnessClient")
+    }
+    medians["recording"] = statistics.median(recorded[given, "recording"])
+    over, interval = median_difference(taken[given, "HubnessClient"], taken[given, "MilvusClient"])
+    more, spread = median_difference(recorded[given, "recording"], recorded[given, "HubnessClient"])
+    is_within = over <= RELATIVE * medians["MilvusClient"]
+    return {
+        "server": server,
+        "batch": batch,
+        "queries": given,
+        "rounds": ROUNDS[batch],
+        "median_seconds": medians,
+        "overhead_seconds_per_query": over / batch,
+        "interval_seconds_per_query": [end / batch for end in interval],
+        "overhead_ratio": over / medians["MilvusClient"],
+        "recording_seconds_per_search": more,
+        "recording_interval": list(spread),
+        "holds": is_within and (batch > 1 or (over <= ABSOLUTE and more <= RECORDING)),
+    }
 
 
 def main() -> None:
