@@ -234,6 +234,9 @@ def _with_option(parameter: inspect.Parameter) -> inspect.Parameter:
     option.metavar = option.metavar or _metavar(parameter.name, value_type)
     if isinstance(option, OptionInfo):
         option.rich_help_panel = _PANEL_OF[parameter.name]
+        if option.metavar and not option.param_decls:
+            # Typer 0.27 takes a metavar that is the option's name in capitals for its name.
+            option.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     return parameter.replace(annotation=Annotated[value_type, option])
 
 
