@@ -36,7 +36,8 @@ _TOKEN = re.compile(r"(?P<number>[0-9]{1,16})\.(?P<field>[^.]{1,255})\.(?P<profi
 """The number, the field and the profile, whose name may have dots, which that of a field has not."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as each answer makes one.
+@dataclass(slots=True)
 class Answered:
     """What an answer is to its outcomes: its arm, and where they are recorded."""
 
@@ -45,7 +46,7 @@ class Answered:
     number: int
     """Of its first query; the further ones have the numbers that follow."""
     queries: Sequence[Any]
-    """m vectors, as they were sent."""
+    """m vectors, as they were sent; none if nothing of it is recorded."""
     offset: int
     """Rank of the first hit, from 0."""
     target: Target | None

@@ -6,7 +6,7 @@ import re
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -73,19 +73,20 @@ class Experiment:
                 f"an experiment is NAME or NAME:SHARE, such as 2026-11:0.5, not {text!r}"
             ) from None
 
-    def assign(self, question: Question) -> Question:
-        """Return the search in the arm that its queries are in; as it is if it names its own strength
-        or kinds, is ranked again by a re-ranker, or has no vectors.
+    def assign(self, question: Question) -> None:
+        """Put a search in the arm that its queries are in.
+
+        It stays as it is if it names its own strength or kinds, is ranked again by a re-ranker, or
+        has no vectors.
         """
         names_its_own = question.strength is not None or question.kinds is not None
         if names_its_own or question.rerank is not None or question.trial is not None:
-            return question
+            return
         queries = hashed_bytes(question.data)
-        if queries is None:
-            return question
-        trial = self.trial_of(queries)
-        strength, kinds = self.settings_of(trial)
-        return replace(question, strength=strength, kinds=kinds, trial=trial)
+        if queries is not None:
+            # In place: a copy would take as long as the rest.
+            question.trial = self.trial_of(queries)
+            question.strength, question.kinds = self.settings_of(question.trial)
 
     def trial_of_requests(self, requests: Sequence[Any]) -> Trial | None:
         """Return the trial of a hybrid search, by the queries of its first request with vectors."""
@@ -97,10 +98,11 @@ class Experiment:
 
     def trial_of(self, queries: bytes, now: float | None = None) -> Trial:
         """Return the trial of these queries at this Unix time, which is the present one if None."""
-        digest = blake2b(queries, digest_size=16).digest()
         moment = time.time() if now is None else now
         window = int(moment // WINDOW_SECONDS)
-        drawn = blake2b(b"%b/%d/%b" % (self.name.encode(), window, digest), digest_size=16).digest()
+        # Names have no slash, so no two experiments hash the same bytes.
+        hashed = b"%b/%d/%b" % (self.name.encode(), window, queries)
+        drawn = blake2b(hashed, digest_size=16).digest()
 
         unit = int.from_bytes(drawn[:8], "big") % NUMBERS
         # From other bits than the arm, so that each share of the answers has both arms alike.
@@ -110,7 +112,7 @@ class Experiment:
             share=self.share,
             treated=unit < self.share * NUMBERS,
             unit=unit,
-            query=int.from_bytes(digest[:8], "big") % NUMBERS,
+            hashed=queries,
             is_recorded=recorded,
             began=time.perf_counter(),
         )

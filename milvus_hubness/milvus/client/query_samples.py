@@ -164,14 +164,19 @@ class Sampler:
                 return False
 
             self._waiting.append((target, make))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="hubness-sampler", daemon=True
-                )
-                self._thread.start()
-            elif len(self._waiting) == BATCH:
-                self._changed.notify_all()
+            count = len(self._waiting)
+            if count == 1 or count == BATCH:
+                self._have_written()
             return True
+
+    def _have_written(self) -> None:
+        """Start the thread if there is none, and wake it up."""
+        # In a process that was forked, the thread of its parent is not alive.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="hubness-sampler", daemon=True)
+            self._thread.start()
+        else:
+            self._changed.notify_all()
 
     def _run(self) -> None:
         while batch := self._next_batch():

@@ -94,7 +94,7 @@ class Searches:
         queries are sent in parts.
         """
         if self.experiment is not None and ids is None:
-            question = self.experiment.assign(question)
+            self.experiment.assign(question)
         return (yield from self._searched(collection, question, filter, options, ids))
 
     def _searched(
