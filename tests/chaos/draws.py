@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness import CSLS, NNN, Blend, Estimator
+from milvus_hubness.correction.near_copies import COSINES
 from tests.chaos.corrected import Biases
 from tests.chaos.places import BACKENDS
 from tests.chaos.sources import DIM, Shape
-from tests.support.galleries import vectors
 
 KINDS = ["full"] * 10 + ["pending"] * 6 + ["revert"] * 4
 """Of each backend's twenty."""
@@ -28,8 +29,10 @@ PLACEMENTS = {
     "server-2.3.5": ["vector", "vector", "vector", "side_collection"],
     "qdrant-local": ["vector", "vector", "vector", "fields"],
 }
-BANK_SIZES = (64, 300, 80)
+BANK_SIZES = (64, 240, 80)
 """Of the banks at first, then, and after that: a fifth of the second is enough to judge by."""
+MOST_ALIKE = min(COSINES)
+"""Largest cosine of two queries of a bank. So no two count as one, and the biases follow from the file."""
 EARLY = {"starting", "taking the lease", "looking", "judging"}
 REQUESTS = {
     "milvus": {
@@ -145,12 +148,24 @@ def _shuffled(stages: Collection[str], seed: str) -> Iterator[str]:
     return itertools.cycle(order)
 
 
+def unlike_queries(rng: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
+    """(count, DIM) queries of various lengths, of which no two are near copies."""
+    directions = np.zeros((0, DIM))
+    while len(directions) < count:
+        drawn = rng.standard_normal(DIM)
+        drawn /= np.linalg.norm(drawn)
+        if (directions @ drawn).max(initial=-1.0) < MOST_ALIKE:
+            directions = np.vstack([directions, drawn])
+    lengths = rng.uniform(0.5, 2.0, (count, 1))
+    return (lengths * directions).astype(np.float32)
+
+
 def drawn_biases(folder: Path, method: str, changes: str) -> tuple[Biases, Biases, Biases]:
     """Those at first, those after them, and others. folder: for their banks."""
     banks = []
     for number, size in enumerate(BANK_SIZES):
         banks.append(folder / f"bank_{number}.npy")
-        np.save(banks[-1], vectors(np.random.default_rng(90 + number), size, DIM))
+        np.save(banks[-1], unlike_queries(np.random.default_rng(90 + number), size))
     first, then, third = _estimators(method)
     new_bank = banks[0] if changes == "parameters" else banks[1]
     new_estimator = first if changes == "bank" else then
