@@ -59,7 +59,7 @@ def assert_refreshed(
     left = there - corrected.collections
     assert not left, f"left lying about: {sorted(left)}"
     assert there == corrected.collections
-    _assert_banks(database, state)
+    _assert_banks(database, state, corrected.kept)
     _assert_ledger(store, leased or corrected.name)
 
 
@@ -118,10 +118,11 @@ def _assert_biases(
     assert not differs, f"{len(differs)} rows show another bias than they carry: {differs[:5]}"
 
 
-def _assert_banks(database: Database, state: CollectionState) -> None:
+def _assert_banks(database: Database, state: CollectionState, former_copies: set[str]) -> None:
     there = database.generations(state.profile.bank.collection)
-    named = {bank.generation: bank.count for bank in state.banks}
-    assert there == named, f"the bank holds generations {dict(there)}, the state names {named}"
+    states = [state, *(database.store.info(copy).state for copy in former_copies)]
+    named = {bank.generation: bank.count for each in states if each for bank in each.banks}
+    assert there == named, f"the bank holds generations {dict(there)}, the states name {named}"
 
 
 def _assert_ledger(store: Store, name: str) -> None:

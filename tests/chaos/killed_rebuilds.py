@@ -167,15 +167,24 @@ class _Attempt:
             corrected.name = self._former
             assert_refreshed(database, corrected, self._old)
             return
-        known = self._known(database)
-        assert known is not None
-        assert (known.phase, known.target) == ("switched", leads_to), (
-            f"the ledger says {known.phase!r}"
-        )
-        corrected.name = known.target
-        corrected.kept.add(self._former)
+        corrected.name = leads_to or ""
+        corrected.kept |= self._former_copies(database, corrected.name)
         assert_refreshed(database, corrected, self._new, leased=asked)
-        assert store.info(self._former).dual_write is None, "clients still write to both"
+
+    def _former_copies(self, database: Database, copy: str) -> set[str]:
+        """All copies before this one; a refresh that is forced again after the cutover makes a further one."""
+        by_target = {
+            each.target: each for each in Ledger(database.store).migrations() if each.rebuilds
+        }
+        former: set[str] = set()
+        while copy != self._former:
+            assert copy in by_target, f"the ledger has no rebuild to {copy!r}"
+            rebuild = by_target[copy]
+            assert rebuild.phase == "switched", f"the ledger says {rebuild.phase!r}"
+            copy = rebuild.source
+            former.add(copy)
+            assert database.store.info(copy).dual_write is None, "clients still write to both"
+        return former
 
     def _check_former(self, database: Database, wanted: Rows) -> None:
         """wanted: what was written while the alias led there, and not what was written since."""
