@@ -1,18 +1,21 @@
-"""What a bank of samples that clients took is worth, beside the same number of queries as a file.
+"""What a bank of samples that clients took is worth, beside the same bank as a file.
 
     python -m benchmarks.samples [--workers N] [--save]
 
 From a plain collection on a Milvus 2.3.5 of its own, as a user without a query log goes: its sampling is turned on,
 20,000 queries are replayed, and `tune` and a migration take the samples as the bank. The queries go through a
 HubnessClient and, again, through the proxy from a plain MilvusClient, 1 to 50 in a search. Beside it the same jobs
-with a file, which has as many queries of the replay, drawn at random. Demand is even, or follows Zipf's law with
-exponent 1. Tasks and logs are those of `benchmarks.demand`: noisy copies of real queries, for 1,500 of the items. The
-verdict is required, as by default: where it refuses, the raw search stays.
+with the file that `bank export` writes. Demand is even, or follows Zipf's law with exponent 1. Tasks and logs are
+those of `benchmarks.demand`: noisy copies of real queries, for 1,500 of the items. The verdict is required, as by
+default: where it refuses, the raw search stays.
 
 R@1 is that of searches of the collection and of the two copies with ten fresh queries an item, weighted by the demand:
-with one query an item, whether the most wanted item is found would move R@1 by an eighth. "by chance" is the standard
-deviation of the R@1 between banks of this number that are drawn at random, in memory. The script fails if samples and
-file are more than 1.0 point apart.
+with one query an item, whether the most wanted item is found would move R@1 by an eighth. The script fails if samples
+and file are more than 1.0 point apart.
+
+Whether samples are worth less than other queries of the same log is measured in memory, at full strength: "drawn" is
+the mean R@1 of as many queries of the replay, drawn at random twenty times, with its standard deviation, and "samples"
+that of the bank of samples.
 
 Beside these: the standard deviation of a query's change of R@1 by the default correction, at full strength with the
 own bank, on every embedding task, in memory.
@@ -53,7 +56,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.estimators import WithDemand
 from milvus_hubness.correction.near_copies import with_groups
-from milvus_hubness.jobs.common.samples import sampled_bank
+from milvus_hubness.jobs.common.samples import sampled_bank, write_samples
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from tests.support.galleries import plain_collection
 from tests.support.real_data import EMBEDDING_TASKS
@@ -71,8 +74,8 @@ FRESH = 10
 """Test queries of each item."""
 MOST_APART = 1.0
 """Points of R@1 between a bank of samples and one from a file."""
-BANKS_DRAWN = 10
-"""Banks for the R@1 by chance."""
+BANKS_DRAWN = 20
+"""Banks of as many queries of the same log."""
 
 
 @contextmanager
@@ -140,15 +143,20 @@ def corrected(uri: str, name: str, bank: QueryBank, test: Test, raw: float) -> d
     }
 
 
-def by_chance(log: Vectors, count: int, strength: float, gallery: Vectors, test: Test) -> float:
-    """Return the standard deviation of R@1, in points, between banks drawn from a log at random."""
+def beside_drawn(
+    log: Vectors, samples: Vectors, gallery: Vectors, test: Test
+) -> tuple[float, list[float]]:
+    """Return R@1 in percent with the bank of samples, and with banks drawn from the log at random."""
     scores = test.queries @ gallery.T
-    figures = []
-    for number in range(BANKS_DRAWN):
-        bank = QueryBank(draw(log, count, "by chance", number))
-        bias = strength * biases_of(WithDemand(), with_groups(bank, gallery), gallery)
-        figures.append(test.recall_at_1((scores - np.asarray(bias, np.float32)).argmax(1)))
-    return float(np.std(figures, ddof=1))
+
+    def recall_with(queries: Vectors) -> float:
+        bank = with_groups(QueryBank(queries), gallery)
+        bias = biases_of(WithDemand(), bank, gallery)
+        return test.recall_at_1((scores - np.asarray(bias, np.float32)).argmax(1))
+
+    count = len(samples)
+    drawn = [draw(log, count, "by chance", number) for number in range(BANKS_DRAWN)]
+    return recall_with(samples), [recall_with(queries) for queries in drawn]
 
 
 def measured(uri: str, folder: Path, task_name: str, zipf: float, route: str) -> dict[str, Any]:
@@ -177,15 +185,15 @@ def measured(uri: str, folder: Path, task_name: str, zipf: float, route: str) ->
         store = MilvusStore(plain)
         [status] = list_samplings(store, name)
         by_samples = sampled_bank(store, name)
-    file = folder / f"{name}.npy"
-    np.save(file, log[rng.permutation(len(log))[: len(by_samples)]])
+        file = folder / f"{name}.npy"
+        write_samples(store, name, file)
     by_file = QueryBank.load(file)
 
     raw = searched(uri, name, test)
     after_samples = corrected(uri, name, by_samples, test, raw)
     after_file = corrected(uri, f"{name}_by_file", by_file, test, raw)
     variety = status.to_dict()["variety"]
-    chance = by_chance(log, len(by_samples), after_file["strength"], gallery, test)
+    samples, drawn = beside_drawn(log, by_samples.vectors, gallery, test)
     return {
         "task": task_name,
         "zipf": zipf,
@@ -201,7 +209,11 @@ def measured(uri: str, folder: Path, task_name: str, zipf: float, route: str) ->
         "after_samples": after_samples,
         "after_file": after_file,
         "difference": after_samples["r1"] - after_file["r1"],
-        "by_chance": chance,
+        "in_memory": {
+            "samples": samples,
+            "drawn": float(np.mean(drawn)),
+            "standard_deviation": float(np.std(drawn, ddof=1)),
+        },
         "replay_seconds": round(replay_seconds, 1),
     }
 
@@ -235,7 +247,8 @@ def summary(rows: list[dict[str, Any]], spreads: list[dict[str, Any]]) -> str:
             f"{row['after_samples']['r1']:.1f}",
             f"{row['after_file']['r1']:.1f}",
             f"{row['difference']:+.2f}",
-            f"{row['by_chance']:.2f}",
+            f"{row['in_memory']['samples']:.2f}",
+            f"{row['in_memory']['drawn']:.2f} ± {row['in_memory']['standard_deviation']:.2f}",
         ]
         for row in rows
     ]
@@ -249,7 +262,7 @@ def summary(rows: list[dict[str, Any]], spreads: list[dict[str, Any]]) -> str:
         "bank of samples",
         "bank of a file",
     ]
-    of_banks = table([*head, "difference", "by chance"], lines)
+    of_banks = table([*head, "difference", "in memory: samples", "drawn"], lines)
     of_spreads = table(
         ["task", "queries", "gain", "standard deviation of a query's change"],
         [

@@ -426,7 +426,8 @@ class StateCache:
             yield Pause(CLOSING_SECONDS)
             now = yield from self.read_again(collection, timeout)
 
-        was_away = had_copy and _code(error) == COLLECTION_NOT_FOUND
+        # On a busy machine it stays closed longer than that.
+        was_away = had_copy and _code(error) in (COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED)
         if now != used or was_away or self._met_another(collection, used, error):
             return now
 

@@ -103,10 +103,12 @@ def test_what_an_incomplete_mirror_refuses_is_left_to_the_migration():
     assert database.asked.count(("upsert", THERE)) == 1
 
 
-@pytest.mark.parametrize(("after", "held_back"), [("rename", 3), ("nothing", 3)])
+@pytest.mark.parametrize(
+    ("after", "held_back"), [("rename", 3), ("still closing", 3), ("nothing", 3)]
+)
 def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_back):
-    """As Milvus Lite does it: not loaded by its new name at first."""
-    database = Database(DualWrite(collection=THERE) if after == "rename" else None)
+    """As Milvus Lite does it: closed before its name moves, and not loaded by its new name at first."""
+    database = Database(None if after == "nothing" else DualWrite(collection=THERE))
     database.insert()
     waits, refusals = [], itertools.repeat(None, held_back)
 
@@ -115,7 +117,8 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
             waits.append(step.seconds)
             return None
         if step.method == "get":
-            database.dual_write = None  # the name leads to another collection now
+            if after == "rename":
+                database.dual_write = None  # the name leads to another collection now
             for _ in refusals:
                 raise MilvusException(
                     COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'"
@@ -132,7 +135,7 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
             read()
     else:
         assert read() == [ROW]
-        assert len(waits) == held_back - 1
+        assert len(waits) >= held_back - 1
 
 
 class Alias:
