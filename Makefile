@@ -69,7 +69,7 @@ audit: .venv/installed-for-audit
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
 .venv/installed-for-tests: .venv/installed $(wildcard integrations/*/pyproject.toml)

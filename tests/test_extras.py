@@ -56,6 +56,7 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
     )
 
 
+CHECK = "faiss, jinja2, prometheus_client, pyarrow, tenacity"
 JOBS = "faiss, jinja2, prometheus_client, pyarrow, safetensors, sklearn, tenacity, torch"
 SERVE = "cronsim, faiss, jinja2, prometheus_client, pyarrow, safetensors, sklearn, starlette, tenacity, torch, uvicorn"
 
@@ -65,7 +66,9 @@ SERVE = "cronsim, faiss, jinja2, prometheus_client, pyarrow, safetensors, sklear
     [
         ("serve --config hubness.toml", "http://localhost:19530", SERVE, "serve"),
         ("serve --config hubness.toml", "shop.db", SERVE, "lite,serve"),
-        ("tune products --bank b.npy", "http://localhost:19530", JOBS, "jobs"),
+        ("tune products --bank b.npy", "http://localhost:19530", CHECK, "check"),
+        ("check --items i.npy --queries b.npy", "http://localhost:19530", CHECK, "check"),
+        ("check products --bank b.npy", "shop.db", CHECK, "check,lite"),
         ("migrate plan products --bank b.npy --uri shop.db", "", JOBS, "jobs,lite"),
         (
             "migrate run products --bank b.npy --http :8089",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
+from milvus_hubness.api.banks import read_named
 from milvus_hubness.jobs.store.protocols import Store
 
 if TYPE_CHECKING:
@@ -25,16 +26,19 @@ R = TypeVar("R")
 def of_database(job: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Database, P], R]:
     """Return a job that takes any `Database` in place of its store, which it makes of it.
 
-    The first argument is positional. What the job opens it closes again.
+    The first argument is positional. What the job opens it closes again. Banks may be in the
+    database: see `read_named`.
     """
 
     @wraps(job)
     def call(database: Database, /, *arguments: P.args, **named: P.kwargs) -> R:
         with store_of(database) as store:
-            return job(store, *arguments, **named)
+            bound = signature.bind(store, *arguments, **named)
+            read_named(store, bound)
+            return job(*bound.args, **bound.kwargs)
 
-    # What `help` and notebooks show, as the stub says it to type checkers.
     signature = inspect.signature(job)
+    # What `help` and notebooks show, as the stub says it to type checkers.
     _, *others = signature.parameters.values()
     first = inspect.Parameter("database", inspect.Parameter.POSITIONAL_ONLY, annotation="Database")
     call.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -17,6 +17,21 @@ FRAME = (
 def framed(page: str, title: str) -> str:
     """Return a page as an element of another page."""
     return FRAME.format(page=escape(page), title=escape(visible_line(title)))
+
+
+def table(
+    title: str, lines: Iterable[str], headings: Sequence[str], rows: Iterable[Sequence[str]]
+) -> str:
+    """Return a title, lines of text and a table with a heading for each column, as HTML."""
+    head = "".join(f"<th>{_shown(heading)}</th>" for heading in headings)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_shown(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    paragraphs = "".join(f"<p>{_shown(line)}</p>" for line in lines if line)
+    return (
+        f"<h3>{_shown(title)}</h3>{paragraphs}"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
 
 
 class ShownAsTable:

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from milvus_hubness.errors import MissingExtra, UnsupportedVersion
 
 EXTRAS = {
-    **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "safetensors"), "jobs"),
-    **dict.fromkeys(("sklearn", "tenacity", "torch"), "jobs"),
+    **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "tenacity"), "check"),
+    **dict.fromkeys(("safetensors", "sklearn", "torch"), "jobs"),
     **dict.fromkeys(("cronsim", "starlette", "tomli", "uvicorn"), "serve"),
     "milvus_lite": "lite",
     "ray": "ray",

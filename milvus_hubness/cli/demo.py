@@ -47,6 +47,12 @@ SIZES = (
     "{queries:,} queries over {gallery:,} functions of the standard library, {dim}-d, on {server}"
 )
 
+NEXT = (
+    "milvus-hubness check --items items.npy --queries past_queries.npy",
+    "milvus-hubness check COLLECTION --bank past_queries.npy --uri http://localhost:19530",
+)
+"""The lines to type after the demo."""
+
 
 def _show(result: dict[str, Any]) -> None:
     console.show_styled(("\nDocstring -> function", "bold"), ", ", SIZES.format(**result))
@@ -70,3 +76,5 @@ def _show(result: dict[str, Any]) -> None:
         console.say("\nKept: {collection}, {corrected_collection}".format(**result))
 
     console.say(f"\n{result['seconds']} s in all")
+    console.show_styled(("\nNext, with your own vectors or your own collection", "bold"))
+    console.say("\n".join(NEXT))

@@ -10,15 +10,16 @@ from milvus_hubness.basics.requirements import EXTRAS
 from milvus_hubness.errors import MissingExtra
 
 OF_COMMANDS = {
-    **dict.fromkeys(
-        ("check", "tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)
-    ),
-    **dict.fromkeys(("refresh", "bank", "experiment", "migrate", "quari"), ("jobs",)),
+    # Without torch, NumPy computes.
+    **dict.fromkeys(("check", "tune", "diagnose", "explain", "hubs", "match"), ("check",)),
+    **dict.fromkeys(("bank", "experiment"), ("check",)),
+    # They would run without torch too, but rewrite whole collections.
+    **dict.fromkeys(("enable", "disable", "refresh", "migrate", "quari"), ("jobs",)),
     "serve": ("serve",),
     "demo": ("jobs", "lite"),
 }
 """The extras of each command that needs more than a base install."""
-WITHIN = {"serve": "jobs"}
+WITHIN = {"serve": "jobs", "jobs": "check"}
 """Extras that install another one too."""
 VERSIONED = {"tomli": (3, 11)}
 """Modules that Python itself has from this version on, under another name."""
@@ -40,7 +41,7 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
 
     missing = {extra: modules for extra in extras if (modules := _missing_modules(extra))}
     # An extra that another one installs need not be named with it.
-    included = {WITHIN[extra] for extra in missing if extra in WITHIN}
+    included = {inner for extra in missing for inner in _all_within(extra) if inner != extra}
     named = sorted(missing.keys() - included) or [error.extra]
 
     modules = sorted({module for group in missing.values() for module in group})
@@ -54,9 +55,16 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
 
 
 def _missing_modules(extra: str) -> list[str]:
-    """Return the modules of an extra, and of the one within it, that are not installed."""
-    extras = {extra, WITHIN.get(extra, extra)}
-    return [module for module in _modules_of(extras) if not _is_installed(module)]
+    """Return the modules of an extra, and of those within it, that are not installed."""
+    return [module for module in _modules_of(_all_within(extra)) if not _is_installed(module)]
+
+
+def _all_within(extra: str) -> list[str]:
+    """Return an extra, then those that it installs too."""
+    extras = [extra]
+    while extras[-1] in WITHIN:
+        extras.append(WITHIN[extras[-1]])
+    return extras
 
 
 def _modules_of(extras: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.kernels import topk, topk_mean
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import DimensionMismatch
+from milvus_hubness.quality.clusters import clusters_of
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 
 
@@ -67,19 +68,16 @@ def bank_coverage(
 
 def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return clusters by k-means, computed on a sample, and the most central item of each."""
-    # The import takes a second, which other commands should not pay for.
-    from sklearn.cluster import KMeans
-
     drawn = np.random.default_rng(0).permutation(len(items))[:COVERAGE_SAMPLE]
     sample = items[np.sort(drawn)]
-    # k-means warns if it gets fewer distinct items than clusters.
+    # More clusters than distinct items would leave some without any.
     distinct = len(np.unique(sample, axis=0))
     region_count = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION, distinct)
-    means = KMeans(region_count, n_init=1, max_iter=ROUNDS, random_state=0).fit(sample)
+    clusters = clusters_of(sample, region_count, rounds=ROUNDS)
 
     # Renumbered without gaps, because a cluster of the sample may be the nearest of no item.
-    _, region = np.unique(means.predict(items), return_inverse=True)
-    distance_to_mean = means.transform(items).min(1)
+    numbers, distance_to_mean = clusters.nearest(items)
+    _, region = np.unique(numbers, return_inverse=True)
     by_region = np.lexsort((distance_to_mean, region))
     first_of_region = np.searchsorted(region[by_region], np.arange(region.max() + 1))
     return region, by_region[first_of_region]

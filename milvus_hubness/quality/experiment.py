@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.confidence_sequence import (
     Difference,
@@ -190,7 +191,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class ExperimentReport:
+class ExperimentReport(ShownAsTable):
     """Both arms, their differences, and the verdict."""
 
     verdict: Verdict

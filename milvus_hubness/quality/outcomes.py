@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.correction.kernels.scores import (
+    Scores,
+    as_array,
+    as_scores,
+    at_columns,
+    filled,
+    largest,
+    library_of,
+    tiles_of_scores,
+    where_true,
+)
 from milvus_hubness.quality.measures import DEPTH, excess_answers, k_occurrence
 from milvus_hubness.quality.retrieval import (
     MARGIN,
@@ -17,11 +28,7 @@ from milvus_hubness.quality.retrieval import (
     PerQuery,
     PositiveRanks,
     in_order,
-    score_tensors,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 RESAMPLES = 50
 """Of the queries, for the standard error of a change."""
@@ -97,8 +104,6 @@ def assess(
     gallery: (n_items, d). positives: for each query the numbers of its items, none of them twice;
     grades: for each query how right these are. Memory: a tile of at least one row of scores.
     """
-    import torch
-
     all_biases = np.stack(biases)
     # Biases of nearly the same spread go together: bounds on all of a group are then tight.
     by_spread = np.argsort(all_biases.std(1), kind="stable")
@@ -108,16 +113,16 @@ def assess(
     retrieved = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
     values = np.empty(ranks.shape)
-    positive_items = None if positives is None else torch.from_numpy(_padded(positives))
-    for tile, scores in score_tensors(queries, gallery):
+    positive_items = None if positives is None else _padded(positives)
+    for tile, scores in tiles_of_scores(queries, gallery):
         for group in groups:
-            group_biases = torch.from_numpy(all_biases[group]).to(scores)
+            group_biases = as_scores(all_biases[group], scores)
             bounds = _Bounds.of(scores, group_biases)
             retrieved[group, tile] = _first_items(bounds, depth)
             if positives is None or positive_items is None:
                 continue
 
-            best = _best_ranks(bounds, positive_items[tile].to(scores.device))
+            best = _best_ranks(bounds, as_scores(positive_items[tile], scores))
             ranks[group, tile] = best
             if measure.needs_best_only:
                 values[group, tile] = measure.of_best(best)
@@ -140,44 +145,45 @@ class _Bounds(NamedTuple):
     shows; only the undecided ones are computed for each bias.
     """
 
-    scores: torch.Tensor
+    scores: Scores
     """(m, n) raw."""
 
-    biases: torch.Tensor
+    biases: Scores
     """(group, n)."""
 
-    means: torch.Tensor
+    means: Scores
     """(group, 1) of the biases."""
 
-    lower: torch.Tensor
+    lower: Scores
     """(m, n): s − b is at least this less the mean of b, for every bias b of the group."""
 
-    upper: torch.Tensor
+    upper: Scores
     """(m, n): s − b is at most this less the mean of b."""
 
-    largest: torch.Tensor
+    largest: Scores
     """(m,) the largest raw score of each query, in absolute value."""
 
-    rounding: torch.Tensor
+    rounding: Scores
     """(m, 1) by how much float32 may make a bound wrong."""
 
     @classmethod
-    def of(cls, scores: torch.Tensor, biases: torch.Tensor) -> _Bounds:
-        means = biases.mean(1, keepdim=True)
+    def of(cls, scores: Scores, biases: Scores) -> _Bounds:
+        library = library_of(scores)
+        means = biases.mean(1)[:, None]
         deviations = biases - means
-        largest = scores.abs().amax(1)
+        largest_scores = library.amax(abs(scores), 1)
         return cls(
             scores=scores,
             biases=biases,
             means=means,
             # The largest deviation bounds from below, because it is subtracted.
-            lower=scores - deviations.amax(0),
-            upper=scores - deviations.amin(0),
-            largest=largest,
-            rounding=2 * MARGIN * (largest + 2 * biases.abs().max())[:, None],
+            lower=scores - library.amax(deviations, 0),
+            upper=scores - library.amin(deviations, 0),
+            largest=largest_scores,
+            rounding=2 * MARGIN * (largest_scores + 2 * abs(biases).max())[:, None],
         )
 
-    def of_rows(self, rows: torch.Tensor) -> _Bounds:
+    def of_rows(self, rows: Scores) -> _Bounds:
         """Return the bounds of some of the queries."""
         if len(rows) == len(self.scores):
             return self
@@ -192,31 +198,30 @@ class _Bounds(NamedTuple):
 
 def _first_items(bounds: _Bounds, depth: int) -> npt.NDArray[np.int64]:
     """Return (group, m, depth) the items with the highest corrected scores, best first."""
-    import torch
-
     # At least `depth` items reach the threshold under every bias, so an item whose upper bound does
     # not is first under none.
     threshold = _nth_largest(bounds.lower, depth) - bounds.rounding
-    rows, columns = (bounds.upper >= threshold).nonzero(as_tuple=True)
+    rows, columns = where_true(bounds.upper >= threshold)
 
     # The candidates of each query, moved to the left of a narrow table; the rest of it is −inf.
+    library = library_of(bounds.scores)
     query_count = len(bounds.scores)
-    counts = rows.bincount(minlength=query_count)
-    starts = counts.cumsum(0) - counts
-    slots = torch.arange(len(rows), device=rows.device) - starts[rows]
-    items = rows.new_zeros(query_count, int(counts.max()))
+    counts = library.bincount(rows, minlength=query_count)
+    starts = library.cumsum(counts, 0) - counts
+    slots = as_scores(np.arange(len(rows)), rows) - starts[rows]
+    items = filled((query_count, int(counts.max())), 0, rows)
     items[rows, slots] = columns
-    candidate_scores = bounds.scores.new_full(items.shape, -torch.inf)
+    candidate_scores = filled(tuple(items.shape), -np.inf, bounds.scores)
     candidate_scores[rows, slots] = bounds.scores[rows, columns]
 
     firsts = []
     for bias in bounds.biases:
-        best = (candidate_scores - bias[items]).topk(depth, dim=1).indices
-        firsts.append(items.gather(1, best))
-    return _as_array(torch.stack(firsts))
+        _, best = largest(candidate_scores - bias[items], depth)
+        firsts.append(as_array(at_columns(items, best)))
+    return np.stack(firsts)
 
 
-def _nth_largest(values: torch.Tensor, nth: int) -> torch.Tensor:
+def _nth_largest(values: Scores, nth: int) -> Scores:
     """Return (m, 1) the nth largest of each row of values (m, n), or a somewhat smaller number.
 
     It is the nth largest of the maxima of groups, of which there are fewer to sort.
@@ -226,14 +231,15 @@ def _nth_largest(values: torch.Tensor, nth: int) -> torch.Tensor:
     group_count = column_count // GROUP if column_count >= GROUP * nth else column_count
     # The last columns, too few for a group, are left out: the result may only be smaller for it.
     whole = column_count // group_count * group_count
-    maxima = values[:, :whole].view(len(values), -1, group_count).amax(1)
-    return maxima.topk(nth, dim=1).values[:, -1:]
+    groups = values[:, :whole].reshape(len(values), -1, group_count)
+    maxima, _ = largest(library_of(values).amax(groups, 1), nth)
+    return maxima[:, -1:]
 
 
-def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int64]:
+def _best_ranks(bounds: _Bounds, positives: Scores) -> npt.NDArray[np.int64]:
     """Return (group, m) the rank of the best of each query's positives (m, p)."""
-    best = bounds.scores.gather(1, positives) - bounds.biases[:, positives]
-    return _ranks_behind(bounds, best.amax(2))
+    corrected = at_columns(bounds.scores, positives) - bounds.biases[:, positives]
+    return _ranks_behind(bounds, library_of(bounds.scores).amax(corrected, 2))
 
 
 def _all_ranks(
@@ -242,8 +248,6 @@ def _all_ranks(
     grades: Sequence[PerQuery] | None,
 ) -> Iterator[PositiveRanks]:
     """Yield the ranks of all positives of the m queries under each bias of the group."""
-    import torch
-
     counts = np.array([len(items) for items in positives])
     starts = np.concatenate([[0], np.cumsum(counts)])
     items = np.concatenate(positives)
@@ -252,9 +256,10 @@ def _all_ranks(
     for nth in range(int(counts.max())):
         with_nth = np.flatnonzero(counts > nth)
         positions = starts[:-1][with_nth] + nth
-        of_rows = bounds.of_rows(torch.from_numpy(with_nth).to(bounds.scores.device))
-        columns = torch.from_numpy(items[positions]).to(bounds.scores.device)
-        corrected = of_rows.scores.gather(1, columns[:, None])[:, 0] - bounds.biases[:, columns]
+        of_rows = bounds.of_rows(as_scores(with_nth, bounds.scores))
+        columns = as_scores(items[positions], bounds.scores)
+        raw = at_columns(of_rows.scores, columns[:, None])[:, 0]
+        corrected = raw - bounds.biases[:, columns]
         unordered[:, positions] = _ranks_behind(of_rows, corrected)
 
     values = None if grades is None else np.concatenate(grades)
@@ -262,37 +267,32 @@ def _all_ranks(
         yield in_order(of_bias, starts, values)
 
 
-def _ranks_behind(bounds: _Bounds, corrected: torch.Tensor) -> npt.NDArray[np.int64]:
+def _ranks_behind(bounds: _Bounds, corrected: Scores) -> npt.NDArray[np.int64]:
     """Return (group, m) the rank that an item has with these corrected scores, (group, m)."""
-    import torch
-
+    library = library_of(bounds.scores)
     biases = bounds.biases
     # An item ranks before the positive if its corrected score is above this, (group, m).
-    margins = MARGIN * bounds.largest.clamp(min=biases.abs().amax(1, keepdim=True))
+    largest_biases = library.amax(abs(biases), 1)[:, None]
+    margins = MARGIN * library.maximum(bounds.largest, largest_biases)
     limits = corrected + margins
 
     # The bounds lack the means, so the limits that they are compared with get them.
     limits_of_bounds = limits + bounds.means
-    highest_limit = limits_of_bounds.amax(0)[:, None] + bounds.rounding
-    lowest_limit = limits_of_bounds.amin(0)[:, None] - bounds.rounding
+    highest_limit = library.amax(limits_of_bounds, 0)[:, None] + bounds.rounding
+    lowest_limit = library.amin(limits_of_bounds, 0)[:, None] - bounds.rounding
     is_before_under_all = bounds.lower > highest_limit
     is_undecided = (bounds.upper > lowest_limit) & ~is_before_under_all
 
     # Every bias decides the few others itself, in the exact scores.
-    rows, columns = is_undecided.nonzero(as_tuple=True)
+    rows, columns = where_true(is_undecided)
     undecided_scores = bounds.scores[rows, columns]
     least_ranks = 1 + is_before_under_all.sum(1)
     ranks = []
     for bias, limit in zip(biases, limits, strict=True):
         is_before = undecided_scores - bias[columns] > limit[rows]
-        before_counts = rows[is_before].bincount(minlength=len(bounds.scores))
-        ranks.append(least_ranks + before_counts)
-    return _as_array(torch.stack(ranks))
-
-
-def _as_array(tensor: torch.Tensor) -> npt.NDArray[np.int64]:
-    array: npt.NDArray[np.int64] = tensor.cpu().numpy()
-    return array
+        before_counts = library.bincount(rows[is_before], minlength=len(bounds.scores))
+        ranks.append(as_array(least_ranks + before_counts))
+    return np.stack(ranks)
 
 
 def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:

@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import Vectors
-from milvus_hubness.quality.retrieval import PositiveRanks, score_tensors
+from milvus_hubness.correction.kernels.scores import (
+    as_array,
+    as_scores,
+    largest,
+    tiles_of_scores,
+)
+from milvus_hubness.quality.retrieval import PositiveRanks
 
 _SMALLEST = np.finfo(np.float32).smallest_normal.view(np.int32)
 """The bits of the smallest float32 above 0 that no processor setting turns into 0."""
@@ -35,16 +41,14 @@ def rankings(
     these rankings; all other items are in the order of their scores. Memory: a tile of at least one
     row of scores, and as many of first items.
     """
-    import torch
-
     depth = min(depth, len(gallery))
     most = 0 if ranks is None else int(np.diff(ranks.starts).max())
-    for tile, scores in score_tensors(queries, gallery):
+    for tile, scores in tiles_of_scores(queries, gallery):
         # Without the positives, there are still enough.
-        best = scores.topk(min(depth + most, len(gallery)), dim=1)
-        first_items = best.indices.cpu().numpy()
-        first_scores = best.values.cpu().numpy()
-        # topk leaves the order of equal scores open: it becomes that of the rows.
+        best_scores, best = largest(scores, min(depth + most, len(gallery)))
+        first_items = as_array(best)
+        first_scores = as_array(best_scores)
+        # The order of equal scores is left open: it becomes that of the rows.
         order = np.lexsort((first_items, -first_scores))
         first_items = np.take_along_axis(first_items, order, 1)
         first_scores = np.take_along_axis(first_scores, order, 1)
@@ -55,7 +59,7 @@ def rankings(
                 assert ranks.items is not None, "ranks for rankings come with their items"
                 of_query = slice(ranks.starts[query], ranks.starts[query + 1])
                 right = ranks.items[of_query]
-                right_scores = scores[row][torch.from_numpy(right).to(scores.device)].cpu().numpy()
+                right_scores = as_array(scores[row][as_scores(right, scores)])
                 ranking = _with_positives(
                     ranking, Ranking(right, right_scores), ranks.ranks[of_query], depth
                 )

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
@@ -38,7 +39,7 @@ Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class RecallGate:
+class RecallGate(ShownAsTable):
     """recall@k of an index of r (raw) and of <r, b − c> (stored), on a sample.
 
     Each is against the exact top k of the same scores (Aumüller, Bernhardsson and Faithfull,

@@ -11,7 +11,14 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.codec.arrays import lengths_of
 from milvus_hubness.correction.kernels.policy import prefer_torch
-from milvus_hubness.quality.retrieval import MARGIN, score_tensors
+from milvus_hubness.correction.kernels.scores import (
+    as_array,
+    as_scores,
+    library_of,
+    tiles_of_scores,
+    where_true,
+)
+from milvus_hubness.quality.retrieval import MARGIN
 
 Floats = npt.NDArray[np.float32]
 
@@ -62,8 +69,6 @@ def reciprocities(
     Source: mutual nearest neighbours as in arXiv 2605.26575, where hubs explain more of what
     encoders lack of it than anything else that was tested.
     """
-    import torch
-
     prefer_torch()
     count = len(queries)
     if groups is None:
@@ -79,21 +84,20 @@ def reciprocities(
 
     group_count = int(groups.max()) + 1
     is_mutual = np.zeros(weights.shape, np.bool_)
-    for tile, scores in score_tensors(gallery, queries):
-        device = scores.device
-        group_of = torch.from_numpy(groups).to(device)
-        compared = scores / torch.from_numpy(by_query).to(device)
-        least = compared.amax(1) - torch.from_numpy(margins[tile]).to(device)
-        item, query = torch.nonzero(compared >= least[:, None], as_tuple=True)
-        chosen_by_items = torch.unique(item * group_count + group_of[query])
+    for tile, scores in tiles_of_scores(gallery, queries):
+        library = library_of(scores)
+        group_of = as_scores(groups, scores)
+        compared = scores / as_scores(by_query, scores)
+        least = library.amax(compared, 1) - as_scores(margins[tile], scores)
+        item, query = where_true(compared >= least[:, None])
+        chosen_by_items = library.unique(item * group_count + group_of[query])
 
-        bias = torch.from_numpy(subtracted[tile]).to(device)[:, None]
+        bias = as_scores(subtracted[tile], scores)[:, None]
         for search, (weight, limit) in enumerate(zip(weights, limits, strict=True)):
-            corrected = scores - torch.from_numpy(weight).to(device) * bias
-            is_first = corrected >= torch.from_numpy(limit).to(device)
-            item, query = torch.nonzero(is_first, as_tuple=True)
-            is_chosen = torch.isin(item * group_count + group_of[query], chosen_by_items)
-            is_mutual[search, query[is_chosen].cpu().numpy()] = True
+            corrected = scores - as_scores(weight, scores) * bias
+            item, query = where_true(corrected >= as_scores(limit, scores))
+            is_chosen = library.isin(item * group_count + group_of[query], chosen_by_items)
+            is_mutual[search, as_array(query[is_chosen])] = True
 
     shares = 1 / np.bincount(groups)[groups]
     return [float(mutual @ shares / shares.sum()) for mutual in is_mutual]
@@ -104,15 +108,14 @@ def _limits(queries: Vectors, gallery: Vectors, biases: Floats, weights: Floats)
 
     biases: (n,). weights: (n_searches, m), with which each query subtracts them.
     """
-    import torch
-
     longest = float(lengths_of(gallery).max())
     largest_bias = float(np.abs(biases).max())
     sizes = lengths_of(queries) * longest + np.abs(weights) * largest_bias
     limits = np.asarray(-MARGIN * sizes, np.float32)
-    for tile, scores in score_tensors(queries, gallery):
-        bias = torch.from_numpy(biases).to(scores.device)
+    for tile, scores in tiles_of_scores(queries, gallery):
+        bias = as_scores(biases, scores)
         for limit, weight in zip(limits, weights, strict=True):
-            strength = torch.from_numpy(weight[tile]).to(scores.device)[:, None]
-            limit[tile] += (scores - strength * bias).amax(1).cpu().numpy()
+            strength = as_scores(weight[tile], scores)[:, None]
+            corrected = scores - strength * bias
+            limit[tile] += as_array(library_of(scores).amax(corrected, 1))
     return limits

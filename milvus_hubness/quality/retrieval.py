@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import DEFAULT_MEASURE
-from milvus_hubness.correction.banks.bank import Vectors
 from milvus_hubness.correction.kernels.checks import whole_number
-from milvus_hubness.correction.kernels.primitives import score_tiles
+from milvus_hubness.correction.kernels.scores import (
+    as_array,
+    as_scores,
+    at_columns,
+    library_of,
+    tiles_of_scores,
+)
 from milvus_hubness.errors import InvalidInput, name_some
 from milvus_hubness.quality.measures import ONCE_EACH, Sendings, with_bias
-
-if TYPE_CHECKING:
-    import torch
-
 
 MARGIN = 4 * float(np.finfo(np.float32).eps)
 """Scores that differ by less, relative to the largest, count as equal."""
@@ -105,17 +106,15 @@ def ranks(
     positive's. Memory: a tile of at least one row of scores. Raises InvalidInput,
     DimensionMismatch, NonFiniteVectors.
     """
-    import torch
-
     query_vectors, stored = with_bias(queries, gallery, bias)
     judged = checked_judgements(positives, grades, len(query_vectors), len(stored))
     items = judged.items
     starts = judged.starts
     unordered = np.empty(len(items), np.int64)
-    for tile, scores in score_tensors(query_vectors, stored):
+    for tile, scores in tiles_of_scores(query_vectors, stored):
         # Equal items get scores that differ by rounding. Without a margin, they would be before
         # the positive or behind it by chance.
-        margins = MARGIN * scores.abs().amax(1)
+        margins = MARGIN * library_of(scores).amax(abs(scores), 1)
         first = starts[:-1][tile]
         end = starts[1:][tile]
 
@@ -123,11 +122,11 @@ def ranks(
         for nth in range(int((end - first).max())):
             with_nth = np.flatnonzero(first + nth < end)
             positions = first[with_nth] + nth
-            rows = torch.from_numpy(with_nth).to(scores.device)
-            columns = torch.from_numpy(items[positions, None]).to(scores.device)
+            rows = as_scores(with_nth, scores)
+            columns = as_scores(items[positions, None], scores)
             row_scores = scores[rows]
-            limits = row_scores.gather(1, columns) + margins[rows, None]
-            unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
+            limits = at_columns(row_scores, columns) + margins[rows, None]
+            unordered[positions] = 1 + as_array((row_scores > limits).sum(1))
 
     return in_order(unordered, starts, judged.grades, items)
 
@@ -202,14 +201,6 @@ class Measure:
 
 R_AT_1 = Measure.of(DEFAULT_MEASURE)
 """The measure that decides unless another is chosen."""
-
-
-def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
-    import torch
-
-    for tile, scores in score_tiles(queries, gallery):
-        yield tile, torch.as_tensor(scores)
 
 
 def in_order(

@@ -19,6 +19,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.guard import FEWEST_ROWS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.quality.clusters import clusters_of
 
 SKIPPED = 16
 """Best rows of a query that are skipped."""
@@ -172,14 +173,11 @@ def _references(queries: Floats, items: Floats) -> Floats:
 
 def _topics(queries: Floats) -> npt.NDArray[np.int64]:
     """Return the cluster of each query, (m,)."""
-    # The import takes a second, which other commands should not pay for.
-    from sklearn.cluster import KMeans
-
     sample = queries[:: max(1, len(queries) // MOST_CLUSTERED)]
     distinct = len(np.unique(sample, axis=0))
     count = max(1, min(TOPICS, len(queries) // FEWEST_OF_TOPIC, distinct))
-    means = KMeans(count, n_init=1, max_iter=20, random_state=0).fit(sample)
-    return np.asarray(means.predict(queries), np.int64)
+    topics, _ = clusters_of(sample, count, rounds=20).nearest(queries)
+    return topics
 
 
 def _reaches(

@@ -38,11 +38,18 @@ from milvus_hubness.correction.estimators.sinkhorn import fit_together
 from milvus_hubness.correction.estimators.steps import AllScores
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import TopK
+from milvus_hubness.correction.kernels.scores import (
+    as_array,
+    as_scores,
+    at_columns,
+    largest,
+    tiles_of_scores,
+)
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import DEPTH
 from milvus_hubness.quality.outcomes import Outcome, assess
-from milvus_hubness.quality.retrieval import R_AT_1, Measure, score_tensors
+from milvus_hubness.quality.retrieval import R_AT_1, Measure
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""
@@ -55,15 +62,14 @@ def raw_ranks(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[
     """
     depth = min(DEPTH, len(items))
     ranks = np.empty((len(queries), depth), np.int64)
-    for rows, scores in score_tensors(queries, items):
-        corrected = scores - scores.new_tensor(biases)
-        best = corrected.topk(depth, dim=1).indices
-        raw_scores = scores.gather(1, best)
+    for rows, scores in tiles_of_scores(queries, items):
+        _, best = largest(scores - as_scores(biases, scores), depth)
+        raw_scores = at_columns(scores, best)
 
         # One column at a time: a comparison with all ten would need ten times the tile's memory.
         for nth, column in enumerate(raw_scores.T):
             higher_counts = (scores > column[:, None]).sum(1)
-            ranks[rows, nth] = (higher_counts + 1).cpu().numpy()
+            ranks[rows, nth] = as_array(higher_counts + 1)
     return ranks
 
 

@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.notebooks import table
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import in_points, points
+from milvus_hubness.basics.texts import chosen_parameters, describe, in_points, points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator
 from milvus_hubness.correction.estimators.base import (
@@ -51,6 +52,8 @@ from milvus_hubness.quality.verdict import (
     findings,
 )
 
+SHOWN_ROWS = 5
+"""Searches in the table of a notebook, with the raw one."""
 MEMBERS = 8
 """Trials that are mixed into one."""
 EXCESS_WEIGHT = 0.3
@@ -487,6 +490,37 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return {**measures.as_plain(self), "why": self.why}
+
+    def _repr_html_(self) -> str:
+        """Return the verdict and the best trials for the cell of a notebook. Jupyter calls this."""
+        rows = []
+        for row in self.rows[:SHOWN_ROWS]:
+            method = _in_words(row.estimator) if row.estimator else "as it is"
+            gain = ""
+            if row.estimator and row.gain:
+                gain = f"{in_points(row.gain.low)} … {in_points(row.gain.high)}"
+            rows.append(
+                (
+                    f"{method}, gate {row.gate}" if row.gate else method,
+                    f"{row.strength:.2f}" if row.estimator else "",
+                    "" if row.value is None else f"{100 * row.value:.1f}",
+                    gain,
+                    f"{row.excess_answers:.1%}",
+                )
+            )
+        chosen = "" if self.choice is None else _in_words(self.choice)
+        lines = (
+            f"{self.sentence[:1].upper()}{self.sentence[1:]}",
+            chosen and f"Method: {chosen}, at strength {self.strength:.2f}",
+            f"Why: {self.why}",
+        )
+        headings = ("method", "strength", self.measure, "gain, 95%", "excess answers")
+        return table(self.verdict, lines, headings, rows)
+
+
+def _in_words(estimator: Estimator) -> str:
+    """Return an estimator in words, without what its fit has measured."""
+    return describe(chosen_parameters(measures.as_plain(estimator), "agreement", "factor"))
 
 
 def tune(

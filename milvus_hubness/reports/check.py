@@ -182,6 +182,11 @@ def check(
     gallery, title = _items_of(source, metric, keys)
     if past is None:
         raise InvalidInput("items alone show no hubs: pass past queries as bank")
+    of_judgements = None if judgements is None else judgements.queries
+    items = f"the file {title}" if isinstance(source, str | os.PathLike) else "the gallery"
+    for one in (past, real, targets, of_judgements):
+        if one is not None:
+            one.expect_dim(gallery.layout.dim, items)
     judged = None if judgements is None else judgements.within(gallery.keys, title)
     tuning = tune_gallery(
         gallery,
@@ -217,7 +222,7 @@ def _items_of(
         if keys is not None:
             raise InvalidInput("the keys of a file are in it: leave out keys, or pass an array")
         return read_items(source, metric), name
-    vectors = source.vectors if isinstance(source, QueryBank) else as_vectors(source, "the items")
+    vectors = source.vectors if isinstance(source, QueryBank) else as_vectors(source, "the gallery")
     return gallery_of(vectors, metric, keys, "items"), "items"
 
 

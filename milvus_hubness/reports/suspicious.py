@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.basics.defaults import ALERT_BUDGET
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, optional_bank
 from milvus_hubness.correction.banks.stored import Key
@@ -25,7 +26,7 @@ LISTED = 50
 
 
 @dataclass(frozen=True)
-class HubScan:
+class HubScan(ShownAsTable):
     """The result of a scan."""
 
     collection: str

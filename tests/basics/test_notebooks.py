@@ -7,9 +7,19 @@ import numpy as np
 import pytest
 from milvus_lite.server_manager import server_manager_instance
 
-from milvus_hubness import NNN, connect, diagnose, plan_migration, status
+from milvus_hubness import (
+    NNN,
+    Judgements,
+    connect,
+    diagnose,
+    migrate,
+    plan_migration,
+    rollback,
+    status,
+    tune,
+)
 from milvus_hubness.errors import UnreadableFile
-from tests.support.galleries import plain_collection, vectors
+from tests.support.galleries import hubby_gallery, plain_collection, vectors
 
 DIM = 8
 NASTY = "<script>alert('x')</script>"
@@ -79,3 +89,29 @@ def test_what_others_wrote_is_text(client):
     shown = Elements(plan._repr_html_())
     assert "script" not in shown.names
     assert NASTY in shown.texts
+
+
+def test_a_tuning_is_its_verdict_and_the_best_trials(client):
+    items, queries, answers = hubby_gallery()
+    plain_collection(client, "photos", items, "IP")
+    judged = Judgements.of(queries[400:], answers[400:])
+    tuning = tune(client, "photos", queries[:400], judgements=judged)
+    shown = Elements(tuning._repr_html_())
+    assert shown.texts[0] == tuning.verdict == "apply"
+    assert any("points of R@1" in text for text in shown.texts)
+    assert "R@1" in shown.texts, "the heading of the measure"
+    assert "as it is" in shown.texts, "the raw search stands among the trials"
+    assert shown.names.count("tr") == 1 + 5
+    assert "None" not in shown.texts
+
+
+def test_what_jobs_return_is_a_table(client):
+    client.create_collection("plain", dimension=DIM, consistency_level="Strong")
+    rows = vectors(np.random.default_rng(6), 60, DIM)
+    client.insert("plain", [{"id": i, "vector": row} for i, row in enumerate(rows)])
+    plan = plan_migration(
+        client, "plain", rows[:40], estimator=NNN(4), alias="live", verdict="skip"
+    )
+    migrate(client, plan, no_writers=True)
+    back = Elements(rollback(client, "live")._repr_html_())
+    assert {"Rollback", "live", "plain", plan.target} <= set(back.texts)

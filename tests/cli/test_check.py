@@ -150,3 +150,18 @@ def test_real_data_in_files_of_two_formats(files, run, monkeypatch):
     assert lines[0] == "items.npy: not proven"
     assert "200 pairs cannot tell it from 0, about " in lines[1]
     assert "tune's mix of " in lines[2]
+
+
+def test_without_a_database_messages_speak_of_the_files(shop, run):
+    broken = ITEMS.copy()
+    broken[3, 2] = np.nan
+    np.save("broken.npy", broken)
+    np.save("short.npy", QUERIES[:, :20])
+    np.savez("short.npz", query=QUERIES[:, :20], key=ANSWERS)
+    done = run("check", "--items", "broken.npy", "--queries", "past.npy")
+    assert_fails(
+        done, 1, "the file broken.npy has NaN, infinity or a number beyond float32: remove row 3"
+    )
+    files = ("check", "--items", "items.npy", "--queries")
+    for words in ((*files, "short.npy"), (*files, "past.npy", "--pairs", "short.npz")):
+        assert_fails(run(*words), 1, "the file items.npy has dimension 48; the bank from short.np")

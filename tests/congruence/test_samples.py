@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import (
+    CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
     InvalidInput,
@@ -11,6 +12,7 @@ from milvus_hubness import (
     MigrationOptions,
     QueryBank,
     StoreError,
+    check,
     diagnose,
     enable,
     migrate,
@@ -19,6 +21,7 @@ from milvus_hubness import (
     refresh,
     tune,
 )
+from milvus_hubness.jobs.common.inputs import read_bank
 from milvus_hubness.jobs.common.samples import sampled_bank, write_samples
 from milvus_hubness.jobs.refresh.sampling import (
     import_samples,
@@ -186,6 +189,47 @@ def test_commands_say_that_samples_exist(lite, plain, rng):
             InvalidInput, match=r"25 queries of .* are sampled, pass --bank samples"
         ):
             job()
+
+
+@pytest.fixture
+def stored_queries(lite, plain, rng):
+    """A sampled bank of `plain`, and a collection with other queries."""
+    store = lite.store()
+    start_sampling(store, plain)
+    import_samples(store, plain, QueryBank(vectors(rng, 80, DIM)))
+    others = lite.name()
+    plain_collection(lite.client(), others, vectors(rng, 60, DIM), "IP")
+    return others
+
+
+@pytest.mark.parametrize("text", ["samples", "collection"])
+def test_jobs_in_python_take_banks_that_are_in_the_database(lite, plain, stored_queries, text):
+    """By the names that the command line has for them."""
+    store = lite.store()
+    named = text if text == "samples" else f"collection:{stored_queries}"
+    bank = sampled_bank(store, plain) if text == "samples" else read_bank(store, named)
+    assert tune(store, plain, named).to_dict() == tune(store, plain, bank).to_dict()
+    assert diagnose(store, plain, bank=named, queries=f"collection:{stored_queries}").bank
+    looked = check(store, plain, named)
+    assert looked.tuning.bank_size == len(bank)
+
+    for plan in (
+        plan_migration(store, plain, named, verdict="skip"),
+        plan_enable(store, plain, named, where="side_collection", verdict="skip"),
+    ):
+        assert as_set(plan.bank.vectors) == as_set(bank.vectors)
+    migrate(store, plan_migration(store, plain, bank, verdict="skip"), no_writers=True)
+    other = f"collection:{stored_queries}"
+    refresh(store, f"{plain}_hubness", bank=other, verdict="skip")
+    profile = store.info(f"{plain}_hubness").state_of(None).profile
+    assert profile.bank.queries_fingerprint == read_bank(store, other).fingerprint
+
+
+def test_a_bank_that_is_not_in_the_database_is_an_error(lite, plain):
+    with pytest.raises(InvalidInput, match=r"no queries of .* are sampled"):
+        tune(lite.store(), plain, "samples")
+    with pytest.raises(CollectionNotFound):
+        plan_migration(lite.store(), plain, "collection:nowhere")
 
 
 def test_sampling_stops_and_what_it_stored_goes(lite, plain, rng):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from milvus_hubness.cli.demo import demo
 from milvus_hubness.demo.run import Retriever, run
 
 
@@ -67,3 +68,14 @@ def test_a_failure_leaves_no_collection(lite, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(lite.uri)
     assert set(lite.client().list_collections()) == before
+
+
+@pytest.mark.lite_only
+@pytest.mark.usefixtures("small_demo")
+def test_the_command_ends_with_the_lines_to_type_next(tmp_path, capsys):
+    demo(uri=str(tmp_path / "demo.db"))
+    *_, for_files, for_collection = capsys.readouterr().out.splitlines()
+    assert for_files == "milvus-hubness check --items items.npy --queries past_queries.npy"
+    assert for_collection.startswith(
+        "milvus-hubness check COLLECTION --bank past_queries.npy --uri "
+    )

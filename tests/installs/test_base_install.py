@@ -176,6 +176,6 @@ def test_commands_without_their_extra_name_it(programs, serve, tmp_path):
     for arguments in (["tune", "source", "--field", "vector"],):
         done = run(command, *arguments, "--bank", bank, "--uri", uri)
         assert (done.returncode, done.stdout) == (1, "")
-        assert "torch" in done.stderr
-        assert done.stderr.endswith(' not installed: pip install "milvus-hubness[jobs]"\n')
+        assert "faiss" in done.stderr
+        assert done.stderr.endswith(' not installed: pip install "milvus-hubness[check]"\n')
         assert done.stderr.count("\n") == 1

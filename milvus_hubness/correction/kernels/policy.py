@@ -1,8 +1,9 @@
 """The policy by which a kernel, its tile sizes and its device are chosen.
 
-NumPy computes small products, and all of a process that neither runs a job nor has imported torch,
-such as a search service. In other processes torch computes: where the device multiplies bfloat16
-natively by the screened kernel, and elsewhere by the dense one.
+NumPy computes small products, and all of them where torch is not installed and in a process that
+neither runs a job nor has imported torch, such as a search service. In other processes torch
+computes: where the device multiplies bfloat16 natively by the screened kernel, and elsewhere by the
+dense one.
 """
 
 from __future__ import annotations
@@ -104,6 +105,14 @@ def prefer_torch() -> None:
     _preferred.add("torch")
 
 
+def has_torch() -> bool:
+    """Return whether torch is installed. Nothing else decides what runs without it."""
+    # A module that a process has banned is None there.
+    if "torch" in sys.modules:
+        return sys.modules["torch"] is not None
+    return find_spec("torch") is not None
+
+
 def uses_numpy(products: int, device: str = "auto") -> bool:
     """Return whether NumPy computes so many products of numbers of arrays.
 
@@ -121,8 +130,8 @@ def uses_numpy(products: int, device: str = "auto") -> bool:
     if device == "auto" and products < policy.numpy_below:
         return True
 
-    is_torch_preferred = bool(_preferred) and find_spec("torch") is not None
-    return "torch" not in sys.modules and not is_torch_preferred
+    is_torch_wanted = "torch" in sys.modules or bool(_preferred)
+    return not (is_torch_wanted and has_torch())
 
 
 def kernel_on(device: torch.device) -> Kernel:

@@ -236,7 +236,7 @@ def read_items(path: str | os.PathLike[str], metric: str) -> Gallery:
     """
     with open_columns(path, "a file of items") as columns:
         name = vectors_in(columns, ITEM_NAMES)
-        vectors = as_vectors(columns.vectors(name), f"the items from {path}")
+        vectors = as_vectors(columns.vectors(name), f"the file {path}")
         of_keys = key_named([other for other in columns.names if other != name], str(path))
         keys = None
         if of_keys is not None:

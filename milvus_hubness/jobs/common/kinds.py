@@ -35,6 +35,7 @@ from milvus_hubness.errors import CannotMigrate, InvalidInput
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.quality.clusters import clusters_of
 
 FEWEST_ROWS = 200
 """Fewer rows show no clusters."""
@@ -232,12 +233,9 @@ def two_means(
     if (items == items[0]).all():
         return np.stack([items[0], items[0]]), np.zeros(len(items), np.int64)
 
-    # The import takes a second, which jobs without kinds should not pay for.
-    from sklearn.cluster import KMeans
-
-    clusters = KMeans(2, n_init=STARTS, random_state=0).fit(items)
-    means = np.asarray(clusters.cluster_centers_, np.float64)
-    numbers = np.asarray(clusters.labels_, np.int64)
+    clusters = clusters_of(items, 2, starts=STARTS)
+    means = clusters.means
+    numbers, _ = clusters.nearest(items)
     if (numbers == 1).sum() > (numbers == 0).sum():
         return means[::-1], 1 - numbers
     return means, numbers

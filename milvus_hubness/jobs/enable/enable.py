@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import Key
@@ -62,7 +63,7 @@ KEYS_NAMED = 5
 
 
 @dataclass(frozen=True)
-class Enabled:
+class Enabled(ShownAsTable):
     """The result of `enable`; None where the bias location has no such value."""
 
     collection: str

@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
@@ -150,7 +151,7 @@ def cutover(
 
 
 @dataclass(frozen=True)
-class Rollback:
+class Rollback(ShownAsTable):
     """The result of a rollback."""
 
     alias: str
@@ -159,6 +160,10 @@ class Rollback:
     target: str
     carried: int
     """Number of rows written since the cutover that were carried back."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return asdict(self)
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:

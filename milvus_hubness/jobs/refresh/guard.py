@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.guard import Evidence, GuardPolicy
 from milvus_hubness.correction.state import CollectionState
@@ -19,7 +20,7 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 
 
 @dataclass(frozen=True)
-class GuardStatus:
+class GuardStatus(ShownAsTable):
     """The hub guard of a corrected field."""
 
     collection: str

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ValidationError
 
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.correction.state import CollectionState
@@ -97,7 +98,7 @@ class Variety:
 
 
 @dataclass(frozen=True)
-class SamplingStatus:
+class SamplingStatus(ShownAsTable):
     """How a field or a profile is sampled, and what was sampled."""
 
     sampling: Sampling

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound
 from milvus_hubness.jobs.common.lease import Lease, forget_leases, holder_of, read_entries
@@ -41,7 +42,7 @@ UNFINISHED = {"preparing", "copying", "catching up", "verified", "switching", "r
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class Leftovers(ShownAsTable):
     """What the correction of a collection has left, in the order in which it is removed."""
 
     collection: str

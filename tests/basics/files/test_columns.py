@@ -357,4 +357,4 @@ def test_without_pyarrow_one_line_names_the_extra(tmp_path):
     lines = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=True
     ).stdout.splitlines()
-    assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[jobs]"']
+    assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[check]"']
