@@ -22,6 +22,7 @@ from milvus_hubness.correction.estimators.base import (
     score_spread,
 )
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.token_rows import as_queries, is_token_rows, scored
 from milvus_hubness.correction.kinds import LEAST_PREFERENCE, GalleryKinds
 from milvus_hubness.correction.near_copies import (
     NearCopies,
@@ -268,10 +269,13 @@ def judge_bank(
     queries: (m, d) real ones, apart from the bank; by default half of the bank, which is then not
     fitted. kinds: those of the items, with whose means searches compare.
     """
+    items = require_gallery(bank, items, "the verdict")
+    _expect_no_kinds_of_tokens(items, kinds)
     if queries is None:
         log = with_groups(bank, items, seed=seed)
         return _judged_alone(figures_of(log, items, kinds=kinds, seed=seed), log)
 
+    queries = _as_queries_of(bank, queries)
     copies = near_copies(bank, items, seed=seed)
     examined = apart(copies, queries)
     figures = figures_of(
@@ -345,6 +349,8 @@ def bank_before(bank: QueryBank, queries: Vectors) -> QueryBank:
 
 def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases of the default Blend at full strength."""
+    # Scores of several vectors take long: the fit and its biases share them.
+    items = scored(items, bank.vectors)
     return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=items).bias(items)
 
 
@@ -522,6 +528,7 @@ def tune(
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "tune")
+    _expect_no_kinds_of_tokens(items, kinds)
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
@@ -571,6 +578,8 @@ def tune(
             return None
         return figures_of(examined, items, queries=real, whole=copies.bank, kinds=kinds, seed=seed)
 
+    # All trials and searches read the same scores, which take long if rows have several vectors.
+    items = scored(scored(items, fitted.vectors), searched)
     side = _Side(items, fitted, searched, targets, pairs)
     judging = _Judging(
         fold=None if pairs is None else folds(pairs.queries, copies.cosine, seed),
@@ -948,10 +957,22 @@ def halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vector
 
 
 def _checked_queries(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
-    query_vectors = as_vectors(queries, "the queries")
-    bank.expect_dim(query_vectors.shape[1], "a query")
+    query_vectors = _as_queries_of(bank, queries)
     _require_enough(len(query_vectors))
     return query_vectors
+
+
+def _as_queries_of(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
+    query_vectors: Vectors = as_queries(as_vectors(queries, "the queries"))
+    bank.expect_dim(query_vectors.shape[1], "a query")
+    return query_vectors
+
+
+def _expect_no_kinds_of_tokens(items: Vectors, kinds: GalleryKinds | None) -> None:
+    if kinds is not None and is_token_rows(items):
+        raise InvalidInput(
+            "items of several vectors each are not compared by kind: leave the kinds out"
+        )
 
 
 def _require_enough(count: int) -> None:

@@ -24,7 +24,7 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, a
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS, Numbers
 from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
-from milvus_hubness.correction.multi_vectors.operands import all_scores, is_token_rows, scored
+from milvus_hubness.correction.kernels.token_rows import all_scores, is_token_rows, scored
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from milvus_hubness.correction.estimators.base import (
 from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
 from milvus_hubness.correction.kernels.primitives import kernel_for
-from milvus_hubness.correction.multi_vectors.operands import is_token_rows
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.errors import InvalidParameter
 
 

@@ -42,7 +42,7 @@ from milvus_hubness.correction.estimators.steps import (
 from milvus_hubness.correction.kernels import logsumexp, topk
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.primitives import TopK
-from milvus_hubness.correction.multi_vectors.operands import all_scores, joined, scored
+from milvus_hubness.correction.kernels.token_rows import all_scores, joined, scored
 from milvus_hubness.errors import InvalidParameter
 
 MOST_ITERATIONS = 10_000

@@ -9,7 +9,7 @@ import numpy as np
 
 from milvus_hubness.correction.kernels.checks import Array
 from milvus_hubness.correction.kernels.on_numpy import largest, running_logsumexp
-from milvus_hubness.correction.multi_vectors.operands import TokenRows, score_rows
+from milvus_hubness.correction.kernels.token_rows import TokenRows, score_rows
 
 
 def topk_mean(X: TokenRows, B: TokenRows, k: int, device: str) -> Array:

@@ -26,7 +26,7 @@ from milvus_hubness.correction.kernels.policy import (
     resolve_device,
     uses_numpy,
 )
-from milvus_hubness.correction.multi_vectors.operands import (
+from milvus_hubness.correction.kernels.token_rows import (
     TokenRows,
     is_token_rows,
     score_rows,

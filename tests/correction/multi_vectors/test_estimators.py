@@ -21,10 +21,10 @@ from milvus_hubness.correction.estimators import (
     to_dict,
 )
 from milvus_hubness.correction.estimators.base import ALIASES, ESTIMATORS, TargetBank
+from milvus_hubness.correction.kernels import token_rows as operands_module
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import kernel_policy
 from milvus_hubness.correction.multi_vectors import MultiVectors, maxsim
-from milvus_hubness.correction.multi_vectors import operands as operands_module
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput
 
 DIM = 12

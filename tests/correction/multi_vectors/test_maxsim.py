@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from milvus_hubness.correction.kernels.multi_vectors import usable
 from milvus_hubness.correction.kernels.policy import kernel_policy
 from milvus_hubness.correction.multi_vectors import MultiVectors, maxsim, maxsim_tiles
-from milvus_hubness.correction.multi_vectors.ragged import usable
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,

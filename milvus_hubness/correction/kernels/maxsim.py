@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, Tokens
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
-from milvus_hubness.correction.multi_vectors.ragged import MultiVectors, Tokens
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 Numbers: TypeAlias = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ scale of the mean, so that no query needs to know its length: with ⟨d_i, b⟩ 
 document and −1 behind every token of a query, the sum is that of the corrected scores.
 """
 
-from milvus_hubness.correction.multi_vectors.maxsim import maxsim, maxsim_tiles
-from milvus_hubness.correction.multi_vectors.ragged import MultiVectors, usable
+from milvus_hubness.correction.kernels.maxsim import maxsim, maxsim_tiles
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, usable
 
 __all__ = ["MultiVectors", "maxsim", "maxsim_tiles", "usable"]

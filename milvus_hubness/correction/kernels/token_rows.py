@@ -13,16 +13,16 @@ documents may carry a table of their scores with a bank, see `TokenRows.scored`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.correction.kernels.maxsim import MEMORY_BYTES, maxsim_tiles
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.kernels.policy import POLICY
-from milvus_hubness.correction.multi_vectors.maxsim import MEMORY_BYTES, maxsim, maxsim_tiles
-from milvus_hubness.correction.multi_vectors.ragged import MultiVectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 
 Scores = npt.NDArray[np.float32]
@@ -35,8 +35,16 @@ class ScoreTable:
 
     documents: MultiVectors
     queries: MultiVectors
+    column_of: Numbers
+    """(n_queries,): the column of each query, −1 for a query without scores."""
+
     scores: Scores
-    """(n_documents, n_queries), without the products of columns."""
+    """(n_documents, columns), without the products of columns of tokens."""
+
+    def has(self, documents: TokenRows, queries: TokenRows) -> bool:
+        """Return whether the table has the scores of these rows."""
+        is_of_both = self.documents is documents.vectors and self.queries is queries.vectors
+        return is_of_both and bool((self.column_of[queries.numbers] >= 0).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,36 +120,40 @@ class TokenRows:
         return replace(self, are_queries=False)
 
     def scored(self, queries: TokenRows, *, device: str = "auto") -> TokenRows:
-        """Return these documents with a table of their scores with all queries of the same array.
+        """Return these documents with a table of their scores with these queries.
 
-        Without a table if it does not fit in the memory that a Sinkhorn fit may store, or if there
-        is one: kernels then compute the scores whenever they read them.
+        If the table does not fit in the memory that a Sinkhorn fit may store, they are as they were,
+        and kernels compute the scores whenever they read them.
         """
-        if any(self._has(table, queries) for table in self.tables):
+        if any(table.has(self, queries) for table in self.tables):
             return self
-        stored_bytes, _ = POLICY.get().sinkhorn_limits
         own = self.taken()
-        if 4 * len(own) * len(queries.vectors) > stored_bytes:
+        rows = np.unique(queries.numbers)
+        stored_bytes, _ = POLICY.get().sinkhorn_limits
+        if 4 * len(own) * len(rows) > stored_bytes:
             return self
-        scores = np.empty((len(own), len(queries.vectors)), np.float32)
-        for rows, tile in maxsim_tiles(own, queries.vectors, device=device):
-            scores[rows] = tile
-        table = ScoreTable(own, queries.vectors, scores)
-        # The tables of other queries are of the rows as they were numbered before.
-        return replace(self, vectors=own, numbers=np.arange(len(own)), tables=(table,))
 
-    def _has(self, table: ScoreTable, queries: TokenRows) -> bool:
-        return table.documents is self.vectors and table.queries is queries.vectors
+        scores = np.empty((len(own), len(rows)), np.float32)
+        for part, tile in maxsim_tiles(own, queries.vectors[rows], device=device):
+            scores[part] = tile
+        column_of = np.full(len(queries.vectors), -1)
+        column_of[rows] = np.arange(len(rows))
+        table = ScoreTable(own, queries.vectors, column_of, scores)
+
+        # Earlier tables are of the rows as they were numbered then.
+        earlier = self.tables if own is self.vectors else ()
+        return replace(self, vectors=own, numbers=np.arange(len(own)), tables=(*earlier, table))
 
     def scores_with(self, queries: TokenRows, device: str = "auto") -> Iterator[tuple[slice, Any]]:
         """Yield slices of these documents with their scores of the queries, (documents, queries)."""
         products = queries.columns.T
         for table in self.tables:
-            if self._has(table, queries):
+            if table.has(self, queries):
+                columns = table.column_of[queries.numbers]
                 height = max(1, POLICY.get().tile_size_of("numpy") // max(1, len(queries)))
                 for start in range(0, len(self), height):
                     part = slice(start, min(start + height, len(self)))
-                    scores = table.scores[np.ix_(self.numbers[part], queries.numbers)]
+                    scores = table.scores[np.ix_(self.numbers[part], columns)]
                     yield part, scores + self.columns[part] @ products
                 return
 
@@ -227,6 +239,30 @@ def scored(documents: Any, queries: Any, device: str = "auto") -> Any:
     return documents.scored(queries, device=device) if is_token_rows(documents) else documents
 
 
+def as_queries(rows: Any) -> Any:
+    """Return vectors as they are, and rows of tokens as queries."""
+    return rows.as_queries() if is_token_rows(rows) else rows
+
+
+def as_floats(rows: Any) -> Any:
+    """Return vectors as float32, and rows of tokens as they are."""
+    return rows if is_token_rows(rows) else np.asarray(rows, np.float32)
+
+
+def pooled(rows: Any) -> npt.NDArray[np.float32]:
+    """Return vectors as they are, and rows of tokens as the means of their tokens, (n, d)."""
+    return rows.taken().means() if is_token_rows(rows) else rows
+
+
+def mapped(rows: Any, function: Callable[[Any], Any]) -> Any:
+    """Return what a function of vectors (n, d) gives, of each token where a row has several."""
+    if not is_token_rows(rows):
+        return function(rows)
+    taken = rows.taken()
+    vectors = MultiVectors(function(taken.tokens), taken.offsets, what=taken.what)
+    return TokenRows.queries(vectors) if rows.are_queries else TokenRows.documents(vectors)
+
+
 def row_keys(rows: Any) -> list[bytes]:
     """Return bytes that are equal for equal rows."""
     return [tokens.tobytes() for tokens in (rows.taken() if is_token_rows(rows) else rows)]
@@ -246,19 +282,3 @@ def joined(parts: Sequence[Any]) -> Any:
     if is_token_rows(parts[0]):
         return concatenated(*parts)
     return np.concatenate(parts)
-
-
-__all__ = [
-    "ScoreTable",
-    "TokenRows",
-    "all_scores",
-    "concatenated",
-    "is_token_rows",
-    "joined",
-    "maxsim",
-    "numbers_of",
-    "row_keys",
-    "score_rows",
-    "scored",
-    "with_column",
-]
