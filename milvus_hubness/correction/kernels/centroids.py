@@ -7,16 +7,24 @@ centroids, of which there are fewer than tokens, and a bank query sums up what i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.libraries import import_faiss
-from milvus_hubness.correction.kernels.maxsim import maxsim, maxsim_tiles
+from milvus_hubness.correction.kernels.maxsim import (
+    MEMORY_BYTES,
+    Numbers,
+    Scores,
+    maxsim,
+    maxsim_tiles,
+)
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, Tokens
+from milvus_hubness.correction.kernels.token_rows import TokenRows
 from milvus_hubness.errors import InvalidParameter
 
 CENTROIDS = 1_024
@@ -58,7 +66,7 @@ class Centroids:
     centroids: Tokens = field(repr=False)
     """(k, d), the means of the clusters."""
 
-    cluster_of: npt.NDArray[np.int64] = field(repr=False)
+    cluster_of: Numbers = field(repr=False)
     """(total,), the cluster of each token of the queries."""
 
     @classmethod
@@ -98,21 +106,47 @@ class Centroids:
     def __len__(self) -> int:
         return len(self.centroids)
 
-    def scores(
-        self, documents: MultiVectors, *, device: str = "auto", **memory: Any
-    ) -> npt.NDArray[np.float32]:
+    def documents(self, documents: MultiVectors) -> TokenRows:
+        """Return documents whose scores of these queries are approximate.
+
+        They stand where a gallery does, in the fit on a bank of these queries and as the documents
+        that get biases. Scores of other queries are exact.
+        """
+        self.queries.expect_dim(documents.dim, documents.what)
+        return replace(TokenRows.documents(documents), centroids=self)
+
+    def scores(self, documents: MultiVectors, *, device: str = "auto") -> Scores:
         """Return approximate MaxSim of documents and all queries, float32 (n, n_queries).
 
-        memory: as `maxsim_tiles` takes it. Raises DimensionMismatch, InvalidParameter.
+        Raises DimensionMismatch, InvalidParameter.
         """
         scores = np.empty((len(documents), len(self.queries)), np.float32)
-        # Each centroid is a query of one token.
-        singles = MultiVectors(self.centroids, np.arange(len(self) + 1), what=self.queries.what)
-        lookup = self._lookup()
-        for rows, best in maxsim_tiles(documents, singles, device=device, **memory):
-            scores[rows] = (lookup @ best.T).T
+        for rows, tile in self.tiles(documents, np.arange(len(self.queries)), device=device):
+            scores[rows] = tile
         return scores
 
+    def tiles(
+        self,
+        documents: MultiVectors,
+        numbers: Numbers,
+        *,
+        device: str = "auto",
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> Iterator[tuple[slice, Scores]]:
+        """Yield slices of the documents with their scores of some queries, as `maxsim_tiles` does."""
+        # Each centroid is a query of one token.
+        singles = MultiVectors(self.centroids, np.arange(len(self) + 1), what=self.queries.what)
+        lookup = self._lookup[numbers]
+        # The scores are there twice, in the order of the queries and in that of the documents.
+        height = max(1, memory_bytes // (8 * max(1, len(numbers))))
+        options: dict[str, Any] = {"device": device, "memory_bytes": memory_bytes}
+        for start in range(0, len(documents), height):
+            block = documents[start : start + height]
+            for part, best in maxsim_tiles(block, singles, **options):
+                rows = slice(start + part.start, start + part.stop)
+                yield rows, np.ascontiguousarray((lookup @ best.T).T, np.float32)
+
+    @cached_property
     def _lookup(self) -> Any:
         """Return the share of each query's tokens in each cluster, sparse (n_queries, k)."""
         # The import takes a while, which a search service does without.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,19 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput
 
 Scores = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
+
+
+class Approximation(Protocol):
+    """What computes scores of some queries at less cost, such as `Centroids`."""
+
+    @property
+    def queries(self) -> MultiVectors: ...
+
+    def tiles(
+        self, documents: MultiVectors, numbers: Numbers, *, device: str
+    ) -> Iterator[tuple[slice, Scores]]:
+        """Yield slices of the documents with their scores of these queries."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +77,9 @@ class TokenRows:
 
     tables: tuple[ScoreTable, ...] = field(default=(), repr=False)
     """Scores that have been computed, of documents."""
+
+    centroids: Approximation | None = field(default=None, repr=False)
+    """What computes the scores of documents with the queries of a bank; None for exact ones."""
 
     @classmethod
     def documents(cls, vectors: MultiVectors) -> TokenRows:
@@ -134,7 +150,7 @@ class TokenRows:
             return self
 
         scores = np.empty((len(own), len(rows)), np.float32)
-        for part, tile in maxsim_tiles(own, queries.vectors[rows], device=device):
+        for part, tile in self._tiles(own, queries.vectors, rows, device):
             scores[part] = tile
         column_of = np.full(len(queries.vectors), -1)
         column_of[rows] = np.arange(len(rows))
@@ -157,9 +173,18 @@ class TokenRows:
                     yield part, scores + self.columns[part] @ products
                 return
 
-        tiles = maxsim_tiles(self.taken(), queries.taken(), device=device)
-        for part, scores in tiles:
+        for part, scores in self._tiles(self.taken(), queries.vectors, queries.numbers, device):
             yield part, scores + self.columns[part] @ products
+
+    def _tiles(
+        self, documents: MultiVectors, queries: MultiVectors, numbers: Numbers, device: str
+    ) -> Iterator[tuple[slice, Scores]]:
+        """Return slices of documents with their scores of some of the queries."""
+        if self.centroids is not None and self.centroids.queries is queries:
+            return self.centroids.tiles(documents, numbers, device=device)
+        is_whole = np.array_equal(numbers, np.arange(len(queries)))
+        some = queries if is_whole else queries[numbers]
+        return maxsim_tiles(documents, some, device=device)
 
 
 def is_token_rows(rows: object) -> TypeGuard[TokenRows]:
