@@ -2,7 +2,8 @@
 
 The tokens of the bank's queries fall into clusters. The largest product of a centroid with a document's
 tokens stands for that of each query token of its cluster, so that a document is compared with
-centroids, of which there are fewer than tokens, and a bank query sums up what its tokens look up.
+centroids, of which there are fewer than tokens, and a bank query sums up what its tokens look up. The
+scores of a document's best queries, which decide its bias, are then computed exactly.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, Tokens
 from milvus_hubness.correction.kernels.token_rows import TokenRows
 from milvus_hubness.errors import InvalidParameter
 
-CENTROIDS = 1_024
-"""Default number of centroids, at most one for two tokens of the bank."""
-TRAINED_TOKENS = 16
-"""Tokens of the bank for each centroid on which k-means runs, drawn at random."""
-ITERATIONS = 4
+CENTROIDS = 2_048
+"""Default number of centroids; there is at most one for two tokens of the bank."""
+REFINED = 64
+"""Default number of the best bank queries of each document whose scores are exact."""
+GROUP = 32
+"""Centroids of a coarse cluster: tokens are first divided among clusters, then within each."""
+TRAINED_TOKENS = 64
+"""Tokens for each coarse cluster on which k-means runs, drawn at random."""
+ITERATIONS = 3
 """Iterations of k-means: more of them cost more than they gain."""
 SAMPLED_DOCUMENTS = 64
 """Documents on which the error is measured, spread evenly."""
@@ -69,39 +74,32 @@ class Centroids:
     cluster_of: Numbers = field(repr=False)
     """(total,), the cluster of each token of the queries."""
 
+    refined: int = REFINED
+    """Of each document, the scores of so many queries, the best by centroids, are computed exactly.
+    The others get the mean difference of these."""
+
     @classmethod
-    def of(cls, queries: MultiVectors, count: int = CENTROIDS, *, seed: int = 0) -> Centroids:
+    def of(
+        cls,
+        queries: MultiVectors,
+        count: int = CENTROIDS,
+        *,
+        refined: int = REFINED,
+        seed: int = 0,
+    ) -> Centroids:
         """Cluster the tokens of queries by k-means.
 
-        count: of centroids, at most half of the tokens. Equal seeds give equal centroids on one
-        machine. Raises InvalidParameter.
+        count: of centroids, about, and at most half of the tokens. Equal seeds give equal centroids
+        on one machine. Raises InvalidParameter.
         """
         total = len(queries.tokens)
         count = whole_number("count", count)
+        refined = whole_number("refined", refined, at_least=0)
         if total < 2:
             raise InvalidParameter(f"{queries.what} has {total} token: centroids need at least 2")
-        count = min(count, total // 2)
 
-        faiss = import_faiss()
-        drawn = np.random.default_rng(seed).permutation(total)[: TRAINED_TOKENS * count]
-        means = faiss.Kmeans(
-            queries.dim,
-            count,
-            niter=ITERATIONS,
-            seed=seed,
-            # FAISS would draw from the sample again, and warn of few tokens for each centroid.
-            max_points_per_centroid=TRAINED_TOKENS,
-            min_points_per_centroid=1,
-        )
-        means.train(np.ascontiguousarray(queries.tokens[np.sort(drawn)]))
-        _, nearest = means.index.search(queries.tokens, 1)
-        clusters, cluster_of = np.unique(nearest[:, 0], return_inverse=True)
-
-        # The mean of all its tokens, not only of those that k-means has seen.
-        sums = np.zeros((len(clusters), queries.dim))
-        np.add.at(sums, cluster_of, queries.tokens)
-        sizes = np.bincount(cluster_of)[:, None]
-        return cls(queries, (sums / sizes).astype(np.float32), cluster_of.reshape(-1))
+        cluster_of = _clusters(queries.tokens, min(count, total // 2), seed)
+        return cls(queries, _means(queries.tokens, cluster_of), cluster_of, refined)
 
     def __len__(self) -> int:
         return len(self.centroids)
@@ -134,6 +132,12 @@ class Centroids:
         memory_bytes: int = MEMORY_BYTES,
     ) -> Iterator[tuple[slice, Scores]]:
         """Yield slices of the documents with their scores of some queries, as `maxsim_tiles` does."""
+        # Of few queries, all would be refined.
+        if len(numbers) <= 2 * self.refined:
+            some = self.queries[numbers]
+            yield from maxsim_tiles(documents, some, device=device, memory_bytes=memory_bytes)
+            return
+
         # Each centroid is a query of one token.
         singles = MultiVectors(self.centroids, np.arange(len(self) + 1), what=self.queries.what)
         lookup = self._lookup[numbers]
@@ -144,7 +148,25 @@ class Centroids:
             block = documents[start : start + height]
             for part, best in maxsim_tiles(block, singles, **options):
                 rows = slice(start + part.start, start + part.stop)
-                yield rows, np.ascontiguousarray((lookup @ best.T).T, np.float32)
+                scores = np.ascontiguousarray((lookup @ best.T).T, np.float32)
+                if self.refined:
+                    self._refine(scores, block[part], numbers, device)
+                yield rows, scores
+
+    def _refine(
+        self, scores: Scores, documents: MultiVectors, numbers: Numbers, device: str
+    ) -> None:
+        """Replace the best scores (n, m) of each document by exact ones, and shift the others.
+
+        A mean of tokens has a smaller product than the tokens of a cluster have in the mean, so that
+        all others would be too low. numbers: (m,), of the queries.
+        """
+        best = np.argpartition(scores, -self.refined, axis=1)[:, -self.refined :]
+        for number, (row, columns) in enumerate(zip(scores, best, strict=True)):
+            some = self.queries[numbers[columns]]
+            exact = maxsim(some, documents[number : number + 1], device=device)[:, 0]
+            row += (exact - row[columns]).mean(dtype=np.float64)
+            row[columns] = exact
 
     @cached_property
     def _lookup(self) -> Any:
@@ -176,3 +198,55 @@ class Centroids:
             else 0.0,
             spread=float(np.sqrt(exact.var(0).mean())),
         )
+
+
+def _clusters(tokens: Tokens, count: int, seed: int) -> Numbers:
+    """Return the cluster of each token (t,), numbered from 0 without a gap, about `count` of them.
+
+    Each of a few coarse clusters is divided by itself: tokens are compared with the centroids of
+    one coarse cluster only.
+    """
+    drawn = np.random.default_rng(seed).permutation(len(tokens))
+    coarse_count = max(1, count // GROUP)
+    sample = tokens[np.sort(drawn[: TRAINED_TOKENS * coarse_count])]
+    coarse = _nearest(sample, coarse_count, seed, tokens)
+
+    clusters = np.empty(len(tokens), np.int64)
+    first = 0
+    for cluster in range(coarse_count):
+        members = np.flatnonzero(coarse == cluster)
+        if not len(members):
+            continue
+        share = max(1, min(len(members), round(count * len(members) / len(tokens))))
+        inside = tokens[members]
+        clusters[members] = first + _nearest(inside, share, seed, inside)
+        first += share
+    return np.unique(clusters, return_inverse=True)[1].reshape(-1)
+
+
+def _nearest(sample: Tokens, count: int, seed: int, tokens: Tokens) -> Numbers:
+    """Return the number of the nearest mean of each token, of k-means on a sample."""
+    if count == 1:
+        return np.zeros(len(tokens), np.int64)
+    faiss = import_faiss()
+    means = faiss.Kmeans(
+        sample.shape[1],
+        count,
+        niter=ITERATIONS,
+        seed=seed,
+        # FAISS would draw a part of the sample, and warn of few tokens for each mean.
+        max_points_per_centroid=len(sample),
+        min_points_per_centroid=1,
+    )
+    means.train(np.ascontiguousarray(sample))
+    _, nearest = means.index.search(np.ascontiguousarray(tokens), 1)
+    return np.asarray(nearest[:, 0], np.int64)
+
+
+def _means(tokens: Tokens, cluster_of: Numbers) -> Tokens:
+    """Return the mean of the tokens of each cluster, (k, d)."""
+    order = np.argsort(cluster_of, kind="stable")
+    sizes = np.bincount(cluster_of)
+    starts = np.cumsum(sizes) - sizes
+    sums = np.add.reduceat(tokens[order], starts, axis=0, dtype=np.float64)
+    return np.asarray(sums / sizes[:, None], np.float32)

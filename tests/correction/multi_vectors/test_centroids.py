@@ -37,8 +37,8 @@ def texts():
 def test_scores_are_those_of_the_means_of_clusters(texts):
     """In float64: each query token is replaced by the mean of its cluster."""
     bank, documents = texts
-    centroids = Centroids.of(bank, 100)
-    assert len(centroids) <= 100
+    centroids = Centroids.of(bank, 100, refined=0)
+    assert 80 < len(centroids) < 120
     clusters = centroids.cluster_of
     means = [bank.tokens[clusters == c].mean(0, dtype=float) for c in range(len(centroids))]
     replaced = np.array(means)[clusters]
@@ -47,9 +47,30 @@ def test_scores_are_those_of_the_means_of_clusters(texts):
     np.testing.assert_allclose(centroids.scores(documents), expected, atol=1e-5)
 
 
+def test_the_best_scores_of_each_document_are_exact(texts):
+    bank, documents = texts
+    exact = maxsim(bank, documents).T
+    rough = Centroids.of(bank, 60, refined=0).scores(documents)
+    refined = Centroids.of(bank, 60, refined=40).scores(documents)
+    for of_exact, of_rough, of_refined in zip(exact, rough, refined, strict=True):
+        best = np.argsort(-of_rough)[:40]
+        np.testing.assert_allclose(of_refined[best], of_exact[best], atol=1e-6)
+        others = np.setdiff1d(np.arange(len(bank)), best)
+        shift = (of_exact[best] - of_rough[best]).mean()
+        np.testing.assert_allclose(of_refined[others], of_rough[others] + shift, atol=1e-5)
+
+    def distance(scores):
+        biases = NNN(8).fit(np.eye(len(bank))).bias(scores)
+        return np.abs(biases - NNN(8).fit(np.eye(len(bank))).bias(exact)).mean()
+
+    assert distance(refined) < 0.2 * distance(rough)
+    few = Centroids.of(bank[:50], 20).scores(documents)
+    np.testing.assert_allclose(few, exact[:, :50], atol=1e-6)
+
+
 def test_the_reported_error_is_that_of_a_sample(texts):
     bank, documents = texts
-    centroids = Centroids.of(bank, 100)
+    centroids = Centroids.of(bank, 100, refined=0)
     error = centroids.error_on(documents, sampled=len(documents))
     difference = maxsim(bank, documents).T.astype(float) - centroids.scores(documents)
     assert error.documents == len(documents)
@@ -58,7 +79,7 @@ def test_the_reported_error_is_that_of_a_sample(texts):
     assert 0.9 < error.correlation < 1
     assert error.deviation < 0.4 * error.spread
 
-    coarse = Centroids.of(bank, 12).error_on(documents)
+    coarse = Centroids.of(bank, 12, refined=0).error_on(documents)
     assert coarse.documents < len(documents)
     assert coarse.correlation < error.correlation
     assert coarse.deviation > error.deviation
@@ -102,9 +123,9 @@ def test_equal_seeds_give_equal_centroids(texts):
 
 
 def test_the_cost_is_that_of_centroids_not_of_tokens(texts, monkeypatch):
-    """Documents are compared with the centroids, once, and with nothing else."""
+    """Documents are compared with the centroids, and with the tokens of their best queries."""
     bank, documents = texts
-    centroids = Centroids.of(bank, 60)
+    centroids = Centroids.of(bank, 60, refined=0)
     products = []
     original = centroids_module.maxsim_tiles
 
