@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -15,6 +16,9 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVect
 Tokens: TypeAlias = npt.NDArray[np.float32]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Which: TypeAlias = "slice | Sequence[int] | npt.NDArray[Any]"
+
+SQUARE_OF_UNIT = 1e-6
+"""How far the squared length of a token of length 1 may be from 1."""
 
 Rows = TypeVar("Rows", bound="MultiVectors")
 
@@ -147,6 +151,12 @@ class MultiVectors:
         scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
         tokens = (self.tokens * scale[:, None]).astype(np.float32)
         return self._trusted(tokens, self.offsets, self.what)
+
+    @cached_property
+    def is_normalised(self) -> bool:
+        """Whether all tokens have length 1 up to rounding, or are zeros."""
+        squares = np.einsum("td,td->t", self.tokens, self.tokens, dtype=np.float64)
+        return bool(((np.abs(squares - 1) <= SQUARE_OF_UNIT) | (squares == 0)).all())
 
     def means(self) -> Tokens:
         """Return the mean of each row's tokens, float32 (n, d): one vector in place of many."""

@@ -127,6 +127,13 @@ class TokenRows:
             return self.vectors[start : start + len(self)]
         return self.vectors[self.numbers]
 
+    def normalised(self) -> TokenRows:
+        """Return the rows with tokens of length 1."""
+        if self.vectors.is_normalised:
+            return self
+        taken = self.taken().normalised()
+        return replace(self, vectors=taken, numbers=np.arange(len(taken)), tables=())
+
     def as_queries(self) -> TokenRows:
         """Return the rows as queries: their tokens are averaged over."""
         return replace(self, are_queries=True, tables=())
@@ -269,9 +276,25 @@ def as_queries(rows: Any) -> Any:
     return rows.as_queries() if is_token_rows(rows) else rows
 
 
+def has_numbers(rows: Any) -> bool:
+    """Return whether not all numbers of vectors, or of tokens, are 0."""
+    return bool((rows.vectors.tokens if is_token_rows(rows) else rows).any())
+
+
 def as_floats(rows: Any) -> Any:
-    """Return vectors as float32, and rows of tokens as they are."""
+    """Return vectors as float32, rows of tokens as they are, and multi-vectors as documents."""
+    if isinstance(rows, MultiVectors):
+        return TokenRows.documents(rows)
     return rows if is_token_rows(rows) else np.asarray(rows, np.float32)
+
+
+def longest(rows: Any) -> npt.NDArray[np.float64]:
+    """Return the length of each vector, or of the longest token of each row, float64 (n,)."""
+    if not is_token_rows(rows):
+        return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1))
+    taken = rows.taken()
+    tokens = np.sqrt(np.einsum("td,td->t", taken.tokens, taken.tokens, dtype=np.float64))
+    return np.asarray(np.maximum.reduceat(tokens, taken.offsets[:-1]))
 
 
 def pooled(rows: Any) -> npt.NDArray[np.float32]:
