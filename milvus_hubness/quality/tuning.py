@@ -358,6 +358,8 @@ MOST_ITEMS = 20_000
 """Items on which methods are tried, unless there are more positives."""
 MOST_QUERIES = 5_000
 """Queries with which methods are tried."""
+MOST_OF_TOKENS = (4_000, 1_000)
+"""Items and queries in place of these if each has several vectors, of which a score takes long."""
 FEWEST_QUERIES = 20
 """Queries without which nothing is judged, and in each half of a bank that is judged by itself."""
 RESAMPLES = 1000
@@ -557,7 +559,7 @@ def tune(
             "weights or grades without the pairs that they belong to: pass positives too"
         )
     elif real is not None:
-        real = real[_some(len(real), rng)]
+        real = real[_some(len(real), rng, _most_queries(real))]
     items, pairs, numbers = _some_items(items, pairs, rng)
 
     kinds = None if kinds is None else kinds.take(numbers)
@@ -953,7 +955,7 @@ def halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vector
     middle = len(singles) // 2
     fitted = bank.take(np.isin(groups, order[middle:]))
     # A bank of one group has nothing to spare, and cannot be judged: only its trials are shown.
-    return fitted, singles[order[: max(1, middle)][:MOST_QUERIES]]
+    return fitted, singles[order[: max(1, middle)][: _most_queries(singles)]]
 
 
 def _checked_queries(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
@@ -982,11 +984,15 @@ def _require_enough(count: int) -> None:
         )
 
 
-def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return the numbers of at most `MOST_QUERIES` of so many queries."""
-    if count <= MOST_QUERIES:
+def _most_queries(queries: Vectors) -> int:
+    return MOST_OF_TOKENS[1] if is_token_rows(queries) else MOST_QUERIES
+
+
+def _some(count: int, rng: np.random.Generator, most: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of at most `most` of so many queries."""
+    if count <= most:
         return np.arange(count)
-    return np.sort(rng.permutation(count)[:MOST_QUERIES])
+    return np.sort(rng.permutation(count)[:most])
 
 
 def _checked_pairs(
@@ -997,7 +1003,7 @@ def _checked_pairs(
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
-    """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
+    """Return the pairs that are tried, without those of weight 0. Raises InvalidInput."""
     judged = retrieval.checked_judgements(positives, grades, len(queries), n_items)
     checked = retrieval.checked_weights(weights, len(queries))
     pairs = Pairs(
@@ -1010,7 +1016,7 @@ def _checked_pairs(
     # A query that nobody sends says nothing.
     some = np.flatnonzero(checked > 0)
     _require_enough(len(some))
-    return pairs.of(some[_some(len(some), rng)])
+    return pairs.of(some[_some(len(some), rng, _most_queries(queries))])
 
 
 def _demand(pairs: Pairs, n_items: int) -> float:
@@ -1026,17 +1032,18 @@ def _demand(pairs: Pairs, n_items: int) -> float:
 def _some_items(
     items: Vectors, pairs: Pairs | None, rng: np.random.Generator
 ) -> tuple[Vectors, Pairs | None, npt.NDArray[np.int64]]:
-    """Return at most `MOST_ITEMS` items, or all positives if they are more.
+    """Return the items that are tried: not more than the limit, or all positives if they are more.
 
     The second value has the new positions of the positives, the third the old ones of the items.
     """
-    if len(items) <= MOST_ITEMS:
+    most = MOST_OF_TOKENS[0] if is_token_rows(items) else MOST_ITEMS
+    if len(items) <= most:
         return items, pairs, np.arange(len(items))
 
     # No positive may be missing, or its query could not be answered.
     needed = np.unique(np.concatenate(pairs.positives)) if pairs else np.empty(0, np.int64)
-    others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
-    room = max(0, MOST_ITEMS - len(needed))
+    others = np.setdiff1d(rng.permutation(len(items))[:most], needed)
+    room = max(0, most - len(needed))
     chosen = np.sort(np.concatenate([needed, others[:room]]))
     if pairs is not None:
         positives = [np.searchsorted(chosen, numbers) for numbers in pairs.positives]

@@ -127,6 +127,17 @@ def test_queries_of_the_bank_are_left_out_of_the_fit_that_they_judge(world):
         tune(bank[:60], documents, queries=bank[:60], positives=np.arange(60))
 
 
+def test_more_rows_than_are_tried_are_sampled(world):
+    queries, documents, bank = world
+    many = documents[np.tile(np.arange(len(documents)), 20)]
+    asked = queries[np.tile(np.arange(len(queries)), 6)]
+    tuning = tune(bank[:60], many, queries=asked)
+    assert (tuning.items, tuning.queries) == (4_000, 1_000)
+    positives = np.arange(len(asked)) % len(documents)
+    tuning = tune(bank[:60], many, queries=asked, positives=positives)
+    assert (tuning.items, tuning.queries) == (4_000, 1_000)
+
+
 def test_faults_have_one_line(world):
     queries, documents, bank = world
     other = MultiVectors.from_list([np.ones((2, 5))] * 30)

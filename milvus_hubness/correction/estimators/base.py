@@ -179,15 +179,14 @@ class Estimator(ABC):
         if start is not None and queries.groups is not None:
             start = queries.of_groups(check_potentials(queries, start, self.potentials))
         condensed = queries.condensed
-        # A fit reads the scores of all pairs several times.
-        if gallery is not None and is_token_rows(condensed.vectors):
-            items = require_gallery(condensed, gallery, type(self).__name__)
-            gallery = scored(items, condensed.vectors, getattr(self, "device", "auto"))
         if not self.needs_gallery:
             return self._fit(condensed, FitInputs(gallery, target_bank, start, queries))
 
-        # First the taus, which the fit needs; last the agreement, which is that of the fit.
         items = require_gallery(condensed, gallery, type(self).__name__)
+        # What follows reads the scores of all pairs several times.
+        items = scored(items, condensed.vectors, getattr(self, "device", "auto"))
+
+        # First the taus, which the fit needs; last the agreement, which is that of the fit.
         inputs = FitInputs(items, target_bank, start, queries)
         fitted = self.measured(condensed, items)._fit(condensed, inputs)
         return fitted.with_agreement(queries, items, target_bank)
@@ -320,7 +319,7 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
     It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d),
     spread evenly; 0 if all items score alike.
     """
-    if is_token_rows(gallery):
+    if is_token_rows(gallery) or is_token_rows(bank.vectors):
         return _spread_of_scores(bank.vectors, gallery)
     queries = _evenly(bank.vectors, QUERIES)
     items = _evenly(gallery, ITEMS)

@@ -229,8 +229,8 @@ def _as_tokens(tokens: Any, what: str) -> Tokens:
         raise InvalidInput(f"{what} must hold tokens of real numbers, all of one dimension")
     if array.ndim != 2 or array.shape[1] == 0:
         raise InvalidInput(
-            f"{what} must be 2-D, one token a row, but has shape {array.shape}: "
-            "pass MultiVectors.from_list for a list of rows"
+            f"{what} must be an array (tokens, dimension), but has shape {array.shape}: for a list of "
+            "rows there is MultiVectors.from_list"
         )
     # A float64 beyond float32 becomes infinity, and is then refused with its row.
     with np.errstate(over="ignore"):

@@ -260,7 +260,7 @@ def with_column(rows: Any, column: npt.ArrayLike) -> Any:
 
 def all_scores(rows: Any, others: Any) -> npt.NDArray[Any]:
     """Return the scores of two operands, (n, m): their inner products, or MaxSim."""
-    if not is_token_rows(rows):
+    if not (is_token_rows(rows) or is_token_rows(others)):
         return cast(npt.NDArray[Any], rows @ others.T)
     tiles = [scores for _, scores in score_rows(rows, others)]
     return np.concatenate(tiles) if tiles else np.empty((0, len(others)), np.float32)
@@ -268,7 +268,10 @@ def all_scores(rows: Any, others: Any) -> npt.NDArray[Any]:
 
 def scored(documents: Any, queries: Any, device: str = "auto") -> Any:
     """Return vectors as they are, and documents of tokens with a table of their scores."""
-    return documents.scored(queries, device=device) if is_token_rows(documents) else documents
+    # Rows of two kinds have no scores, which the kernels say.
+    if is_token_rows(documents) and is_token_rows(queries):
+        return documents.scored(queries, device=device)
+    return documents
 
 
 def as_queries(rows: Any) -> Any:

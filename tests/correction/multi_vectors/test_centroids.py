@@ -136,8 +136,8 @@ def test_the_cost_is_that_of_centroids_not_of_tokens(texts, monkeypatch):
     monkeypatch.setattr(centroids_module, "maxsim_tiles", counting)
     rows = centroids.documents(documents)
     NNN(8).fit(bank, gallery=rows).bias(rows)
-    # Once for the fit, which keeps no table of an estimator that needs none, and once for the biases.
-    assert sum(products) <= 2 * len(documents.tokens) * 60
+    # The fit of this estimator needs no scores, and its biases each of them once.
+    assert 0 < sum(products) <= len(documents.tokens) * 60
 
 
 def test_memory_is_bounded(texts):

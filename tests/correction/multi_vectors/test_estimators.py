@@ -231,6 +231,15 @@ def test_what_has_no_maxsim_is_refused_in_one_line(gallery, error, words):
         NNN(3).fit(MultiVectors.from_list(BANK)).bias(gallery)
 
 
+@pytest.mark.parametrize("estimator", [Blend(), NNN(3), Sinkhorn(), DEFAULT_ESTIMATOR])
+def test_a_bank_of_vectors_has_no_score_with_documents(estimator):
+    bank = np.random.default_rng(0).standard_normal((30, DIM))
+    with pytest.raises(InvalidInput, match="multi-vectors have no score with vectors"):
+        estimator.fit(bank, gallery=MultiVectors.from_list(GALLERY)).bias(
+            MultiVectors.from_list(GALLERY)
+        )
+
+
 def test_documents_have_no_score_with_documents():
     rows = operands_module.TokenRows.documents(MultiVectors.from_list(GALLERY))
     with pytest.raises(InvalidInput, match="both operands are documents"):

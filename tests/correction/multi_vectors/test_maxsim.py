@@ -154,7 +154,7 @@ def test_a_list_of_tensors_or_of_lists_is_taken(texts):
         ([[[1.0, 2.0]], np.empty((0, 2))], InvalidInput, "without a token: remove row 1"),
         ([[[1.0, 2.0]], [[1.0]]], DimensionMismatch, "2 numbers in row 0 and of 1 in row 1"),
         ([[[1.0, 2.0], [1.0]]], InvalidInput, "row 0 of the documents must hold tokens"),
-        ([[1.0, 2.0]], InvalidInput, "row 0 of the documents must be 2-D"),
+        ([[1.0, 2.0]], InvalidInput, "row 0 of the documents must be an array"),
         ([["a"]], InvalidInput, "row 0 of the documents must hold tokens of real numbers"),
         ([[[1, 2]], [[1, 2], [3, np.nan]]], NonFiniteVectors, "correct or remove row 1"),
         ([[[1, 2]], [[1, 2]], [[1e300, 0]]], NonFiniteVectors, "correct or remove row 2"),
