@@ -45,7 +45,7 @@ MOST_TOKENS = 64
 """Tokens of a text that count, with its first and its last mark."""
 BATCH = 32
 DEPTH = 10
-MOST_RECORDS = 3_600
+MOST_RECORDS = 3_000
 """Functions that are searched, and are banks: exact scores of all take a CPU an hour."""
 SPEED = {"documents": 1_500, "document_tokens": 48, "queries": 2_000}
 COUNTS = (1_024, 2_048, 4_096)

@@ -30,8 +30,12 @@ from milvus_hubness.errors import InvalidParameter
 
 CENTROIDS = 2_048
 """Default number of centroids; there is at most one for two tokens of the bank."""
-REFINED = 64
+REFINED = 48
 """Default number of the best bank queries of each document whose scores are exact."""
+FINDS = 10
+"""Best documents of each query whose scores are exact, if there are `LEAST_DOCUMENTS`."""
+LEAST_DOCUMENTS = 200
+"""Documents below which those would be too many of all."""
 GROUP = 32
 """Centroids of a coarse cluster: tokens are first divided among clusters, then within each."""
 TRAINED_TOKENS = 64
@@ -141,30 +145,37 @@ class Centroids:
         # Each centroid is a query of one token.
         singles = MultiVectors(self.centroids, np.arange(len(self) + 1), what=self.queries.what)
         lookup = self._lookup[numbers]
-        # The scores are there twice, in the order of the queries and in that of the documents.
-        height = max(1, memory_bytes // (8 * max(1, len(numbers))))
+        # The scores, a copy of them, and flags.
+        height = max(1, memory_bytes // (9 * max(1, len(numbers))))
         options: dict[str, Any] = {"device": device, "memory_bytes": memory_bytes}
         for start in range(0, len(documents), height):
             block = documents[start : start + height]
+            scores = np.empty((len(block), len(numbers)), np.float32)
             for part, best in maxsim_tiles(block, singles, **options):
-                rows = slice(start + part.start, start + part.stop)
-                scores = np.ascontiguousarray((lookup @ best.T).T, np.float32)
-                if self.refined:
-                    self._refine(scores, block[part], numbers, device)
-                yield rows, scores
+                scores[part] = (lookup @ best.T).T
+            if self.refined:
+                self._refine(scores, block, numbers)
+            yield slice(start, start + len(block)), scores
 
-    def _refine(
-        self, scores: Scores, documents: MultiVectors, numbers: Numbers, device: str
-    ) -> None:
-        """Replace the best scores (n, m) of each document by exact ones, and shift the others.
+    def _refine(self, scores: Scores, documents: MultiVectors, numbers: Numbers) -> None:
+        """Replace the best scores (n, m) of each document by exact ones, and shift its others.
 
-        A mean of tokens has a smaller product than the tokens of a cluster have in the mean, so that
-        all others would be too low. numbers: (m,), of the queries.
+        Of many documents, the best scores of each query are replaced too. A mean of tokens has a
+        smaller product than the tokens of a cluster have in the mean, so that all others would be
+        too low. numbers: (m,), of the queries.
         """
-        best = np.argpartition(scores, -self.refined, axis=1)[:, -self.refined :]
-        for number, (row, columns) in enumerate(zip(scores, best, strict=True)):
+        limits = np.partition(scores, -self.refined, axis=1)[:, -self.refined, None]
+        is_best = scores >= limits
+        if len(documents) >= LEAST_DOCUMENTS:
+            is_best |= scores >= np.partition(scores, -FINDS, axis=0)[-FINDS]
+
+        for number, (row, best) in enumerate(zip(scores, is_best, strict=True)):
+            columns = np.flatnonzero(best)
             some = self.queries[numbers[columns]]
-            exact = maxsim(some, documents[number : number + 1], device=device)[:, 0]
+            # So small a product, of tokens gathered on the host, is NumPy's wherever the rest is.
+            best_products = (some.tokens @ documents[number].T).max(1)
+            sums = np.add.reduceat(best_products, some.offsets[:-1], dtype=np.float64)
+            exact = (sums / some.lengths).astype(np.float32)
             row += (exact - row[columns]).mean(dtype=np.float64)
             row[columns] = exact
 

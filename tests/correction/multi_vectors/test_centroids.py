@@ -68,6 +68,20 @@ def test_the_best_scores_of_each_document_are_exact(texts):
     np.testing.assert_allclose(few, exact[:, :50], atol=1e-6)
 
 
+def test_of_many_documents_the_best_of_each_query_are_exact_too(texts):
+    bank, documents = texts
+    rng = np.random.default_rng(1)
+    many = documents[rng.integers(0, len(documents), 300)]
+    exact = maxsim(bank, many).T
+    rough = Centroids.of(bank, 60, refined=0).scores(many)
+    refined = Centroids.of(bank, 60, refined=5).scores(many)
+    best = np.argsort(-rough, axis=0)[:10]
+    queries = np.arange(len(bank))
+    np.testing.assert_allclose(refined[best, queries], exact[best, queries], atol=1e-6)
+    # The others are not.
+    assert (np.abs(refined - exact) > 1e-4).mean() > 0.8
+
+
 def test_the_reported_error_is_that_of_a_sample(texts):
     bank, documents = texts
     centroids = Centroids.of(bank, 100, refined=0)
