@@ -34,6 +34,9 @@ from milvus_hubness.correction.estimators import RelativeNNN as RelativeNNN
 from milvus_hubness.correction.estimators import Sinkhorn as Sinkhorn
 from milvus_hubness.correction.estimators import WithDemand as WithDemand
 from milvus_hubness.correction.fitted import Correction as Correction
+from milvus_hubness.correction.multi_vectors import Centroids as Centroids
+from milvus_hubness.correction.multi_vectors import MultiVectors as MultiVectors
+from milvus_hubness.correction.multi_vectors import maxsim as maxsim
 from milvus_hubness.correction.rerank import DynamicGate as DynamicGate
 from milvus_hubness.correction.rerank import GloballyCorrected as GloballyCorrected
 from milvus_hubness.errors import *  # noqa: F403

@@ -39,6 +39,13 @@ from milvus_hubness.correction.guard import (
 )
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
+from milvus_hubness.correction.kernels.token_rows import (
+    all_scores,
+    as_floats,
+    has_numbers,
+    is_token_rows,
+    longest,
+)
 from milvus_hubness.correction.kinds import GalleryKinds, KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Clicks, ItemRows, Prior, Values
@@ -123,7 +130,7 @@ class Correction:
         reduced = _reduced_bank(layout, bank, kinds)
         inputs: dict[str, Any] = {"gallery": None, "target_bank": None}
         if gallery is not None:
-            items = np.asarray(gallery, np.float32)
+            items = as_floats(gallery)
             valid = ~layout.invalid(items)
             numbers = None if gallery_kinds is None else gallery_kinds[valid]
             inputs["gallery"] = reduced_items(layout, items[valid], kinds, numbers)
@@ -209,7 +216,7 @@ class Correction:
         They follow from the nearest bank queries, and are 0 for vectors that can have no bias. rows,
         kinds: as in `centred`.
         """
-        vectors_of_rows = np.asarray(vectors, np.float32)
+        vectors_of_rows = as_floats(vectors)
         valid = ~self.layout.invalid(vectors_of_rows)
         hints = np.zeros((len(vectors_of_rows), self.layout.locality_hint_count), np.float32)
         if hints.size and valid.any():
@@ -244,6 +251,7 @@ class Correction:
 
         The reach follows from the same product with the bank.
         """
+        vectors = as_floats(vectors)
         numbers = self.kinds_of(vectors, rows)
         needs_reaches = guarded or self._strengthens
         valid = ~self.layout.invalid(vectors)
@@ -261,7 +269,7 @@ class Correction:
             return neutral, hints, None
 
         items = self.items_of(vectors[valid], _where(valid, numbers))
-        products = items @ self.fitted.bank.vectors.T
+        products = all_scores(items, self.fitted.bank.vectors)
         uncentred = self.fitted.bias_of_products(products, are_new=are_new)
         neutral[valid] = self._finite(uncentred - np.float32(self.mean_bias))
 
@@ -313,7 +321,7 @@ class Correction:
         """
         if self._gallery_scores is None:
             return None
-        items = np.asarray(vectors, np.float32)
+        items = as_floats(vectors)
         valid = ~self.layout.invalid(items)
         reaches = np.zeros(len(items), np.float32)
         bank = self.fitted.bank.vectors
@@ -323,9 +331,9 @@ class Correction:
             some = positions[start : start + size]
             numbers = None if kinds is None else kinds[some]
             reduced = self.items_of(items[some], numbers)
-            products = reduced @ bank.T
+            products = all_scores(reduced, bank)
             if leeway:
-                products += leeway * np.outer(lengths_of(reduced), lengths_of(bank))
+                products += leeway * np.outer(longest(reduced), longest(bank))
             reaches[some] = reach_of(products, self._gallery_scores)
         return reaches
 
@@ -341,7 +349,7 @@ class Correction:
         scores = self._gallery_scores
         if scores is None or self.queries is None:
             return [np.empty(0, np.int64) for _ in vectors]
-        products = self.items_of(vectors, kinds) @ self.fitted.bank.vectors.T
+        products = all_scores(self.items_of(as_floats(vectors), kinds), self.fitted.bank.vectors)
         answered = []
         for row in products - scores:
             leads = self.queries.of_queries(row)
@@ -353,6 +361,7 @@ class Correction:
         """Return this correction with the quantiles of a gallery (n, d) with these kinds (n,), or of a
         sample of it.
         """
+        vectors = as_floats(vectors)
         rows = np.flatnonzero(~self.layout.invalid(vectors))
         if len(rows) > MOST_MEASURED:
             rows = np.sort(np.random.default_rng(0).permutation(rows)[:MOST_MEASURED])
@@ -397,6 +406,10 @@ class Correction:
     @cached_property
     def _landmarks(self) -> _Landmarks:
         bank = self.fitted.bank.vectors
+        if is_token_rows(bank):
+            raise InvalidInput(
+                "locality hints are of rows with one vector: use a layout without them"
+            )
         directions = evenly(bank)
         lengths = lengths_of(bank[landmark_rows(len(bank))]).astype(np.float32)
         return _Landmarks(
@@ -418,7 +431,7 @@ class Correction:
         finite or, under COSINE, zero. kinds: (n,), if the caller has them already; else they follow
         from the vectors or the rows.
         """
-        vectors_of_rows = np.asarray(vectors, np.float32)
+        vectors_of_rows = as_floats(vectors)
         valid = ~self.layout.invalid(vectors_of_rows)
         numbers = self.kinds_of(vectors_of_rows, rows) if kinds is None else kinds
         neutral = self._neutral(vectors_of_rows, valid, numbers)
@@ -493,6 +506,7 @@ class Correction:
         """Return the spread of the bank's scores over vectors (n, d) of these kinds (n,), see
         `score_spread`.
         """
+        vectors = as_floats(vectors)
         rows = np.flatnonzero(~self.layout.invalid(vectors))
         if not len(rows):
             return 0.0
@@ -517,14 +531,14 @@ class Correction:
         vectors: (n, d). centred: (n,), their biases. tolerance: relative to centred biases of at
         least 1. rows: as in `centred`.
         """
+        vectors = as_floats(vectors)
         valid = ~self.layout.invalid(vectors)
         size = np.zeros(len(vectors))
         if valid.any():
             # At least as large as the sum of sizes of the terms of any inner product.
-            largest = np.abs(self.fitted.bank.vectors).max(axis=0)
             numbers = self.kinds_of(vectors, rows)
             items = self.items_of(vectors[valid], _where(valid, numbers))
-            terms = np.abs(items) @ largest
+            terms = _largest_terms(items, self.fitted.bank.vectors)
             size[valid] = np.maximum(terms, np.abs(centred[valid] + self.mean_bias))
 
         of_biases = tolerance * np.maximum(1, np.abs(centred))
@@ -579,6 +593,13 @@ class Correction:
             return self.compute(items, self.are_new)
         bias = self.fitted.new_bias if self.are_new else self.fitted.bias
         return bias(items)
+
+
+def _largest_terms(items: Floats, bank: Floats) -> Biases:
+    """Return at least the sum of sizes of the terms of each item's score with any bank query, (n,)."""
+    if is_token_rows(items):
+        return np.asarray(longest(items) * longest(bank).max())
+    return np.asarray(np.abs(items) @ np.abs(bank).max(axis=0))
 
 
 def row_biases(
@@ -674,6 +695,8 @@ def reduced_items(
     items = layout.reduce_items(vectors)
     if kinds is None:
         return items
+    if is_token_rows(items):
+        raise InvalidInput("vectors of many tokens are not compared by kind: leave the kinds out")
     if numbers is None:
         raise RuntimeError("items of several kinds are compared by their kinds")
     return kinds.centred_items(items, numbers)
@@ -751,7 +774,7 @@ def _reduced_bank(layout: Layout, bank: BankLike, kinds: Kinds | None = None) ->
     """
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
-    if not bank.vectors.any():
+    if not has_numbers(bank.vectors):
         raise ZeroVectors(
             f"the bank from {bank.source} has only zero vectors, which are near no item: "
             "pass queries as the application sends them"
@@ -772,5 +795,6 @@ def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
 
 def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
     """Return the rows that are finite and, under COSINE, not zero."""
-    rows = np.asarray(vectors, np.float32)
-    return rows[~layout.invalid(rows)]
+    rows: Floats = as_floats(vectors)
+    valid: Floats = rows[~layout.invalid(rows)]
+    return valid

@@ -24,6 +24,7 @@ from milvus_hubness.correction.estimators import Blend
 from milvus_hubness.correction.estimators.base import require_gallery
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.policy import prefer_torch
+from milvus_hubness.correction.kernels.token_rows import pooled, scored, with_column
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -150,6 +151,7 @@ def smallest_cosine(
 
 def _default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases (n,) of items under the default Blend, fitted on a part of them."""
+    items = scored(items, bank.vectors)
     sample = items[np.linspace(0, len(items) - 1, min(FITTED_ITEMS, len(items)), dtype=np.int64)]
     return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=sample).bias(items)
 
@@ -157,9 +159,7 @@ def _default_biases(bank: QueryBank, items: Vectors) -> Vectors:
 def _first_items(queries: Vectors, items: Vectors, biases: Vectors) -> Numbers:
     """Return the first item of each query, (m,), by its scores less the biases (n,)."""
     # One more column subtracts the biases, so that the kernel needs no other pass.
-    corrected = np.column_stack([items, biases])
-    asking = np.column_stack([queries, -np.ones(len(queries), np.float32)])
-    first: Numbers = topk(asking, corrected, 1).indices[:, 0]
+    first: Numbers = topk(with_column(queries, -1), with_column(items, biases), 1).indices[:, 0]
     return first
 
 
@@ -279,6 +279,10 @@ def _numbered(groups: Numbers) -> Numbers:
 
 
 def directions_of(queries: Vectors) -> Vectors:
-    """Return the queries at length 1; zero vectors stay zero."""
+    """Return the queries at length 1; zero vectors stay zero.
+
+    Queries of several vectors each have the direction of the mean.
+    """
+    queries = pooled(queries)
     lengths = lengths_of(queries).astype(np.float32)[:, None]
     return np.asarray(queries / np.where(lengths > 0, lengths, 1), np.float32)

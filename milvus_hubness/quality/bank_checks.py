@@ -11,6 +11,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.kernels import topk, topk_mean
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.token_rows import pooled
 from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.quality.clusters import clusters_of
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
@@ -149,7 +150,7 @@ def drift_between(
     permutations = whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
     first, second = (
-        vectors[rng.permutation(len(vectors))[:at_most]]
+        pooled(vectors)[rng.permutation(len(vectors))[:at_most]]
         for vectors in (as_vectors(bank, "the bank"), as_vectors(recent, "queries"))
     )
     if min(len(first), len(second)) < AT_LEAST:

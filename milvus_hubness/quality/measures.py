@@ -14,6 +14,7 @@ from milvus_hubness.correction.banks.bank import Vectors, as_vectors
 from milvus_hubness.correction.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.token_rows import as_queries, with_column
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 
 CHUNK = 1 << 22
@@ -183,7 +184,7 @@ def with_bias(
 
     Without a bias, it returns the vectors.
     """
-    query_vectors = as_vectors(queries, "the queries")
+    query_vectors = as_queries(as_vectors(queries, "the queries"))
     items = as_vectors(gallery, "the gallery")
     if query_vectors.shape[1] != items.shape[1]:
         raise DimensionMismatch(
@@ -195,8 +196,7 @@ def with_bias(
     if np.shape(bias) != (len(items),):
         raise DimensionMismatch(f"biases must have shape ({len(items)},) and have {np.shape(bias)}")
     bias_column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
-    weight_column = np.full((len(query_vectors), 1), -1, np.float32)
-    return np.hstack([query_vectors, weight_column]), np.hstack([items, bias_column])
+    return with_column(query_vectors, -1), with_column(items, bias_column[:, 0])
 
 
 Counts = npt.NDArray[np.int64]

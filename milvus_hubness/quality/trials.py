@@ -45,6 +45,7 @@ from milvus_hubness.correction.kernels.scores import (
     largest,
     tiles_of_scores,
 )
+from milvus_hubness.correction.kernels.token_rows import with_column
 from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import DEPTH
@@ -367,9 +368,8 @@ def _relative_biases(searched: _SearchedBank, gallery: Vectors, largest_k: int) 
     potentials = (-estimator.discount * best_scores.mean(1, dtype=np.float64)).astype(np.float32)
 
     # One more column, of ones, adds the query's potential to its score: top-k sees one product.
-    relative = np.hstack([searched.bank.vectors, potentials[:, None]])
-    rows = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1)
-    values = topk(rows, relative, min(max(RELATIVE_KS), largest_k)).values
+    relative = with_column(searched.bank.vectors, potentials)
+    values = topk(with_column(gallery, 1), relative, min(max(RELATIVE_KS), largest_k)).values
     return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
 
 

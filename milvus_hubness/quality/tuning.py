@@ -23,6 +23,7 @@ from milvus_hubness.correction.estimators.base import (
     score_spread,
 )
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.token_rows import as_queries, is_token_rows, scored
 from milvus_hubness.correction.kinds import LEAST_PREFERENCE, GalleryKinds
 from milvus_hubness.correction.near_copies import (
     NearCopies,
@@ -271,10 +272,13 @@ def judge_bank(
     queries: (m, d) real ones, apart from the bank; by default half of the bank, which is then not
     fitted. kinds: those of the items, with whose means searches compare.
     """
+    items = require_gallery(bank, items, "the verdict")
+    _expect_no_kinds_of_tokens(items, kinds)
     if queries is None:
         log = with_groups(bank, items, seed=seed)
         return _judged_alone(figures_of(log, items, kinds=kinds, seed=seed), log)
 
+    queries = _as_queries_of(bank, queries)
     copies = near_copies(bank, items, seed=seed)
     examined = apart(copies, queries)
     figures = figures_of(
@@ -348,6 +352,8 @@ def bank_before(bank: QueryBank, queries: Vectors) -> QueryBank:
 
 def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases of the default Blend at full strength."""
+    # Scores of several vectors take long: the fit and its biases share them.
+    items = scored(items, bank.vectors)
     return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=items).bias(items)
 
 
@@ -355,6 +361,8 @@ MOST_ITEMS = 20_000
 """Items on which methods are tried, unless there are more positives."""
 MOST_QUERIES = 5_000
 """Queries with which methods are tried."""
+MOST_OF_TOKENS = (4_000, 1_000)
+"""Items and queries in place of these if each has several vectors, of which a score takes long."""
 FEWEST_QUERIES = 20
 """Queries without which nothing is judged, and in each half of a bank that is judged by itself."""
 RESAMPLES = 1000
@@ -556,6 +564,7 @@ def tune(
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "tune")
+    _expect_no_kinds_of_tokens(items, kinds)
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
@@ -584,7 +593,7 @@ def tune(
             "weights or grades without the pairs that they belong to: pass positives too"
         )
     elif real is not None:
-        real = real[_some(len(real), rng)]
+        real = real[_some(len(real), rng, _most_queries(real))]
     items, pairs, numbers = _some_items(items, pairs, rng)
 
     kinds = None if kinds is None else kinds.take(numbers)
@@ -605,6 +614,8 @@ def tune(
             return None
         return figures_of(examined, items, queries=real, whole=copies.bank, kinds=kinds, seed=seed)
 
+    # All trials and searches read the same scores, which take long if rows have several vectors.
+    items = scored(scored(items, fitted.vectors), searched)
     side = _Side(items, fitted, searched, targets, pairs)
     judging = _Judging(
         fold=None if pairs is None else folds(pairs.queries, copies.cosine, seed),
@@ -978,14 +989,26 @@ def halves(bank: QueryBank, rng: np.random.Generator) -> tuple[QueryBank, Vector
     middle = len(singles) // 2
     fitted = bank.take(np.isin(groups, order[middle:]))
     # A bank of one group has nothing to spare, and cannot be judged: only its trials are shown.
-    return fitted, singles[order[: max(1, middle)][:MOST_QUERIES]]
+    return fitted, singles[order[: max(1, middle)][: _most_queries(singles)]]
 
 
 def _checked_queries(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
-    query_vectors = as_vectors(queries, "the queries")
-    bank.expect_dim(query_vectors.shape[1], "a query")
+    query_vectors = _as_queries_of(bank, queries)
     _require_enough(len(query_vectors))
     return query_vectors
+
+
+def _as_queries_of(bank: QueryBank, queries: npt.ArrayLike) -> Vectors:
+    query_vectors: Vectors = as_queries(as_vectors(queries, "the queries"))
+    bank.expect_dim(query_vectors.shape[1], "a query")
+    return query_vectors
+
+
+def _expect_no_kinds_of_tokens(items: Vectors, kinds: GalleryKinds | None) -> None:
+    if kinds is not None and is_token_rows(items):
+        raise InvalidInput(
+            "items of several vectors each are not compared by kind: leave the kinds out"
+        )
 
 
 def _require_enough(count: int) -> None:
@@ -995,11 +1018,15 @@ def _require_enough(count: int) -> None:
         )
 
 
-def _some(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return the numbers of at most `MOST_QUERIES` of so many queries."""
-    if count <= MOST_QUERIES:
+def _most_queries(queries: Vectors) -> int:
+    return MOST_OF_TOKENS[1] if is_token_rows(queries) else MOST_QUERIES
+
+
+def _some(count: int, rng: np.random.Generator, most: int) -> npt.NDArray[np.int64]:
+    """Return the numbers of at most `most` of so many queries."""
+    if count <= most:
         return np.arange(count)
-    return np.sort(rng.permutation(count)[:MOST_QUERIES])
+    return np.sort(rng.permutation(count)[:most])
 
 
 def _checked_pairs(
@@ -1010,7 +1037,7 @@ def _checked_pairs(
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
-    """Return at most `MOST_QUERIES` pairs, without those of weight 0. Raises InvalidInput."""
+    """Return the pairs that are tried, without those of weight 0. Raises InvalidInput."""
     judged = retrieval.checked_judgements(positives, grades, len(queries), n_items)
     checked = retrieval.checked_weights(weights, len(queries))
     pairs = Pairs(
@@ -1023,7 +1050,7 @@ def _checked_pairs(
     # A query that nobody sends says nothing.
     some = np.flatnonzero(checked > 0)
     _require_enough(len(some))
-    return pairs.of(some[_some(len(some), rng)])
+    return pairs.of(some[_some(len(some), rng, _most_queries(queries))])
 
 
 def _demand(pairs: Pairs, n_items: int) -> float:
@@ -1039,17 +1066,18 @@ def _demand(pairs: Pairs, n_items: int) -> float:
 def _some_items(
     items: Vectors, pairs: Pairs | None, rng: np.random.Generator
 ) -> tuple[Vectors, Pairs | None, npt.NDArray[np.int64]]:
-    """Return at most `MOST_ITEMS` items, or all positives if they are more.
+    """Return the items that are tried: not more than the limit, or all positives if they are more.
 
     The second value has the new positions of the positives, the third the old ones of the items.
     """
-    if len(items) <= MOST_ITEMS:
+    most = MOST_OF_TOKENS[0] if is_token_rows(items) else MOST_ITEMS
+    if len(items) <= most:
         return items, pairs, np.arange(len(items))
 
     # No positive may be missing, or its query could not be answered.
     needed = np.unique(np.concatenate(pairs.positives)) if pairs else np.empty(0, np.int64)
-    others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
-    room = max(0, MOST_ITEMS - len(needed))
+    others = np.setdiff1d(rng.permutation(len(items))[:most], needed)
+    room = max(0, most - len(needed))
     chosen = np.sort(np.concatenate([needed, others[:room]]))
     if pairs is not None:
         positives = [np.searchsorted(chosen, numbers) for numbers in pairs.positives]

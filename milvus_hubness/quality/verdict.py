@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,6 +20,13 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import correlation
 from milvus_hubness.correction.estimators.with_demand import dispersion_of
+from milvus_hubness.correction.kernels.token_rows import (
+    all_scores,
+    is_token_rows,
+    mapped,
+    row_keys,
+    scored,
+)
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.quality.bank_checks import AT_LEAST, THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import DEPTH, nearest
@@ -30,6 +38,10 @@ MOST_QUERIES = 5_000
 """Queries of the bank that are read, drawn at random."""
 SCORED = 1_000
 """Queries whose scores of all items are read for the best score and for the drift."""
+MOST_OF_TOKENS = 2_000
+"""Queries, and items, that are read if each has several vectors, of which a score takes long."""
+COMPARED_DOCUMENTS = 100
+"""Items of several vectors each that are compared with the other items."""
 
 # Each threshold was chosen on rows that are named under it: of the tasks of the choice in
 # `python -m benchmarks.verdict`, or of `python -m benchmarks.defaults`.
@@ -226,8 +238,12 @@ def examine(
     """
     rng = np.random.default_rng(seed)
     bank = _with_repeats(QueryBank.of(bank))
-    sample = bank.take(rng.permutation(len(bank))[:MOST_QUERIES])
-    rows = np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])
+    most_items = MOST_ITEMS
+    most_queries = MOST_QUERIES
+    if is_token_rows(gallery):
+        most_items = most_queries = MOST_OF_TOKENS
+    sample = bank.take(rng.permutation(len(bank))[:most_queries])
+    rows = np.sort(rng.permutation(len(gallery))[:most_items])
     # Rows that a gallery has twice share their answers by chance, and would count as hubs do.
     rows = rows[distinct_rows(gallery[rows])]
     items = gallery[rows]
@@ -238,7 +254,8 @@ def examine(
     # One permutation: the share of the variance is read, its p-value is not.
     drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
     middle = len(means) // 2
-    searched = singles[middle:] if queries is None else queries[:MOST_QUERIES]
+    searched = singles[middle:] if queries is None else queries[:most_queries]
+    items = scored(scored(items, singles), searched)
     raw = None
     if kinds is not None:
         # Only from here on: less their means, any bank and any gallery are about the same point.
@@ -280,9 +297,10 @@ def _with_repeats(bank: QueryBank) -> QueryBank:
     if bank.groups is not None:
         return bank
     number_of: dict[bytes, int] = {}
-    for row in bank.vectors:
-        number_of.setdefault(row.tobytes(), len(number_of))
-    groups = np.array([number_of[row.tobytes()] for row in bank.vectors])
+    keys = row_keys(bank.vectors)
+    for key in keys:
+        number_of.setdefault(key, len(number_of))
+    groups = np.array([number_of[key] for key in keys])
     return replace(bank, groups=groups)
 
 
@@ -479,8 +497,8 @@ def chance_excess(mean: float) -> float:
 def distinct_rows(rows: Vectors) -> npt.NDArray[np.int64]:
     """Return the positions of rows (n, d) that are equal to none before them."""
     first_of: dict[bytes, int] = {}
-    for position, row in enumerate(rows):
-        first_of.setdefault(row.tobytes(), position)
+    for position, key in enumerate(row_keys(rows)):
+        first_of.setdefault(key, position)
     return np.array(list(first_of.values()), np.int64)
 
 
@@ -507,7 +525,9 @@ def _two_view_agreements(
 
 def _neighbours(items: Vectors) -> npt.NDArray[np.int64]:
     """Return the nearest other item of each of the first items, at most SCORED."""
-    searching = items[:SCORED]
+    # The tokens of a document are many more than those of a query.
+    count = COMPARED_DOCUMENTS if is_token_rows(items) else SCORED
+    searching = items[:count]
     two_nearest = nearest(searching, items, min(2, len(items)))
     # An item is its own nearest, but under inner products a longer one may be nearer.
     is_itself = two_nearest[:, 0] == np.arange(len(searching))
@@ -522,14 +542,14 @@ def _views(matrices: Sequence[Vectors], rng: np.random.Generator) -> Iterator[li
     # Without the rotation, a few dominant dimensions would make the halves unequal.
     dim = max(4, matrices[0].shape[1])
     signs = rng.choice(np.array([-1, 1], np.float32), matrices[0].shape[1])
-    spectra = [np.fft.rfft(vectors * signs, dim).astype(np.complex64) for vectors in matrices]
+
+    def view(vectors: Vectors, frequencies: npt.NDArray[np.int64]) -> Vectors:
+        spectrum = np.fft.rfft(vectors * signs, dim)[:, frequencies]
+        # A complex number is two floats side by side.
+        return np.ascontiguousarray(spectrum, np.complex64).view(np.float32)
 
     for frequencies in np.array_split(rng.permutation(dim // 2 + 1), 2):
-        yield [
-            # A complex number is two floats side by side.
-            np.ascontiguousarray(spectrum[:, frequencies]).view(np.float32)
-            for spectrum in spectra
-        ]
+        yield [mapped(vectors, partial(view, frequencies=frequencies)) for vectors in matrices]
 
 
 def _best_z(queries: Vectors, items: Vectors) -> float:
@@ -537,7 +557,7 @@ def _best_z(queries: Vectors, items: Vectors) -> float:
 
     Zero vectors are left out.
     """
-    scores = queries @ items.T
+    scores = all_scores(queries, items)
     spread = scores.std(1)
     # Equal scores have a spread of rounding errors only, which would divide to anything.
     has_spread = spread > 1e-6 * np.abs(scores).max()

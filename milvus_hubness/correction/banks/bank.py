@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,13 @@ from milvus_hubness.basics.files.names import (
 )
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.kernels.checks import is_tensor
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
+from milvus_hubness.correction.kernels.token_rows import (
+    TokenRows,
+    is_token_rows,
+    numbers_of,
+    row_keys,
+)
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,
@@ -104,13 +111,17 @@ class QueryBank:
             raise InvalidInput(
                 f"the bank from {self.source} must be 2-D, one vector a row, but is one number"
             )
-        has_length = isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)
+        has_length = isinstance(rows, Sequence | np.ndarray | MultiVectors) or is_tensor(rows)
         if has_length and len(rows) == 0:
             raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
 
         # `as_vectors` may return the caller's own array, which must stay writable.
-        vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
-        vectors.flags.writeable = False
+        vectors: Any = as_vectors(rows, f"the bank from {self.source}")
+        if is_token_rows(vectors):
+            vectors = vectors.as_queries()
+        else:
+            vectors = np.array(vectors)
+            vectors.flags.writeable = False
         # The only way to set a field of a frozen dataclass.
         object.__setattr__(self, "vectors", vectors)
 
@@ -179,12 +190,12 @@ class QueryBank:
         However often one is among them, it was last sent once.
         """
         rows_of: dict[bytes, list[int]] = {}
-        for row, vector in enumerate(self.vectors):
-            rows_of.setdefault(vector.tobytes(), []).append(row)
+        for row, key in enumerate(row_keys(self.vectors)):
+            rows_of.setdefault(key, []).append(row)
 
         counts = np.ones(len(self)) if self.counts is None else self.counts
         remaining = counts.copy()
-        for query in {vector.tobytes() for vector in queries}:
+        for query in set(row_keys(queries)):
             # Of equal rows, the first gives what it has, then the next.
             missing = 1.0
             for row in rows_of.get(query, ()):
@@ -221,6 +232,16 @@ class QueryBank:
         order = np.argsort(self.groups, kind="stable")
         sizes = np.bincount(self.groups)
         starts = np.cumsum(sizes) - sizes
+
+        # The score of several vectors is no inner product, of which a mean would have the mean: the
+        # first query of a group stands for it.
+        if is_token_rows(self.vectors):
+            return QueryBank(
+                self.of_groups(cast(Any, self.vectors)),
+                self.source,
+                counts=sizes if self.counts is None else np.bincount(self.groups, self.counts),
+                stands_for=len(self),
+            )
 
         # In float64: a popular query may have been repeated a million times.
         sums = np.add.reduceat(self.vectors[order], starts, axis=0, dtype=np.float64)
@@ -275,7 +296,8 @@ class QueryBank:
         # Without the shape, a bank of 2 × 3 numbers would equal one of 3 × 2. Bytes are those of a
         # little-endian machine.
         digest = hashlib.sha256(f"{len(self)}x{self.dim}:".encode())
-        digest.update(self.vectors.astype("<f4", copy=False).data)
+        for numbers in numbers_of(self.vectors):
+            digest.update(numbers)
         return f"sha256:{digest.hexdigest()}"
 
     def nearest_of(self, k: int) -> int:
@@ -316,8 +338,8 @@ def are_numbered(groups: npt.NDArray[Any]) -> bool:
 
 def not_among(rows: Vectors, *others: Vectors) -> npt.NDArray[np.bool_]:
     """Return which rows (n, d) float32 are equal to no row of the others, (n,)."""
-    among = {row.tobytes() for matrix in others for row in matrix}
-    return np.array([row.tobytes() not in among for row in rows], np.bool_)
+    among = {key for matrix in others for key in row_keys(matrix)}
+    return np.array([key not in among for key in row_keys(rows)], np.bool_)
 
 
 def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
@@ -326,6 +348,10 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     what: the name of the rows in error messages. Raises InvalidInput (not 2-D, no columns, not
     numbers), DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
     """
+    if isinstance(rows, MultiVectors):
+        rows = TokenRows.documents(rows)
+    if is_token_rows(rows):
+        return cast(Vectors, rows)
     if is_tensor(rows):
         if rows.is_complex():
             raise InvalidInput(f"{what} must hold real numbers, not {rows.dtype}")

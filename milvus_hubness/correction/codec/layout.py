@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,9 @@ from milvus_hubness.correction.codec.arrays import (
     mean_in,
     rows_in,
 )
+from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import (
+    DimensionMismatch,
     InvalidInput,
     InvalidParameter,
     NonFiniteVectors,
@@ -314,6 +317,8 @@ class Layout:
         They are (n, d), under L2 (n, d + 2).
         Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
         """
+        if is_token_rows(vectors):
+            return self._reduced_tokens(vectors)
         rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -325,6 +330,8 @@ class Layout:
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
         """Return the counterpart of `reduce_items` for queries: (m, d), under L2 (m, d+2)."""
+        if is_token_rows(queries):
+            return self._reduced_tokens(queries)
         rows = self._seen(self.rows(queries))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -613,11 +620,28 @@ class Layout:
 
         Such a row has NaN or infinity, or is a zero vector under COSINE.
         """
+        # Rows of tokens are checked when they are made, and a token of zeros has a score.
+        if is_token_rows(vectors):
+            return np.zeros(len(vectors), np.bool_)
         rows = self.rows(vectors)
         valid = np.asarray(np.isfinite(rows).all(axis=1), np.bool_)
         if self.metric == "COSINE":
             valid &= rows.any(axis=1)
         return ~valid
+
+    def _reduced_tokens(self, rows: TokenRows) -> Floats:
+        """Return rows of tokens for MaxSim. Raises InvalidInput for what has none."""
+        if self.metric == "L2" or self.mean:
+            problem = "the metric L2" if self.metric == "L2" else "a mean of vectors"
+            raise InvalidInput(
+                f"vectors of many tokens are scored by MaxSim, which {problem} does not go with: "
+                "use IP or COSINE"
+            )
+        if rows.vectors.dim != self.dim:
+            raise DimensionMismatch(
+                f"tokens of dimension {rows.vectors.dim} are not of the field, which has {self.dim}"
+            )
+        return cast(Floats, rows.normalised() if self.metric == "COSINE" else rows)
 
     def _seen(self, rows: Floats) -> Floats:
         """Return the rows relative to the mean, (n, d)."""

@@ -8,21 +8,23 @@ halves is measured, stored and measured again in the same way.
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.estimator_names import INSTALLED, MEASURED, installed_estimators
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
-from milvus_hubness.correction.estimators.products import Numbers
+from milvus_hubness.correction.estimators.products import MOST_PRODUCTS, Numbers
 from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
+from milvus_hubness.correction.kernels.token_rows import all_scores, is_token_rows, scored
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ QUERIES = 1_000
 """Most bank queries from which the spread of scores is measured."""
 ITEMS = 20_000
 """Most items from which a spread or an agreement is measured."""
+ITEMS_OF_TOKENS = 2_000
+"""Most documents of several vectors each from which a spread is measured."""
 
 Strength: TypeAlias = float | Literal["agreement"]
 """Factor on the biases, or the name of the one that a fit measures."""
@@ -178,8 +182,11 @@ class Estimator(ABC):
         if not self.needs_gallery:
             return self._fit(condensed, FitInputs(gallery, target_bank, start, queries))
 
-        # First the taus, which the fit needs; last the agreement, which is that of the fit.
         items = require_gallery(condensed, gallery, type(self).__name__)
+        # What follows reads the scores of all pairs several times.
+        items = scored(items, condensed.vectors, getattr(self, "device", "auto"))
+
+        # First the taus, which the fit needs; last the agreement, which is that of the fit.
         inputs = FitInputs(items, target_bank, start, queries)
         fitted = self.measured(condensed, items)._fit(condensed, inputs)
         return fitted.with_agreement(queries, items, target_bank)
@@ -264,7 +271,7 @@ class Estimator(ABC):
 
         unit = score_spread(bank, items)
         if not unit:
-            scores = bank.vectors[:QUERIES] @ items[:QUERIES].T
+            scores = all_scores(bank.vectors[:QUERIES], items[:QUERIES])
             unit = float(np.sqrt(np.mean(scores**2))) or 1.0
         temperatures = {
             tau: getattr(self, temperature) for tau, temperature in self._temperatures()
@@ -312,6 +319,8 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
     It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d),
     spread evenly; 0 if all items score alike.
     """
+    if is_token_rows(gallery) or is_token_rows(bank.vectors):
+        return _spread_of_scores(bank.vectors, gallery)
     queries = _evenly(bank.vectors, QUERIES)
     items = _evenly(gallery, ITEMS)
 
@@ -324,6 +333,13 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
     # Less than that is the rounding of equal scores in float32.
     largest = np.abs(queries @ items[:QUERIES].T).max()
     return float(spread) if spread > 1e-6 * largest else 0.0
+
+
+def _spread_of_scores(queries: Any, items: Any) -> float:
+    """Return the spread of scores that are no inner products, of fewer pairs."""
+    scores = all_scores(queries[_places(queries, QUERIES)], items[_places(items, ITEMS_OF_TOKENS)])
+    spread = float(np.sqrt(scores.var(1, dtype=np.float64).mean()))
+    return spread if spread > 1e-6 * np.abs(scores).max() else 0.0
 
 
 def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
@@ -428,7 +444,18 @@ class FittedBias:
         # Kernels need a row.
         if not len(items):
             return np.empty(0, np.float32)
-        return (self.estimator.share * formula(items)).astype(np.float32, copy=False)
+        share = self.estimator.share
+        if not is_token_rows(items):
+            return (share * formula(items)).astype(np.float32, copy=False)
+
+        # Some documents at a time, whose scores are computed once for all that reads them.
+        biases = np.empty(len(items), np.float32)
+        count = math.ceil(len(items) * len(self.bank) / MOST_PRODUCTS)
+        for first in range(count):
+            block = slice(first, None, count)
+            device = getattr(self.estimator, "device", "auto")
+            biases[block] = share * formula(scored(items[block], self.bank.vectors, device))
+        return biases
 
     def with_agreement(
         self, queries: QueryBank, items: Vectors, target_bank: BankLike | None
@@ -692,7 +719,10 @@ def require_target_bank(
         target_bank = target_bank.asking
     elif isinstance(target_bank, QueryBank | str | os.PathLike):
         target_bank = QueryBank.of(target_bank).vectors
-    return _checked(bank, as_vectors(target_bank, "the target bank"), "the target bank")
+    targets = _checked(bank, as_vectors(target_bank, "the target bank"), "the target bank")
+    if is_token_rows(targets):
+        return cast(Vectors, targets.as_queries() if as_queries else targets.as_documents())
+    return targets
 
 
 def _checked(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:

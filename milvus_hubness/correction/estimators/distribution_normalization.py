@@ -8,6 +8,7 @@ import numpy as np
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
+from milvus_hubness.correction.kernels import topk_mean
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,9 @@ class DistributionNormalization(Estimator, alias="dn"):
     """Share of the bank's mean to subtract; the paper's is ½."""
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        # In float64: sums of a large bank in float32 lose digits that the biases need.
-        mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
+        # The mean of all products: of vectors that is the product with the mean, in float64.
         return self._fitted(
             bank,
-            lambda items: items @ mean,
-            # The mean of the products is the product with the mean.
+            lambda items: self.lam * topk_mean(items, bank.vectors, len(bank)),
             of_products=lambda products: self.lam * products.mean(1, dtype=np.float64),
         )

@@ -15,6 +15,7 @@ from milvus_hubness.correction.estimators.base import (
 from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
 from milvus_hubness.correction.kernels.primitives import kernel_for
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.errors import InvalidParameter
 
 
@@ -64,7 +65,9 @@ class NNN(Estimator, alias="nnn"):
         k = bank.nearest_of(self.k)
         exact_kernel = kernel_for(self.device)
         # Without torch, which `ApproximateBank` needs, all biases are exact.
-        if self.kernel == "approximate" and exact_kernel != "numpy":
+        # FAISS searches vectors: the scores of tokens are exact too.
+        has_vectors = not is_token_rows(bank.vectors)
+        if self.kernel == "approximate" and exact_kernel != "numpy" and has_vectors:
             return self._fit_approximately(bank, inputs, k)
 
         diagnostics = NNNDiagnostics(

@@ -15,9 +15,11 @@ from milvus_hubness.correction.estimators.base import (
     Estimator,
     FitInputs,
     FittedBias,
+    require_gallery,
 )
 from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
+from milvus_hubness.correction.kernels.token_rows import with_column
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class RelativeNNN(Estimator, alias="relative"):
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
-        items = np.asarray(inputs.gallery, np.float32)
+        items = require_gallery(bank, inputs.gallery, type(self).__name__)
         count = min(self.finds, len(items))
         finds = topk_mean(bank.vectors, items, count, device=self.device)
         return self.with_finds(bank, finds)
@@ -70,11 +72,10 @@ class RelativeNNN(Estimator, alias="relative"):
 
         # A column of ones in the items adds the query's potential to its score, so one kernel is
         # enough: the largest sums are not those of the largest products.
-        relative = np.hstack([bank.vectors, potentials])
+        relative = with_column(bank.vectors, potentials[:, 0])
 
         def of_vectors(items: Vectors) -> npt.NDArray[np.float32]:
-            rows = np.hstack([items, np.ones((len(items), 1), np.float32)])
-            return topk_mean(rows, relative, k, device=self.device)
+            return topk_mean(with_column(items, 1), relative, k, device=self.device)
 
         def of_products(products: Numbers) -> Numbers:
             return topk_mean_of(products + potentials[:, 0], k)

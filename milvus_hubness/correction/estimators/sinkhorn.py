@@ -22,6 +22,7 @@ from milvus_hubness.correction.estimators.base import (
     FittedBias,
     Formula,
     check_potentials,
+    require_gallery,
     require_target_bank,
 )
 from milvus_hubness.correction.estimators.products import (
@@ -41,6 +42,7 @@ from milvus_hubness.correction.estimators.steps import (
 from milvus_hubness.correction.kernels import logsumexp, topk
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.primitives import TopK
+from milvus_hubness.correction.kernels.token_rows import all_scores, joined, scored
 from milvus_hubness.errors import InvalidParameter
 
 MOST_ITERATIONS = 10_000
@@ -199,7 +201,7 @@ class Sinkhorn(Estimator, alias="sn"):
             # Every block has items of the whole batch, whose order may be that of their topics.
             for first in range(count):
                 block = slice(first, None, count)
-                biases[block] = new_of_products(items[block] @ bank.vectors.T)
+                biases[block] = new_of_products(all_scores(items[block], bank.vectors))
             return biases
 
         def new_of_products(products: Numbers) -> Numbers:
@@ -282,11 +284,12 @@ def fit_together(
 
 def _balanced_items(estimator: Sinkhorn, bank: QueryBank, inputs: FitInputs) -> Vectors:
     """Return the items to balance the bank against: gallery, then target bank if it is needed."""
-    items = np.asarray(inputs.gallery, np.float32)
+    items = require_gallery(bank, inputs.gallery, type(estimator).__name__)
     if not estimator.needs_target_bank:
         return items
     targets = require_target_bank(bank, inputs.target_bank, type(estimator).__name__)
-    return np.concatenate([items, targets])
+    both: Vectors = scored(joined([items, targets]), bank.vectors, estimator.device)
+    return both
 
 
 def _start(

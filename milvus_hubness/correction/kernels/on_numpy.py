@@ -27,7 +27,7 @@ def topk_mean(X: Array, B: Array, k: int) -> Array:
     for rows, x in _row_blocks(X, B, k):
         best = x[:, :0]
         for _, scores in _score_blocks(x, B, k):
-            best = _largest(np.hstack([best, _largest(scores, k)]), k)
+            best = largest(np.hstack([best, largest(scores, k)]), k)
         means[rows] = best.mean(1, dtype=np.float64)
     return means
 
@@ -66,13 +66,11 @@ def logsumexp(X: Array, B: Array, tau: float, weights: Array | None) -> Array:
             scores + added[start : start + scores.shape[1]]
             for start, scores in _score_blocks(x, B, 1)
         )
-        result[rows] = _running_logsumexp(tiles, tau, len(x), x.dtype)
+        result[rows] = running_logsumexp(tiles, tau, len(x), x.dtype)
     return result
 
 
-def _running_logsumexp(
-    tiles: Iterable[Array], tau: float, row_count: int, dtype: np.dtype
-) -> Array:
+def running_logsumexp(tiles: Iterable[Array], tau: float, row_count: int, dtype: np.dtype) -> Array:
     """Return tau · log Σ exp(s / tau), float64 (n,), along the rows of all tiles (n, p).
 
     The tiles are overwritten. Each sum is that of exp((s − largest) / tau), with the largest score
@@ -95,7 +93,7 @@ def _running_logsumexp(
         return (largest + tau * np.log(total))[:, 0]
 
 
-def _largest(scores: Array, k: int) -> Array:
+def largest(scores: Array, k: int) -> Array:
     """Return the k largest numbers of each row, unsorted, or all if there are no more.
 
     `scores` is reordered.

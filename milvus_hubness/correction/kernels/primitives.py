@@ -1,7 +1,8 @@
 """The two primitives, the k largest inner products and their log-sum-exp, by the fastest kernel.
 
-`on_numpy` computes what `policy.uses_numpy` says, and `on_torch` everything else. All kernels are
-exact up to the rounding of float32.
+`on_numpy` computes what `policy.uses_numpy` says, and `on_torch` everything else. `on_token_rows` has
+rows of several vectors each, whose products are MaxSim. All kernels are exact up to the rounding of
+float32.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar, cast
 
-from milvus_hubness.correction.kernels import on_numpy
+from milvus_hubness.correction.kernels import on_numpy, on_token_rows
 from milvus_hubness.correction.kernels.checks import (
     Array,
     Matrix,
@@ -25,7 +26,13 @@ from milvus_hubness.correction.kernels.policy import (
     resolve_device,
     uses_numpy,
 )
-from milvus_hubness.errors import DimensionMismatch
+from milvus_hubness.correction.kernels.token_rows import (
+    TokenRows,
+    is_token_rows,
+    score_rows,
+    validate_token_rows,
+)
+from milvus_hubness.errors import DimensionMismatch, EmptyBank
 
 Rows = TypeVar("Rows", bound=Matrix)
 
@@ -50,10 +57,12 @@ def topk_mean(X: Rows, B: Matrix, k: int, *, device: str = "auto") -> Rows:
     Raises InvalidInput (not 2-D), DimensionMismatch, EmptyBank, BankTooSmall (k > m),
     InvalidParameter.
     """
-    validate_operands(X, B)
+    are_tokens = _are_tokens(X, B)
     k = validate_k(k, B)
     means: Any
-    if is_array(X) and is_array(B) and uses_numpy(_products(X, B), device):
+    if are_tokens:
+        means = on_token_rows.topk_mean(cast(Any, X), cast(Any, B), k, device)
+    elif is_array(X) and is_array(B) and uses_numpy(_products(X, B), device):
         means = on_numpy.topk_mean(X, B, k)
     else:
         # torch takes a second to import, which a search service does without.
@@ -70,8 +79,10 @@ def topk(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> TopK:
     k' values. Inputs, types of result, memory and errors are those of `topk_mean`; equal values are
     in no particular order.
     """
-    validate_operands(X, B)
+    are_tokens = _are_tokens(X, B)
     k = validate_k(k, B)
+    if are_tokens:
+        return TopK(*on_token_rows.topk(cast(Any, X), cast(Any, B), k, device))
     if is_array(X) and is_array(B) and uses_numpy(_products(X, B), device):
         return TopK(*on_numpy.topk(X, B, k))
 
@@ -90,7 +101,7 @@ def logsumexp(
     of the type and dtype that `topk_mean` returns, in the same memory. Raises as `topk_mean` does;
     DimensionMismatch also for weights of another length.
     """
-    validate_operands(X, B)
+    are_tokens = _are_tokens(X, B)
     if weights is not None and tuple(weights.shape) != (len(B),):
         raise DimensionMismatch(
             f"weights must have shape ({len(B)},) and have {tuple(weights.shape)}"
@@ -98,7 +109,9 @@ def logsumexp(
     tau = positive_number("tau", tau)
 
     sums: Any
-    if (
+    if are_tokens:
+        sums = on_token_rows.logsumexp(cast(Any, X), cast(Any, B), tau, cast(Any, weights), device)
+    elif (
         is_array(X)
         and is_array(B)
         and (weights is None or is_array(weights))
@@ -110,6 +123,17 @@ def logsumexp(
 
         sums = on_torch.logsumexp(X, B, tau, weights, device)
     return cast(Rows, sums)
+
+
+def _are_tokens(X: Matrix | TokenRows, B: Matrix | TokenRows) -> bool:
+    """Return whether valid operands are rows of tokens. Raises as `topk_mean` does."""
+    if not (is_token_rows(X) or is_token_rows(B)):
+        validate_operands(cast(Matrix, X), cast(Matrix, B))
+        return False
+    validate_token_rows(X, B)
+    if not len(B):
+        raise EmptyBank("B has no rows")
+    return True
 
 
 def _products(X: Matrix, B: Matrix) -> int:
@@ -127,8 +151,11 @@ def kernel_for(device: str = "auto") -> Kernel:
 def score_tiles(rows: Array, columns: Array, device: str = "auto") -> Iterator[tuple[slice, Any]]:
     """Yield the inner products of rows (n, d) with all columns (m, d), in tiles of whole rows.
 
-    The tiles are arrays or tensors.
+    The tiles are arrays or tensors. Rows of tokens have their MaxSim.
     """
+    if is_token_rows(rows) or is_token_rows(columns):
+        yield from score_rows(rows, columns, device)
+        return
     if uses_numpy(rows.size * len(columns), device):
         row_count = max(1, POLICY.get().tile_size_of("numpy") // len(columns))
         for start in range(0, len(rows), row_count):

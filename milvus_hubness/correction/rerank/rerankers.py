@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.checks import convert_fields, whole_number
+from milvus_hubness.correction.kernels.token_rows import as_floats
 
 Hits = TypeVar("Hits")
 
@@ -62,12 +63,12 @@ class DynamicGate:
         Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k or k_targets
         items.
         """
-        items = np.asarray(gallery, np.float32)
-        nearest_of_bank = topk(np.asarray(bank, np.float32), items, self.k).indices
+        items = as_floats(gallery)
+        nearest_of_bank = topk(as_floats(bank), items, self.k).indices
         nearest = np.ravel(nearest_of_bank)
 
         if self.k_targets is not None:
-            targets = np.asarray(target_bank, np.float32)
+            targets = as_floats(target_bank)
             nearest_of_targets = topk(targets, items, self.k_targets).indices
             nearest = np.concatenate([nearest, np.ravel(nearest_of_targets)])
         return np.isin(np.arange(len(items)), nearest)

@@ -1,0 +1,112 @@
+"""Corrections of collections with many vectors per row: what a job or a client stores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from milvus_hubness import Blend, MultiVectors, QueryBank
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import DualBankSinkhorn
+from milvus_hubness.correction.fitted import Correction, grouped
+from milvus_hubness.correction.guard import GuardPolicy
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, ZeroVectors
+
+DIM = 12
+
+
+def texts(count, longest, seed):
+    rng = np.random.default_rng(seed)
+    return [
+        rng.uniform(0.5, 3) * rng.standard_normal((length, DIM))
+        for length in rng.integers(1, longest + 1, count)
+    ]
+
+
+BANK = texts(120, 6, 1)
+GALLERY = texts(90, 20, 2)
+NEW = texts(30, 20, 3)
+
+
+def of(rows, what="the rows"):
+    return MultiVectors.from_list(rows, what=what)
+
+
+def fitted(metric="COSINE", **options):
+    return Correction.fit(
+        Layout(DIM, metric, 2), Blend(), QueryBank.of(of(BANK)), gallery=of(GALLERY), **options
+    )
+
+
+@pytest.mark.parametrize("metric", ["COSINE", "IP"])
+def test_stored_numbers_are_the_biases_less_their_mean(metric):
+    def seen(rows):
+        return of(rows).normalised() if metric == "COSINE" else of(rows)
+
+    expected = Blend().fit(seen(BANK), gallery=seen(GALLERY))
+    correction = replace(fitted(metric), mean_bias=0.25)
+    np.testing.assert_allclose(
+        correction.centred(of(GALLERY)), expected.bias(seen(GALLERY)) - 0.25, atol=2e-6
+    )
+    for are_new, bias in ((False, expected.bias), (True, expected.new_bias)):
+        numbers, hints = correction.of_rows(of(NEW), are_new=are_new)
+        np.testing.assert_allclose(numbers, bias(seen(NEW)) - 0.25, atol=2e-6)
+        assert hints.shape == (len(NEW), 0)
+
+
+def test_a_restored_correction_stores_the_same():
+    correction = fitted()
+    bank = StoredBank(QueryBank.of(of(BANK)), correction.fitted.potentials, None)
+    restored = Correction.restore(correction.layout, correction.fitted.estimator, bank)
+    first = correction.centred(of(NEW))
+    second = restored.centred(of(NEW))
+    allowed = correction.allowed_differences(of(NEW), first)
+    assert (np.abs(first - second) <= allowed).all()
+    assert allowed.max() < 1e-4
+
+
+def test_the_reach_is_the_share_of_queries_that_a_document_would_answer():
+    correction = fitted()
+    reaches = correction.reaches(of(NEW))
+    answered = correction.answered(of(NEW))
+    assert reaches.tolist() == pytest.approx([len(a) / len(BANK) for a in answered])
+    assert 0 < reaches.max() < 1
+    measured = correction.measured(of(GALLERY)).guarded(GuardPolicy("refuse"), 1.0)
+    _, _, evidence = measured.of_written(of(NEW), are_new=True, guarded=True)
+    np.testing.assert_allclose(evidence.reaches, reaches, atol=1e-6)
+
+
+def test_a_target_bank_holds_documents():
+    targets = of(NEW)
+    estimator = DualBankSinkhorn(0.05)
+    correction = Correction.fit(
+        Layout(DIM, "IP", 2), estimator, of(BANK), gallery=of(GALLERY), target_bank=targets
+    )
+    expected = estimator.fit(of(BANK), gallery=of(GALLERY), target_bank=targets)
+    np.testing.assert_allclose(
+        correction.centred(of(GALLERY)), expected.bias(of(GALLERY)), atol=2e-6
+    )
+
+
+def test_repeats_in_the_bank_are_grouped():
+    log = QueryBank.of(of(BANK + [BANK[3]] * 20))
+    groups = grouped(Layout(DIM, "COSINE", 2), log, of(GALLERY)).groups
+    assert len(set(groups[len(BANK) :].tolist()) | {int(groups[3])}) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "bank", "gallery", "error", "words"),
+    [
+        (Layout(DIM, "L2", 2), BANK, GALLERY, InvalidInput, "the metric L2 does not go with"),
+        (Layout(7, "IP", 2), BANK, GALLERY, DimensionMismatch, "embed both with one model"),
+        (Layout(DIM, "IP", 2), BANK, [np.ones((2, 5))], DimensionMismatch, "of dimension 5"),
+        (Layout(DIM, "IP", 2), [np.zeros((2, DIM))], GALLERY, ZeroVectors, "only zero vectors"),
+    ],
+)
+def test_faults_have_one_line(layout, bank, gallery, error, words):
+    with pytest.raises(error, match=words) as raised:
+        Correction.fit(layout, Blend(), of(bank), gallery=of(gallery))
+    assert "\n" not in str(raised.value)
