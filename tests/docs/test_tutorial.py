@@ -41,7 +41,7 @@ TIED = (
     (re.compile(r"right function first: ([\d.]+)% of 1017 queries"), 200 / 1017 + 0.05),
     (re.compile(r"functions that are in no answer: (\d+)"), 2),
 )
-"""Figures that may differ, and by how much: Milvus returns the five functions with the vector of another in any order."""
+"""Figures that may differ, and by how much: Milvus returns functions with equal vectors in any order."""
 
 
 def is_among(line, printed):
