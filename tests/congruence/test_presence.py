@@ -8,6 +8,7 @@ from milvus_hubness import (
     CollectionExists,
     CollectionNotFound,
     MigrationOptions,
+    NoMigration,
     QueryBank,
     ResumeRefused,
     WrongPhase,
@@ -313,3 +314,18 @@ def test_a_clean_that_is_killed_before_it_ends_dual_writes_leaves_them_whole(lit
     row = {"id": 10_000, "vector": vector, "group": 0}
     client.insert(world.name, [row])
     assert 10_000 in all_keys(world.store, world.target)
+
+
+def test_a_copy_whose_record_is_not_to_be_seen_is_said_to_be_one(lite):
+    """As after a server was killed: Milvus 2.3.5 does not show all rows of the ledger at once."""
+    migrated = Migrated(lite, switched=True)
+    ledger = Ledger(migrated.store)
+    record = ledger.find(migrated.alias)
+    ledger.forget(record)
+    for name in (migrated.alias, migrated.target):
+        with pytest.raises(NoMigration, match="repeat the command in a minute"):
+            rollback(migrated.store, name, options=ALONE)
+    with pytest.raises(NoMigration, match=r"^no migration of .* in this database"):
+        rollback(migrated.store, migrated.name, options=ALONE)
+    ledger.write(record)
+    assert rollback(migrated.store, migrated.alias, options=ALONE).source == migrated.name
