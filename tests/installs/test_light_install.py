@@ -13,6 +13,8 @@ from tests.support.installs import OF_JOBS_ALONE, packages_without, run_with
 from tests.support.projects import project
 
 ITEMS, QUERIES, ANSWERS = hubby_gallery()
+ONE_QUERY = 1 / 200
+"""A share of the labelled queries. NumPy and torch round scores differently, so that one may change its answer."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def test_the_extra_installs_nothing_of_jobs_alone():
 
 
 def assert_same(light, full):
-    """Equal, and numbers to within the rounding of float32."""
+    """Equal, and numbers to within the share of one query."""
     if isinstance(light, dict):
         assert light.keys() == full.keys()
         for name in light:
@@ -104,6 +106,6 @@ def assert_same(light, full):
         for one, other in zip(light, full, strict=True):
             assert_same(one, other)
     elif isinstance(light, float):
-        assert light == pytest.approx(full, abs=1e-4)
+        assert light == pytest.approx(full, abs=ONE_QUERY)
     else:
         assert light == full
