@@ -13,8 +13,8 @@ file, as a CPU embeds a hundred texts a second. Texts are
 Half of a task is the bank of the other half, and the other way round, as in `benchmarks.text_to_text`; intervals are
 over all queries, paired. The default blend is fitted on MaxSim as a mean over a query's tokens. "on sums" is the same
 on sums over them, which databases return. "bias of pooled" subtracts the biases of the pooled vectors. "centroids"
-computes biases at a share of the cost, timed in CPU seconds on 1,500 documents of 48 tokens or fewer and 2,000 bank
-queries; the searches are exact.
+computes biases at a share of the cost, timed in CPU seconds on 1,500 documents of 48 tokens or fewer and up to 2,000
+bank queries; the searches are exact.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from milvus_hubness.errors import MissingExtra, UnsupportedVersion
 
 EXTRAS = {
     **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "tenacity"), "check"),
-    **dict.fromkeys(("safetensors", "sklearn", "torch"), "jobs"),
+    **dict.fromkeys(("safetensors", "scipy", "sklearn", "torch"), "jobs"),
     **dict.fromkeys(("cronsim", "starlette", "tomli", "uvicorn"), "serve"),
     "milvus_lite": "lite",
     "ray": "ray",

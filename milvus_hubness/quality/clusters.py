@@ -36,10 +36,10 @@ class Clusters:
         distances = np.empty(len(rows))
         size = max(1, MOST_SCORES // len(self.means))
         for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            to_means = _squared_distances(rows[part], self.means)
-            numbers[part] = to_means.argmin(1)
-            distances[part] = to_means.min(1)
+            block = slice(start, start + size)
+            to_means = _squared_distances(rows[block], self.means)
+            numbers[block] = to_means.argmin(1)
+            distances[block] = to_means.min(1)
         return numbers, distances
 
 

@@ -13,8 +13,10 @@ from tests.support.installs import OF_JOBS_ALONE, packages_without, run_with
 from tests.support.projects import project
 
 ITEMS, QUERIES, ANSWERS = hubby_gallery()
-ONE_QUERY = 1 / 200
-"""A share of the labelled queries. NumPy and torch round scores differently, so that one may change its answer."""
+ROUNDING = 1e-4
+TIES = 2e-3
+"""Of measures that tuning takes as means over parts of 200 labelled queries: NumPy and torch round scores
+differently, so that one query may change its answer in a part."""
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +59,9 @@ def test_two_files_have_the_verdict_of_a_full_install(light, pairs):
     in_full = check("items.npy", bank="past.npy", metric="IP", **judged).to_dict()
     assert in_light["verdict"] == in_full["verdict"] == "apply"
     assert in_light["sentence"] == in_full["sentence"]
-    assert_same(in_light["tuning"], json.loads(json.dumps(in_full["tuning"], default=float)))
-    assert_same(in_light["diagnosis"], json.loads(json.dumps(in_full["diagnosis"], default=float)))
+    in_full = json.loads(json.dumps(in_full, default=float))
+    assert_same(in_light["tuning"], in_full["tuning"], TIES if pairs else ROUNDING)
+    assert_same(in_light["diagnosis"], in_full["diagnosis"], ROUNDING)
 
 
 def test_a_collection_on_milvus_lite(light):
@@ -82,9 +85,34 @@ def test_what_needs_torch_names_the_extra_in_one_line(light):
     done = run("quari", "train", "--pairs", "pairs.npz", "--out", "network")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "milvus-hubness: safetensors, sklearn, torch are not installed: "
+        "milvus-hubness: safetensors, scipy, sklearn, torch are not installed: "
         'pip install "milvus-hubness[jobs]"\n'
     )
+
+
+WITHOUT_SCIPY = """
+import numpy as np
+from milvus_hubness import Centroids, MissingExtra, MultiVectors
+from milvus_hubness.correction.estimators.matching import Pairs, one_to_one
+
+rows = MultiVectors.from_list(list(np.eye(200, 8, dtype=np.float32).reshape(100, 2, 8)))
+number = np.zeros(1, np.int64)
+pairs = Pairs(queries=number, items=number, scores=np.ones(1, np.float32))
+for compute in (
+    lambda: Centroids.of(rows, refined=1).scores(rows),
+    lambda: one_to_one(pairs, np.ones(1, np.float32), 1),
+):
+    try:
+        compute()
+    except MissingExtra as error:
+        print(error)
+"""
+
+
+def test_python_calls_that_need_scipy_name_the_extra(packages, tmp_path):
+    done = run_with(packages, "-c", WITHOUT_SCIPY, cwd=tmp_path)
+    line = 'scipy is not installed: pip install "milvus-hubness[jobs]"'
+    assert done.stdout.splitlines() == [line, line], done.stderr
 
 
 def test_the_extra_installs_nothing_of_jobs_alone():
@@ -95,17 +123,17 @@ def test_the_extra_installs_nothing_of_jobs_alone():
     assert not names & {*OF_JOBS_ALONE, "milvus_hubness"}
 
 
-def assert_same(light, full):
-    """Equal, and numbers to within the share of one query."""
+def assert_same(light, full, most_apart):
+    """Equal, and numbers to within `most_apart`."""
     if isinstance(light, dict):
         assert light.keys() == full.keys()
         for name in light:
-            assert_same(light[name], full[name])
+            assert_same(light[name], full[name], most_apart)
     elif isinstance(light, list):
         assert len(light) == len(full)
         for one, other in zip(light, full, strict=True):
-            assert_same(one, other)
+            assert_same(one, other, most_apart)
     elif isinstance(light, float):
-        assert light == pytest.approx(full, abs=ONE_QUERY)
+        assert light == pytest.approx(full, abs=most_apart)
     else:
         assert light == full

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.requirements import naming_extras
 from milvus_hubness.correction.estimators.sinkhorn import Balance, iterate
 from milvus_hubness.correction.estimators.steps import PairSteps
 
@@ -177,8 +178,9 @@ def one_to_one(pairs: Pairs, scores: Scores, items: int) -> npt.NDArray[np.bool_
     It gives an item to as many queries as possible, each item at most once, with the largest sum of
     `scores` (p,). Queries that are left over have none of the pairs.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+    with naming_extras():
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import min_weight_full_bipartite_matching
 
     query_count = len(pairs.starts)
     if not query_count:

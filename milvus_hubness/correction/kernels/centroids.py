@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from milvus_hubness.basics.requirements import naming_extras
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.libraries import import_faiss
 from milvus_hubness.correction.kernels.maxsim import (
@@ -151,8 +152,8 @@ class Centroids:
         for start in range(0, len(documents), height):
             block = documents[start : start + height]
             scores = np.empty((len(block), len(numbers)), np.float32)
-            for part, best in maxsim_tiles(block, singles, **options):
-                scores[part] = (lookup @ best.T).T
+            for rows, best in maxsim_tiles(block, singles, **options):
+                scores[rows] = (lookup @ best.T).T
             if self.refined:
                 self._refine(scores, block, numbers)
             yield slice(start, start + len(block)), scores
@@ -183,7 +184,8 @@ class Centroids:
     def _lookup(self) -> Any:
         """Return the share of each query's tokens in each cluster, sparse (n_queries, k)."""
         # The import takes a while, which a search service does without.
-        from scipy.sparse import csr_array
+        with naming_extras():
+            from scipy.sparse import csr_array
 
         shares = np.repeat(1 / self.queries.lengths, self.queries.lengths).astype(np.float32)
         shape = len(self.queries), len(self)
@@ -194,19 +196,21 @@ class Centroids:
     ) -> CentroidError:
         """Return the error of the scores, measured on a sample of the documents."""
         count = min(whole_number("sampled", sampled), len(documents))
-        places = np.linspace(0, len(documents) - 1, count, dtype=np.int64)
-        sample = documents[places]
+        sampled_rows = np.linspace(0, len(documents) - 1, count, dtype=np.int64)
+        sample = documents[sampled_rows]
         exact = maxsim(self.queries, sample, device=device).T.astype(np.float64)
         approximate = self.scores(sample, device=device).astype(np.float64)
         difference = exact - approximate
-        has_both = min(exact.std(), approximate.std()) > 0
+        both_vary = min(exact.std(), approximate.std()) > 0
+        # Equal scores have no correlation with any others.
+        correlation = 0.0
+        if both_vary:
+            correlation = float(np.corrcoef(exact.ravel(), approximate.ravel())[0, 1])
         return CentroidError(
             documents=count,
             mean=float(difference.mean()),
             deviation=float(difference.std()),
-            correlation=float(np.corrcoef(exact.ravel(), approximate.ravel())[0, 1])
-            if has_both
-            else 0.0,
+            correlation=correlation,
             spread=float(np.sqrt(exact.var(0).mean())),
         )
 

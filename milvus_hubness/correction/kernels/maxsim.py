@@ -155,14 +155,14 @@ def _groups(
     lengths = documents.lengths[order]
     starts = [0]
     token_count = 0
-    for place, length in enumerate(lengths.tolist()):
-        row_count = place + 1 - starts[-1]
+    for position, length in enumerate(lengths.tolist()):
+        row_count = position + 1 - starts[-1]
         padded = row_count * length
         token_count += length
         is_full = row_count > most_rows or padded > most_tokens
         if row_count > 1 and (is_full or padded - token_count > MOST_PADDING * padded):
             token_count = length
-            starts.append(place)
+            starts.append(position)
 
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         group = order[start:end]
@@ -174,8 +174,8 @@ def _padded(documents: MultiVectors, group: Numbers, length: int) -> Tokens:
     if len(group) == 1:
         return documents[int(group[0])][None]
     last = documents.lengths[group] - 1
-    places = documents.offsets[group, None] + np.minimum(np.arange(length), last[:, None])
-    return np.asarray(documents.tokens[places], np.float32)
+    token_numbers = documents.offsets[group, None] + np.minimum(np.arange(length), last[:, None])
+    return np.asarray(documents.tokens[token_numbers], np.float32)
 
 
 class _OnNumpy:

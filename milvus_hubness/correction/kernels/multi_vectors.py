@@ -136,8 +136,9 @@ class MultiVectors:
         numbers = np.arange(len(self))[which]
         lengths = self.lengths[numbers]
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[numbers] - offsets[:-1], lengths)
-        return self._trusted(self.tokens[places], offsets, self.what)
+        moved = np.repeat(self.offsets[numbers] - offsets[:-1], lengths)
+        token_numbers = np.arange(offsets[-1]) + moved
+        return self._trusted(self.tokens[token_numbers], offsets, self.what)
 
     def __iter__(self) -> Iterator[Tokens]:
         """Yield the tokens (t, d) of each row."""

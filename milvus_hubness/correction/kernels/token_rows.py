@@ -150,22 +150,23 @@ class TokenRows:
         """
         if any(table.has(self, queries) for table in self.tables):
             return self
-        own = self.taken()
-        rows = np.unique(queries.numbers)
+        documents = self.taken()
+        query_numbers = np.unique(queries.numbers)
         stored_bytes, _ = POLICY.get().sinkhorn_limits
-        if 4 * len(own) * len(rows) > stored_bytes:
+        if 4 * len(documents) * len(query_numbers) > stored_bytes:
             return self
 
-        scores = np.empty((len(own), len(rows)), np.float32)
-        for part, tile in self._tiles(own, queries.vectors, rows, device):
-            scores[part] = tile
+        scores = np.empty((len(documents), len(query_numbers)), np.float32)
+        for rows, tile in self._tiles(documents, queries.vectors, query_numbers, device):
+            scores[rows] = tile
         column_of = np.full(len(queries.vectors), -1)
-        column_of[rows] = np.arange(len(rows))
-        table = ScoreTable(own, queries.vectors, column_of, scores)
+        column_of[query_numbers] = np.arange(len(query_numbers))
+        table = ScoreTable(documents, queries.vectors, column_of, scores)
 
         # Earlier tables are of the rows as they were numbered then.
-        earlier = self.tables if own is self.vectors else ()
-        return replace(self, vectors=own, numbers=np.arange(len(own)), tables=(*earlier, table))
+        earlier = self.tables if documents is self.vectors else ()
+        numbers = np.arange(len(documents))
+        return replace(self, vectors=documents, numbers=numbers, tables=(*earlier, table))
 
     def scores_with(self, queries: TokenRows, device: str = "auto") -> Iterator[tuple[slice, Any]]:
         """Yield slices of these documents with their scores of the queries, (documents, queries)."""
@@ -175,13 +176,13 @@ class TokenRows:
                 columns = table.column_of[queries.numbers]
                 height = max(1, POLICY.get().tile_size_of("numpy") // max(1, len(queries)))
                 for start in range(0, len(self), height):
-                    part = slice(start, min(start + height, len(self)))
-                    scores = table.scores[np.ix_(self.numbers[part], columns)]
-                    yield part, scores + self.columns[part] @ products
+                    rows = slice(start, min(start + height, len(self)))
+                    scores = table.scores[np.ix_(self.numbers[rows], columns)]
+                    yield rows, scores + self.columns[rows] @ products
                 return
 
-        for part, scores in self._tiles(self.taken(), queries.vectors, queries.numbers, device):
-            yield part, scores + self.columns[part] @ products
+        for rows, scores in self._tiles(self.taken(), queries.vectors, queries.numbers, device):
+            yield rows, scores + self.columns[rows] @ products
 
     def _tiles(
         self, documents: MultiVectors, queries: MultiVectors, numbers: Numbers, device: str
@@ -224,11 +225,11 @@ def score_rows(X: Any, B: Any, device: str = "auto") -> Iterator[tuple[slice, Sc
     # Some queries at a time, so that their scores of all documents fit.
     height = max(1, MEMORY_BYTES // (4 * max(1, len(B))))
     for start in range(0, len(X), height):
-        part = slice(start, min(start + height, len(X)))
-        scores = np.empty((part.stop - part.start, len(B)), np.float32)
-        for columns, tile in B.scores_with(X[part], device):
+        rows = slice(start, min(start + height, len(X)))
+        scores = np.empty((rows.stop - rows.start, len(B)), np.float32)
+        for columns, tile in B.scores_with(X[rows], device):
             scores[:, columns] = tile.T
-        yield part, scores
+        yield rows, scores
 
 
 def validate_token_rows(X: object, B: object) -> None:
