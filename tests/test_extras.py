@@ -58,7 +58,10 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
 
 CHECK = "faiss, jinja2, prometheus_client, pyarrow, tenacity"
 JOBS = "faiss, jinja2, prometheus_client, pyarrow, safetensors, scipy, sklearn, tenacity, torch"
-SERVE = "cronsim, faiss, jinja2, prometheus_client, pyarrow, safetensors, scipy, sklearn, starlette, tenacity, torch, uvicorn"
+SERVE = (
+    "cronsim, faiss, jinja2, prometheus_client, pyarrow, safetensors, scipy, sklearn, starlette, tenacity, "
+    "torch, uvicorn"
+)
 
 
 @pytest.mark.parametrize(
