@@ -27,7 +27,7 @@ from milvus_hubness.jobs.store.records import (
 from milvus_hubness.milvus.client.trials import NUMBER_BITS
 
 BUFFERED = 1_000
-"""Largest number of waiting samples; further samples are dropped."""
+"""Largest number of samples that are not yet stored; further samples are dropped."""
 BATCH = 200
 """Number of waiting samples that are written at once."""
 FLUSH_SECONDS = 2.0
@@ -72,7 +72,7 @@ class Sampled:
     dropped: int
     """Those that could not be stored."""
     waiting: int
-    """Those that are still to be stored."""
+    """Those that are still to be stored, and those whose write is not answered yet."""
 
 
 class Sampler:
@@ -94,7 +94,8 @@ class Sampler:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._is_writing = False
+        self._being_written = 0
+        """How many samples of the last batch were neither stored nor dropped yet."""
 
     def offer(
         self,
@@ -131,7 +132,11 @@ class Sampler:
     @property
     def counts(self) -> Sampled:
         with self._changed:
-            return Sampled(self._stored, self._dropped, len(self._waiting))
+            return Sampled(self._stored, self._dropped, self._unstored)
+
+    @property
+    def _unstored(self) -> int:
+        return len(self._waiting) + self._being_written
 
     def discard(self, seconds: float = CLOSE_SECONDS) -> None:
         """Drop the waiting samples before `write` changes its destination.
@@ -142,7 +147,7 @@ class Sampler:
             self._dropped += len(self._waiting)
             self._waiting = []
             self._resting.clear()
-            self._changed.wait_for(lambda: not self._is_writing, seconds)
+            self._changed.wait_for(lambda: not self._being_written, seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write the waiting samples, and wait at most `seconds` for it."""
@@ -159,7 +164,7 @@ class Sampler:
         # No search may wait for a sample: what cannot be taken at once is dropped.
         with self._changed:
             rests = bool(self._resting) and time.monotonic() < self._resting.get(target, 0.0)
-            if self._closing or rests or len(self._waiting) >= BUFFERED:
+            if self._closing or rests or self._unstored >= BUFFERED:
                 self._dropped += 1
                 return False
 
@@ -182,7 +187,11 @@ class Sampler:
         while batch := self._next_batch():
             by_target: dict[SamplesOf, list[Sample]] = {}
             for target, make in batch:
-                if sample := self._made(target, make):
+                sample = self._made(target, make)
+                if sample is None:
+                    with self._changed:
+                        self._being_written -= 1
+                else:
                     by_target.setdefault(target, []).append(sample)
             for target, samples in by_target.items():
                 self._write(target, samples)
@@ -200,7 +209,7 @@ class Sampler:
     def _next_batch(self) -> list[tuple[SamplesOf, Made]]:
         """Return the samples to write now; an empty list ends the thread."""
         with self._changed:
-            self._is_writing = False
+            # Whoever discards waits until nothing is being written.
             self._changed.notify_all()
             if self._waiting:
                 self._changed.wait_for(
@@ -211,7 +220,7 @@ class Sampler:
             self._waiting = []
             if not batch:
                 self._thread = None
-            self._is_writing = bool(batch)
+            self._being_written = len(batch)
             return batch
 
     def _write(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
@@ -225,6 +234,7 @@ class Sampler:
         except Exception as error:
             with self._changed:
                 self._dropped += len(samples)
+                self._being_written -= len(samples)
                 self._resting[target] = time.monotonic() + REST_SECONDS
             message = (
                 "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
@@ -233,6 +243,7 @@ class Sampler:
         else:
             with self._changed:
                 self._stored += len(samples)
+                self._being_written -= len(samples)
 
 
 def samplings_in(properties: Mapping[str, str], collection: str) -> Samplings:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -129,6 +130,22 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     assert counts.stored == len(samples_collection.samples) == len(queries) - counts.dropped
 
 
+def test_samples_whose_write_is_not_answered_are_waiting(samples_collection):
+    sampler = Sampler(samples_collection.write)
+    samples_collection.held.clear()
+    # The third one is no query that a bank can hold.
+    queries = AT_ONCE.copy()
+    queries[2] = 0.0
+    sampler.offer(online_bank(), SAMPLES, DIM, "float32", queries)
+    while not samples_collection.calls:
+        time.sleep(0.01)
+    assert sampler.counts == Sampled(stored=0, dropped=0, waiting=BATCH - 1)
+
+    samples_collection.held.set()
+    sampler.close()
+    assert sampler.counts == Sampled(stored=BATCH - 1, dropped=0, waiting=0)
+
+
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection):
     samples_collection.broken = True
     sampler = Sampler(samples_collection.write)
@@ -154,7 +171,7 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection):
     sampler.offer(online_bank(), SAMPLES, DIM, "float32", [[2.0] * DIM])
     leaving = threading.Thread(target=sampler.discard, args=(30,), daemon=True)
     leaving.start()
-    while sampler.counts.waiting:
+    while not sampler.counts.dropped:
         pass
     assert leaving.is_alive()
     samples_collection.held.set()
