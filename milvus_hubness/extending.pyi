@@ -129,6 +129,13 @@ from milvus_hubness.correction.estimators import (
 from milvus_hubness.correction.estimators.base import (
     FitInputs,
 )
+from milvus_hubness.correction.kernels.multi_vectors import (
+    MultiVectors,
+    is_multi,
+)
+from milvus_hubness.correction.kernels.multi_vectors import (
+    joined as joined_rows,
+)
 from milvus_hubness.correction.kinds import (
     expect_factor,
 )
@@ -345,6 +352,7 @@ __all__ = [
     "Metric",
     "Migration",
     "MigrationLedger",
+    "MultiVectors",
     "Note",
     "Operation",
     "Pause",
@@ -402,6 +410,8 @@ __all__ = [
     "intent_log_name",
     "intent_logs_among",
     "is_fence",
+    "is_multi",
+    "joined_rows",
     "lease_holder",
     "lease_on",
     "leasing",

@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from milvus_hubness import InvalidInput
+from milvus_hubness import InvalidInput, MultiVectors
 from qdrant_hubness import cli
 from tests.support.galleries import vectors
 
@@ -88,6 +88,34 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     )
     assert run(*cleaning, "--yes")["clean"]["dropped"] == "items_hubness"
     assert run("status", "items")["status"]["aliases"] == ["live"]
+
+
+def test_points_of_several_vectors(run, folder):
+    rng = np.random.default_rng(1)
+
+    def texts(count):
+        return [vectors(rng, length, DIM) for length in rng.integers(1, 6, count)]
+
+    client = QdrantClient(path=str(folder / "data"))
+    max_sim = models.MultiVectorConfig(comparator="max_sim")
+    config = models.VectorParams(size=DIM, distance="Cosine", multivector_config=max_sim)
+    client.create_collection("pages", vectors_config=config)
+    points = [models.PointStruct(id=i, vector=row.tolist()) for i, row in enumerate(texts(60))]
+    client.upsert("pages", points)
+    client.close()
+    MultiVectors.from_list(texts(90)).save(folder / "bank.npz")
+
+    bank = ("--bank", str(folder / "bank.npz"))
+    planned = run("migrate", "pages", *bank, "--alias", "live", "--plan")["plan"]
+    assert planned["bank"]["queries"] == 90
+    assert 1 < planned["vectors_per_row"] < 5
+    moved = run("migrate", "pages", *bank, "--alias", "live", "--client-ttl", "0")["migration"]
+    assert (moved["phase"], moved["alias"]) == ("switched", "live")
+    # The bank of the collection itself is read from there, too.
+    own = ("--bank", "collection:pages")
+    done = run("refresh", "live", *own, "--force", "--client-ttl", "0")["refresh"]
+    assert (done["action"], done["written"]) == ("full", 60)
+    assert run("rollback", "live", "--client-ttl", "0")["rollback"]["source"] == "pages"
 
 
 def test_without_a_copy(run, folder):

@@ -22,7 +22,7 @@ from milvus_hubness.basics.files.names import (
 )
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.kernels.checks import is_tensor
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
+from milvus_hubness.correction.kernels.multi_vectors import MULTI_VECTOR_ARRAYS, MultiVectors
 from milvus_hubness.correction.kernels.token_rows import (
     TokenRows,
     is_token_rows,
@@ -152,10 +152,15 @@ class QueryBank:
         column: the array of an .npz file or the column of vectors of any other one; needed if it has
         several, none of which has a usual name such as `query` or `embedding`. A column `count` has
         the counts of the queries. CSV and JSON lines may be compressed, as .csv.gz and .jsonl.gz.
+        Queries of several vectors are an .npz file as `MultiVectors.save` writes it.
         Raises UnreadableFile, InvalidInput for a missing column, MissingExtra, and the errors of
         `QueryBank`.
         """
         with open_columns(path, "a bank") as columns:
+            if column is None and set(MULTI_VECTOR_ARRAYS) <= set(columns.names):
+                return cls(
+                    _multi_vectors_in(columns), str(path), counts=_counts_in(columns, "tokens")
+                )
             name = vectors_in(columns, QUERY_NAMES, column)
             counts = _counts_in(columns, name)
             return cls(columns.vectors(name), str(path), counts=counts)
@@ -323,6 +328,22 @@ class QueryBank:
                 "embed both with one model"
             )
 
+    def expect_rows(self, are_multi: bool, what: str) -> None:
+        """Raise InvalidInput if rows of `what` have several vectors and queries one, or the other way
+        round.
+        """
+        if are_multi == is_token_rows(self.vectors):
+            return
+        if are_multi:
+            raise InvalidInput(
+                f"{what} has several vectors a row, and the bank from {self.source} one a query: embed "
+                "queries as the model does for late interaction, and pass MultiVectors"
+            )
+        raise InvalidInput(
+            f"{what} has one vector a row, and the bank from {self.source} several a query: pass one "
+            "vector a query"
+        )
+
 
 def optional_bank(bank: BankLike | None) -> QueryBank | None:
     """Return `QueryBank.of(bank)`, or None for None."""
@@ -349,7 +370,7 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     numbers), DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
     """
     if isinstance(rows, MultiVectors):
-        rows = TokenRows.documents(rows)
+        return cast(Vectors, TokenRows.documents(rows))
     if is_token_rows(rows):
         return cast(Vectors, rows)
     if is_tensor(rows):
@@ -385,6 +406,14 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
             f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(broken)}"
         )
     return vectors
+
+
+def _multi_vectors_in(columns: Columns) -> Vectors:
+    """Return the rows in an archive of tokens and offsets. Raises as `MultiVectors` does."""
+    tokens, offsets = MULTI_VECTOR_ARRAYS
+    what = f"the bank from {columns.source}"
+    rows: Any = MultiVectors(columns.vectors(tokens), np.array(columns.values(offsets)), what=what)
+    return cast(Vectors, rows)
 
 
 def _counts_in(columns: Columns, of_vectors: str) -> npt.NDArray[Any] | None:

@@ -28,6 +28,7 @@ from milvus_hubness.correction.codec.arrays import (
 )
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.remainders import remainders, with_remainders
+from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.errors import StateError
 
 Flags = npt.NDArray[np.bool_]
@@ -211,8 +212,8 @@ class RowCodec(ABC):
             )
 
         # No rows are an array without columns.
-        stored = stored.reshape(-1, width)
-        return stored if self.leaves_vectors else self.form.joined(stored)
+        rows: Any = stored if is_multi(stored) else stored.reshape(-1, width)
+        return rows if self.leaves_vectors else self.form.joined(rows)
 
     def pack(self, columns: Columns) -> Columns:
         """Return columns with augmented vectors as pymilvus stores them.
@@ -359,9 +360,10 @@ class VectorCodec(RowCodec):
     def norm_field(self) -> str | None:
         """The scalar field with ‖r‖, which COSINE needs to decode vectors.
 
-        None for other metrics.
+        None for other metrics, and for rows of several vectors, which are stored at length 1.
         """
-        return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
+        has_norms = self.layout.metric == "COSINE" and not self.layout.multi_vectors
+        return NORM_FIELD + self.suffix if has_norms else None
 
     @property
     def remainder_field(self) -> str | None:

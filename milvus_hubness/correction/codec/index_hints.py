@@ -233,8 +233,10 @@ def measured_on(
     mean, under L2: see `with_mean`, also for taken_off; keeps_mean: that of the layout stays.
     offset, scale: see `_with_scale`. locality_hints, reach: see `_with_locality_hints`. anchor,
     pull, length_pull, bias_scale: see `_with_graph_hint`; the argument length_pull is false for
-    indexes that gain nothing by the last two.
+    indexes that gain nothing by the last two. Layouts of several vectors a row have none of them.
     """
+    if layout.multi_vectors:
+        return layout
     if layout.metric == "IP" and layout.spread == 1:
         # Of an earlier measurement.
         layout = replace(layout, length_pull=0.0, bias_scale=1.0)
@@ -268,6 +270,8 @@ def rows_measured(
 
     graph_hint, locality_hints: as in `measured_on`.
     """
+    if layout.multi_vectors and layout.spread == 1:
+        return 0
     if layout.metric != "COSINE" or layout.spread > 1:
         return None
     has_room = _hint_columns(layout, layout.spare - graph_hint) >= FEWEST

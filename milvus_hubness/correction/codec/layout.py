@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from milvus_hubness.correction.codec.arrays import (
     mean_in,
     rows_in,
 )
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
 from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -105,6 +106,11 @@ class Layout:
     kind_offsets: str = ""
     """ν1 … νK as `rows_as_text`: a row of kind k is stored less νk, and one without a kind as it is.
     Empty if all are stored as they are."""
+    multi_vectors: bool = False
+    """Whether a row has several vectors, its tokens, which the database scores by MaxSim; for IP and
+    COSINE only. Methods then take and return `MultiVectors` in place of (n, d). Each token of a row
+    has the row's numbers after it, and each of a query its weights, so that MaxSim, a sum over the
+    query's tokens of the largest product, is the corrected one: Σj maxi(⟨qj, di⟩ − w·b)."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -114,6 +120,7 @@ class Layout:
         self._validate_scales()
         self._validate_kinds()
         self._validate_hints()
+        self._validate_multi_vectors()
         self._validate_width()
         # It raises if the text is no mean of this dimension.
         _ = self._mean
@@ -182,6 +189,19 @@ class Layout:
             )
         if self.locality_hints and self.metric == "L2":
             raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
+
+    def _validate_multi_vectors(self) -> None:
+        if not self.multi_vectors:
+            return
+        if self.metric == "L2":
+            raise InvalidParameter(
+                "MaxSim over L2 adds up squared distances, which no number behind a vector makes "
+                "corrected ones: use IP or COSINE"
+            )
+        if self.kinds or self.locality_hints or self.anchor:
+            raise InvalidParameter(
+                "rows of several vectors have no columns for kinds or index hints: leave them out"
+            )
 
     def _validate_width(self) -> None:
         hints = self.locality_hint_count + bool(self.anchor)
@@ -288,9 +308,26 @@ class Layout:
         """Whether rows of both layouts differ in their biases and index hints only."""
         return self._unhinted == other._unhinted
 
+    @cached_property
+    def of_tokens(self) -> Layout:
+        """The layout of single vectors, which each token of a row has."""
+        return replace(self, multi_vectors=False)
+
     def rows(self, vectors: npt.ArrayLike) -> Floats:
-        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, InvalidInput."""
-        return matrix(vectors, self.dim, "vectors")
+        """Return `vectors` as float32 (n, d), or as multi-vectors.
+
+        Raises DimensionMismatch, InvalidInput, and NonFiniteVectors for lists of tokens with NaN.
+        """
+        if not self.multi_vectors:
+            return matrix(vectors, self.dim, "vectors")
+        rows: Any = vectors
+        rows = rows.taken() if is_token_rows(rows) else MultiVectors.of(rows, what="vectors")
+        rows.expect_dim(self.dim, "the field")
+        return cast(Floats, rows)
+
+    def stacked(self, parts: Iterable[Any]) -> Floats:
+        """Return the rows of all parts, float32 (n, d) or multi-vectors, in one."""
+        return cast(Floats, stacked(parts, self.dim, are_multi=self.multi_vectors))
 
     @property
     def taken_off(self) -> Floats:
@@ -307,7 +344,11 @@ class Layout:
         They are exactly 1.0 for unit vectors to float32 accuracy: such rows are stored and read
         back bit for bit.
         """
-        lengths = lengths_of(self.rows(vectors))
+        rows = self.rows(vectors)
+        if is_multi(rows):
+            # Tokens are stored at length 1, which MaxSim by cosine gives them anyway.
+            return np.ones(len(rows))
+        lengths = lengths_of(rows)
         lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
         return lengths
 
@@ -317,6 +358,8 @@ class Layout:
         They are (n, d), under L2 (n, d + 2).
         Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
         """
+        if is_multi(vectors):
+            return self._reduced_tokens(TokenRows.documents(vectors))
         if is_token_rows(vectors):
             return self._reduced_tokens(vectors)
         rows = self._seen(self.rows(vectors))
@@ -330,6 +373,8 @@ class Layout:
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
         """Return the counterpart of `reduce_items` for queries: (m, d), under L2 (m, d+2)."""
+        if is_multi(queries):
+            return self._reduced_tokens(TokenRows.queries(queries))
         if is_token_rows(queries):
             return self._reduced_tokens(queries)
         rows = self._seen(self.rows(queries))
@@ -363,6 +408,8 @@ class Layout:
                 f"{len(rows)} vectors need biases of shape ({len(rows)},) or "
                 f"({len(rows)}, {self.slots}), got {slots.shape}"
             )
+        if is_multi(rows):
+            return self._each_token(rows, lambda of: of.augment(rows.tokens, rows.of_tokens(slots)))
 
         stored = np.zeros((len(rows), self.width), np.float32)
         numbers = np.full(len(rows), -1) if kinds is None else kinds
@@ -377,6 +424,10 @@ class Layout:
 
         # Last, because the graph hint column follows from the slots.
         return self._set_hints(stored, locality_hints)
+
+    def _each_token(self, rows: MultiVectors, change: Callable[[Layout], Floats]) -> Floats:
+        """Return rows whose tokens (total, …) are what `change` returns of the layout of tokens."""
+        return cast(Floats, rows.with_tokens(change(self.of_tokens)))
 
     def _set_half_squares(self, stored: Floats, rows: Floats) -> None:
         """Set the columns u and v of L2, for rows (n, d), in place."""
@@ -402,6 +453,13 @@ class Layout:
         locality_hints: (n, c) new numbers of the locality hint columns; None leaves them. kinds: (n,)
         as in `augment`; None leaves those of the rows. With offsets, `with_kinds` comes first.
         """
+        if is_multi(stored):
+            by_token = {
+                slot: stored.of_tokens(np.asarray(biases_of_slot, np.float32))
+                for slot, biases_of_slot in biases.items()
+            }
+            return self._each_token(stored, lambda of: of.with_biases(stored.tokens, by_token))
+
         changed = stored.copy()
         for slot, biases_of_slot in biases.items():
             numbers = self.as_stored(np.asarray(biases_of_slot, np.float32))
@@ -443,6 +501,8 @@ class Layout:
 
     def held_locality_hints(self, stored: Floats) -> Floats:
         """Return the numbers in the locality hint columns of stored vectors, (n, c)."""
+        if is_multi(stored):
+            return np.zeros((len(stored), 0), np.float32)
         return stored[:, self._locality_hint_columns]
 
     def lacks_locality_hints(self, stored: Floats) -> npt.NDArray[np.bool_]:
@@ -486,6 +546,11 @@ class Layout:
         if not 0 <= slot < self.slots:
             raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
         self.require_finite(rows, "query")
+        if is_multi(rows):
+            of_tokens = weights if isinstance(weights, float) else _for_tokens(weights, rows)
+            return self._each_token(
+                rows, lambda of: of.encode_queries(rows.tokens, of_tokens, slot=slot)
+            )
 
         # The other slots, u and the index hints stay 0: they count in no score.
         query_vectors = np.zeros((len(rows), self.width), np.float32)
@@ -538,6 +603,9 @@ class Layout:
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
+        if is_multi(stored):
+            # All tokens of a row have its biases.
+            stored = stored.first_tokens
         # The columns of a slot are equal: the first of each is enough.
         by_slot = stored[:, self._slot_columns][:, :: self.spread]
         return by_slot[:, slot] / np.float32(self._bias_factor)
@@ -589,12 +657,7 @@ class Layout:
         Raises DimensionMismatch, and NonFiniteVectors naming the rows.
         """
         rows = self.rows(vectors)
-        # One pass without a temporary array. A large sum may overflow, so only then each number
-        # counts.
-        if math.isfinite(np.vdot(rows, rows)):
-            return rows
-
-        broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        broken = np.flatnonzero(~_are_finite(rows))
         if broken.size:
             raise NonFiniteVectors(
                 f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}"
@@ -620,11 +683,13 @@ class Layout:
 
         Such a row has NaN or infinity, or is a zero vector under COSINE.
         """
-        # Rows of tokens are checked when they are made, and a token of zeros has a score.
+        # A token of zeros has a score, so that a row of them has one too.
         if is_token_rows(vectors):
-            return np.zeros(len(vectors), np.bool_)
+            return ~_are_finite(vectors.taken())
+        if is_multi(vectors):
+            return ~_are_finite(vectors)
         rows = self.rows(vectors)
-        valid = np.asarray(np.isfinite(rows).all(axis=1), np.bool_)
+        valid = _are_finite(rows)
         if self.metric == "COSINE":
             valid &= rows.any(axis=1)
         return ~valid
@@ -664,6 +729,8 @@ class Layout:
 
         They are rounded: see `codec.remainders`.
         """
+        if is_multi(stored):
+            return self._each_token(stored, lambda of: of.with_offsets(stored.tokens))
         vectors = stored[:, : self.dim]
         if not self.kind_offsets:
             return vectors
@@ -732,12 +799,29 @@ class Layout:
 
     def _unit(self, rows: Floats) -> Floats:
         """Return the rows at length 1, (n, d); zero rows stay zero."""
+        if is_multi(rows):
+            return self._each_token(rows, lambda of: of.scaled(rows.tokens))
         lengths = self.norms(rows)
         # Unit vectors, as most encoders return them, need no copy.
         if (lengths == 1).all():
             return rows
         lengths[lengths == 0] = 1.0
         return (rows / lengths[:, None]).astype(np.float32)
+
+
+def _are_finite(rows: Any) -> npt.NDArray[np.bool_]:
+    """Return which rows (n, d), or multi-vectors, have only finite numbers, (n,)."""
+    numbers: Floats = rows.tokens if is_multi(rows) else rows
+    # One pass without a temporary array. A large sum may overflow, so only then each number counts.
+    if math.isfinite(np.vdot(numbers, numbers)):
+        return np.ones(len(rows), np.bool_)
+    finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(numbers).all(axis=1), np.bool_)
+    return rows.all_of_row(finite) if is_multi(rows) else finite
+
+
+def _for_tokens(weights: npt.NDArray[np.float32], rows: MultiVectors) -> npt.NDArray[np.float32]:
+    """Return one weight, or those of queries (m,), for each token of the queries."""
+    return rows.of_tokens(weights) if weights.ndim else weights
 
 
 def _require_power_of_two(name: str, number: float) -> None:

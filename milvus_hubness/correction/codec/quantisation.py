@@ -31,6 +31,7 @@ from milvus_hubness.correction.codec.arrays import (
     half_squares,
 )
 from milvus_hubness.correction.codec.layout import LARGEST_SPREAD, Layout
+from milvus_hubness.correction.kernels.multi_vectors import is_multi
 
 DIMENSIONS_PER_COLUMN: dict[Metric, int] = {"IP": 48, "COSINE": 48, "L2": 24}
 """One column of a number for each so many dimensions, rounded up to a power of two.
@@ -85,11 +86,15 @@ def with_bias_scale(
 ) -> Layout:
     """Return the layout with f measured on valid vectors (n, d) and their biases (n,).
 
-    The layout stays as it is if biases have one column each, or are all alike.
+    The layout stays as it is if biases are all alike, or have one column each behind single vectors.
+    One column behind several vectors a row gets f = 1/√σ for biases of standard deviation σ: then the
+    stored column and the weights −w/f are as large as each other.
 
     strength: that of the queries.
     """
     deviation = float(biases.std(dtype=np.float64)) if len(biases) else 0.0
+    if layout.multi_vectors and layout.spread == 1 and deviation:
+        return replace(layout, bias_scale=_power_of_two(1 / math.sqrt(deviation)))
     size = _size_of_numbers(layout, vectors)
     if layout.spread == 1 or not deviation or not size:
         return layout
@@ -107,8 +112,11 @@ def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: f
     """Whether a quantiser loses recall by the scale of the layout.
 
     It does if a scale measured on these valid vectors (n, d) and biases (n,) differs much from it:
-    biases of another estimator may be several times as large.
+    biases of another estimator may be several times as large. What is not quantised has no such
+    loss.
     """
+    if layout.spread == 1:
+        return False
     measured = with_bias_scale(layout, vectors, biases, strength)
     factor = measured.bias_scale / layout.bias_scale
     return not 1 / OUT_OF_SCALE < factor < OUT_OF_SCALE
@@ -138,8 +146,9 @@ def _size_of_numbers(layout: Layout, vectors: Floats) -> float:
     if layout.metric == "COSINE":
         return 1 / math.sqrt(layout.dim)
 
+    rows = vectors.tokens if is_multi(vectors) else layout.without_mean(vectors)
     # The median, so that a few long vectors change little.
-    median = float(np.median(half_squares(layout.without_mean(vectors))))
+    median = float(np.median(half_squares(rows)))
     return math.sqrt(2 * median / layout.dim)
 
 

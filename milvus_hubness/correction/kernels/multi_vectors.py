@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar, overload
+from itertools import chain
+from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,9 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVect
 Tokens: TypeAlias = npt.NDArray[np.float32]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Which: TypeAlias = "slice | Sequence[int] | npt.NDArray[Any]"
+
+MULTI_VECTOR_ARRAYS = ("tokens", "offsets")
+"""The arrays of a file of multi-vectors: (total, d), and (n + 1,) where each row begins."""
 
 SQUARE_OF_UNIT = 1e-6
 """How far the squared length of a token of length 1 may be from 1."""
@@ -90,6 +95,76 @@ class MultiVectors:
         object.__setattr__(rows, "offsets", offsets)
         object.__setattr__(rows, "what", what)
         return rows
+
+    @classmethod
+    def stored(
+        cls, rows: Sequence[Any], dim: int, *, what: str = "the multi-vectors"
+    ) -> MultiVectors:
+        """Return rows as a database returns them: arrays or lists (t_i, dim), or None for a row
+        without a vector, which becomes one token of NaN.
+
+        Unlike `from_list`, it takes NaN, and no rows at all. Raises InvalidInput and
+        DimensionMismatch.
+        """
+        arrays = [_missing(dim)] * len(rows)
+        for number, row in enumerate(rows):
+            if row is not None and len(row):
+                arrays[number] = _as_tokens(row, f"row {number} of {what}")
+        _expect_one_dimension([_missing(dim), *arrays], what)
+        lengths = [len(array) for array in arrays]
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        tokens = np.concatenate([np.empty((0, dim), np.float32), *arrays])
+        return cls._trusted(tokens, offsets, what)
+
+    @classmethod
+    def joined(cls, parts: Sequence[MultiVectors], dim: int) -> MultiVectors:
+        """Return the rows of all parts, one after the other.
+
+        dim: the dimension of tokens, for no parts. Raises DimensionMismatch.
+        """
+        if not parts:
+            return cls.stored([], dim)
+        first = parts[0]
+        for part in parts[1:]:
+            first.expect_dim(part.dim, part.what)
+        lengths = np.concatenate([part.lengths for part in parts])
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        tokens = np.concatenate([part.tokens for part in parts])
+        return cls._trusted(tokens, offsets, first.what)
+
+    def with_tokens(self: Rows, tokens: Tokens) -> Rows:
+        """Return rows of the same lengths with other tokens (total, d′) float32, which may be NaN."""
+        return self._trusted(tokens, self.offsets, self.what)
+
+    def of_tokens(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return numbers of rows (n, …) for each of their tokens, (total, …)."""
+        return np.repeat(numbers, self.lengths, axis=0)
+
+    @property
+    def first_tokens(self) -> Tokens:
+        """(n, d): the first token of each row."""
+        return self.tokens[self.offsets[:-1]]
+
+    def all_of_row(self, flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return whether flags of tokens (total,) are true for all tokens of a row, (n,)."""
+        if not len(self):
+            return np.zeros(0, np.bool_)
+        return np.asarray(np.logical_and.reduceat(flags, self.offsets[:-1]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to an .npz file, from which `QueryBank.load` and --bank read them."""
+        name = os.fspath(path)
+        if not name.endswith(".npz"):
+            raise InvalidInput(f"{name!r} is no name of an .npz file: let it end in .npz")
+        np.savez(name, tokens=self.tokens, offsets=self.offsets)
+
+    def tolist(self) -> list[list[list[float]]]:
+        """Return the tokens of each row as lists of numbers."""
+        return [tokens.tolist() for tokens in self]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tokens:
+        # NumPy would read rows of equal length as three dimensions, and all others row by row.
+        raise TypeError(f"{self.what} are several vectors a row, which is no array: take .tokens")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -195,6 +270,28 @@ class MultiVectors:
         return offsets
 
 
+def is_multi(rows: object) -> TypeGuard[MultiVectors]:
+    """Return whether rows have several vectors each."""
+    return isinstance(rows, MultiVectors)
+
+
+def stacked(parts: Iterable[Any], dim: int, *, are_multi: bool) -> Any:
+    """Return the rows of all parts in one: float32 (n, dim), or multi-vectors.
+
+    Arrays are read one after the other, so that their rows are in memory once.
+    """
+    if are_multi:
+        return MultiVectors.joined(list(parts), dim)
+    return np.fromiter(chain.from_iterable(parts), np.dtype((np.float32, dim)))
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Return the rows of one or more arrays (n, d), or of one or more multi-vectors, in one."""
+    if is_multi(parts[0]):
+        return MultiVectors.joined(parts, parts[0].dim)
+    return np.concatenate(parts)
+
+
 def usable(rows: Iterable[Any]) -> npt.NDArray[np.bool_]:
     """Return which rows, arrays or lists (t_i, d) or None, have tokens, all of them finite, (n,).
 
@@ -236,6 +333,11 @@ def _as_tokens(tokens: Any, what: str) -> Tokens:
     # A float64 beyond float32 becomes infinity, and is then refused with its row.
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.float32)
+
+
+def _missing(dim: int) -> Tokens:
+    """Return what stands for a row without a vector: one token of NaN."""
+    return np.full((1, dim), np.nan, np.float32)
 
 
 def _expect_one_dimension(arrays: Sequence[Tokens], what: str) -> None:

@@ -108,6 +108,11 @@ class TokenRows:
         return len(self.numbers), self.vectors.dim + self.columns.shape[1]
 
     @property
+    def nbytes(self) -> int:
+        """The memory of the tokens that rows are taken from."""
+        return self.vectors.nbytes
+
+    @property
     def size(self) -> int:
         """How many numbers a kernel reads at least."""
         return len(self) * self.shape[1]

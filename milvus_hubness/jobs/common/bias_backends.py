@@ -15,6 +15,7 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
@@ -71,7 +72,7 @@ class BiasedRows:
         positions = np.flatnonzero(chosen).tolist()
         columns = {
             name: values[positions]
-            if isinstance(values, np.ndarray)
+            if isinstance(values, np.ndarray | MultiVectors)
             else [values[position] for position in positions]
             for name, values in self.columns.items()
         }

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.bounds import Count, FrozenModel, Moment, Text
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.lease_records import now, read_ledger
 from milvus_hubness.jobs.common.progress import key_pages
@@ -322,7 +323,7 @@ def _drawn_rows(
     size = store.chunk_rows(info)
     partitions: list[str | None] = []
     keys: list[Key] = []
-    vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
+    vectors: list[Floats] = []
     for partition in info.partitions:
         for page in key_pages(store, info.name, partition, rows=expected):
             count += len({*page})
@@ -335,7 +336,7 @@ def _drawn_rows(
                 keys += [there[row] for row in valid.tolist()]
                 partitions += [partition] * len(valid)
                 vectors.append(read[valid])
-    return count, fitted_rows(partitions, keys, np.concatenate(vectors))
+    return count, fitted_rows(partitions, keys, state.layout.stacked(vectors))
 
 
 def _vectors(
@@ -348,7 +349,7 @@ def _vectors(
     """Return the keys of the rows that exist, and their vectors (n, d) as users see them."""
     batch = store.get(info.name, keys, state.field, partition=partition)
     vectors = state.codec.decode_rows(state.codec.columns(batch.vectors, batch.rows))
-    return list(batch.keys), vectors.reshape(-1, state.layout.dim)
+    return list(batch.keys), state.layout.stacked([vectors])
 
 
 @lru_cache(maxsize=16)
@@ -361,15 +362,22 @@ def _directions(dim: int) -> npt.NDArray[np.float64]:
 
 def _marks(vectors: Floats) -> Marks:
     """Return the marks of vectors (n, d)."""
+    numbers = _one_vector_a_row(vectors)
     # Sums of numbers near the largest float32 are infinite only in float32.
-    marks: Marks = vectors.astype(np.float64) @ _directions(vectors.shape[1])
+    marks: Marks = numbers.astype(np.float64) @ _directions(numbers.shape[1])
     return marks
+
+
+def _one_vector_a_row(vectors: Floats) -> Floats:
+    """Return vectors as they are, and the means of several vectors a row, (n, d)."""
+    return vectors.means() if is_multi(vectors) else vectors
 
 
 def _are_same(vectors: Floats, former: Marks) -> npt.NDArray[np.bool_]:
     """Return which vectors (n, d) have these marks (n, 2)."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    allowed = SAME * lengths / sqrt(vectors.shape[1])
+    numbers = _one_vector_a_row(vectors)
+    lengths = np.linalg.norm(numbers.astype(np.float64), axis=1)
+    allowed = SAME * lengths / sqrt(numbers.shape[1])
     with np.errstate(invalid="ignore"):
         same = np.abs(_marks(vectors) - former) <= allowed[:, None]
     result: npt.NDArray[np.bool_] = same.all(axis=1)

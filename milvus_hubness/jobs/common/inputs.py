@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
 from milvus_hubness.correction.guard import UNGUARDED, GuardPolicy
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Values
 from milvus_hubness.errors import (
@@ -68,6 +68,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     field = column or next(iter(info.users_fields))
     info.require_field(field)
     state = info.states.get(field)
+    vector = info.vector_fields[field]
     if state is not None and not state.codec.leaves_vectors:
         raise InvalidInput(
             f"{collection!r} is a corrected collection: its stored vectors are no queries"
@@ -80,7 +81,11 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
 
-    return QueryBank(np.concatenate(vectors), source=spec)
+    queries = stacked(vectors, vector.dim, are_multi=vector.multi_vectors)
+    if is_multi(queries):
+        # Rows without the vector are named, as NaN in single vectors is.
+        queries = MultiVectors(queries.tokens, queries.offsets, what=f"the bank from {spec}")
+    return QueryBank(queries, source=spec)
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
@@ -182,7 +187,7 @@ def read_gallery(
     state = info.states.get(field)
     hidden = {name for other in info.states.values() for name in other.codec.hidden_fields}
     vector = info.vector_fields[field]
-    layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
+    layout = state.layout if state else vector.plain_layout
     backend = BiasBackend(store, info, state) if state else None
 
     keys: list[Key] = []
@@ -190,7 +195,7 @@ def read_gallery(
     biases: list[Floats] = []
     read = 0
 
-    # `stacked` asks for one chunk of vectors after the other and puts each where it belongs, so
+    # `Layout.stacked` asks for one chunk of vectors after the other and puts each where it belongs, so
     # that all vectors are never in memory twice. The lists above are filled on the way.
     def vectors_by_chunk() -> Iterator[Floats]:
         nonlocal read
@@ -212,7 +217,7 @@ def read_gallery(
                 biases.append(biased_rows.biases[valid, state.profile.slot])
             yield plain[valid]
 
-    vectors = stacked(vectors_by_chunk(), layout.dim)
+    vectors = layout.stacked(vectors_by_chunk())
     if not keys:
         raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
 
@@ -265,11 +270,6 @@ def gallery_of(
         None,
         unusable=len(keys) - len(valid),
     )
-
-
-def stacked(chunks: Iterable[Floats], dim: int) -> Floats:
-    """Return the vectors of all chunks in one array (n, dim), without holding them twice."""
-    return np.fromiter(chain.from_iterable(chunks), np.dtype((np.float32, dim)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,8 +363,9 @@ def fit_with_mean(
         prior = chosen.prior.with_factor(correction.spread(vectors, rows.kinds))
         correction = replace(correction, prior=prior, clicks=chosen.clicks)
 
-    # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
-    if layout.spread > 1:
+    # The scale of biases that are quantised, or behind several vectors a row, depends on their sizes,
+    # which the fit gives.
+    if layout.spread > 1 or layout.multi_vectors:
         centred = biases - np.float32(mean_bias)
         stored = correction.with_hub_strength(centred, vectors, rows.kinds)
         stored = correction.with_prior(stored, valid, None, rows.values)

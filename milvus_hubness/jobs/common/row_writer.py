@@ -77,7 +77,7 @@ class RowContent(FrozenModel):
     field: str
     """The vector field."""
     dim: int
-    """How many numbers of the vector, from the first on, are the user's."""
+    """How many numbers of the vector, or of each of several, from the first on, are the user's."""
     hidden: tuple[str, ...]
     """The fields that are not the user's."""
     epoch: str
@@ -102,7 +102,7 @@ class RowContent(FrozenModel):
         digests: list[Digest] = []
         for vector, row in zip(batch.vectors, batch.rows, strict=True):
             hashes = {name: _hash(_canonical(row[name])) for name in row if name not in self.hidden}
-            hashes[self.field] = _hash(vector[: self.dim].tobytes())
+            hashes[self.field] = _hash(vector[..., : self.dim].tobytes())
             hashes[HAS_BIAS] = "1" if row.get(self.epoch) else "0"
             digests.append(Digest(hashes.items()))
         return digests

@@ -230,7 +230,7 @@ def warm(store: Store, migration: Migration) -> None:
     valid = queries[~state.layout.invalid(queries)]
     if len(valid):
         vectors = state.codec.encode_query(valid, state.profile.strength, slot=state.profile.slot)
-        store.nearest(migration.target, state.field, np.asarray(vectors), 10)
+        store.nearest(migration.target, state.field, vectors, 10)
 
 
 COUNTS = 3

@@ -18,14 +18,12 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, Floats, unit_directions
 from milvus_hubness.correction.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction.fitted import Correction, row_biases
+from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.jobs.common.progress import Throttle, ceiling_of
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Rows, Store
-
-BYTES_PER_NUMBER = 4
-"""The throttle counts bytes of vectors in float32, whatever the type of the field."""
 
 LONGEST_VALUE = 60
 """Characters of a value in a message."""
@@ -144,7 +142,9 @@ class Pair:
         are_new: the copy never had their keys.
         """
         write = self.store.insert if are_new else self.store.upsert
-        per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
+        # The throttle counts vectors in float32, whatever the type of the field. Rows of several
+        # vectors differ in size: their mean counts.
+        per_row = -(-rows.vectors.nbytes // max(1, len(rows)))
         start = 0
         while start < len(rows):
             stop = start + throttle.rows_per_request(len(rows), len(rows))
@@ -256,6 +256,13 @@ class Pair:
         field's type (float16: or 2⁻²⁴ of their length, near zero). Where the database normalizes
         vectors, only their directions count, up to the units that the store states.
         """
+        if is_multi(vectors) and is_multi(copied):
+            recovered: Flags = vectors.lengths == copied.lengths
+            candidates = vectors[recovered]
+            tokens = self._recovered(candidates.tokens, copied[recovered].tokens)
+            recovered[recovered] = candidates.all_of_row(tokens)
+            return recovered
+
         exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
@@ -267,7 +274,7 @@ class Pair:
             expected = unit_directions(vectors)
             actual = unit_directions(copied)
 
-        norms = self.state.layout.norms(expected)
+        norms = self.state.layout.of_tokens.norms(expected)
         allowed_units = (
             np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
         )

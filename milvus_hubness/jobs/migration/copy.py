@@ -15,7 +15,7 @@ from milvus_hubness.correction.fitted import initial_state
 from milvus_hubness.correction.kinds import KindNumbers
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
-from milvus_hubness.jobs.common.inputs import FitRows, fit_measured, stacked
+from milvus_hubness.jobs.common.inputs import FitRows, fit_measured
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.common.quarantine import make_quarantine
 from milvus_hubness.jobs.migration.compare import Pair
@@ -157,7 +157,7 @@ def _rows_of(plan: MigrationPlan, pages: Iterable[Batch]) -> FitRows:
     values: list[Values] = [np.empty(0)]
     kinds: list[KindNumbers] = [np.empty(0, np.int64)]
 
-    # Filled while `stacked` asks for one page after the other.
+    # Filled while `Layout.stacked` asks for one page after the other.
     def vectors() -> Iterator[Floats]:
         for page in pages:
             rows = plan.fit_rows(page)
@@ -168,7 +168,7 @@ def _rows_of(plan: MigrationPlan, pages: Iterable[Batch]) -> FitRows:
             yield page.vectors
 
     return FitRows(
-        stacked(vectors(), plan.layout.dim),
+        plan.layout.stacked(vectors()),
         np.concatenate(values),
         None if plan.kinds.rule is None else np.concatenate(kinds),
     )

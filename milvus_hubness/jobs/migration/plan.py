@@ -120,6 +120,8 @@ class MigrationPlan(Fitting, ShownAsTable):
     """How long copy and verification take, see `estimates`."""
     memory_bytes: dict[str, int]
     """The memory that the loaded source and target take, see `estimates`."""
+    vectors_per_row: float = 1.0
+    """The mean number of vectors in a row."""
     waits: float = 0.0
     """Seconds that the run waits for clients."""
     recall: RecallGate | None = None
@@ -167,7 +169,7 @@ class MigrationPlan(Fitting, ShownAsTable):
         vector = self.vector
         arguments = self.arguments
         hidden = ["bias", "epoch"]
-        if self.layout.metric == "COSINE":
+        if self.layout.metric == "COSINE" and not self.layout.multi_vectors:
             hidden.append("norm")
         if self.layout.kind_offsets:
             hidden.append("remainder")
@@ -187,8 +189,10 @@ class MigrationPlan(Fitting, ShownAsTable):
             "partitions": [name for name in self.survey.sample if name],
             "hidden_fields": [f"hubness_{name}{self.suffix}" for name in hidden],
             "vector_bytes": {
-                name: BYTES[vector.dtype] * width * self.rows for name, width in self.widths.items()
+                name: int(BYTES[vector.dtype] * width * self.vectors_per_row * self.rows)
+                for name, width in self.widths.items()
             },
+            "vectors_per_row": round(self.vectors_per_row, 1),
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
             "prior": self.chosen.facts,
@@ -377,7 +381,8 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         chosen=on_gallery(store, info, chosen),
         kinds=kinds,
     )
-    remarks = _remarks(store, fitting, request, verdict)
+    estimated = estimates(store, fitting)
+    remarks = _remarks(store, fitting, request, verdict, estimated.vectors_per_row)
     if index is not None:
         former = present.vector_fields[field]
         remarks.append(
@@ -389,7 +394,6 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     resolution = resolution_of(store, fitting)
     if resolution is not None:
         remarks += resolution.remark(fitting.vector.dtype)
-    seconds, memory_bytes = estimates(store, fitting)
     recall = recall_gate(store, fitting) if request.measure else None
 
     plan = MigrationPlan(
@@ -406,9 +410,8 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         restart=request.restart,
         remarks=tuple(remarks),
         server=store.server_version(),
-        seconds=seconds,
-        memory_bytes=memory_bytes,
-        waits=_waiting_seconds(request, seconds),
+        **estimated._asdict(),
+        waits=_waiting_seconds(request, estimated.seconds),
         recall=recall,
         resolution=resolution,
         index=index,
@@ -478,7 +481,9 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
         slots_for(request.profiles),
         store.width_multiple(vector),
         spread=store.bias_spread(info, field),
+        multi_vectors=vector.multi_vectors,
     )
+    request.bank.expect_rows(layout.multi_vectors, f"field {field!r}")
     request.bank.expect_dim(layout.dim, "the field")
     request.kinds.expect_possible(layout, field)
     return layout
@@ -499,7 +504,11 @@ def _chosen_target(
 
 
 def _remarks(
-    store: Store, fitting: Fitting, request: MigrationRequest, verdict: TuningRecord | None
+    store: Store,
+    fitting: Fitting,
+    request: MigrationRequest,
+    verdict: TuningRecord | None,
+    vectors_per_row: float,
 ) -> list[str]:
     """Return what the database, the verdict on the bank and the estimator say of the plan."""
     info = fitting.source
@@ -517,7 +526,7 @@ def _remarks(
     remarks += fitting.kinds.remarks
     remarks += kind_remarks(info, field, request.bank, request.kinds.name, fitting.kinds.rule)
     if fitting.estimator.needs_gallery:
-        size = 4 * fitting.layout.dim * fitting.survey.rows / 2**20
+        size = 4 * fitting.layout.dim * fitting.survey.rows * vectors_per_row / 2**20
         remarks.append(
             f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory"
         )

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,10 @@ from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator
+from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.jobs.common.inputs import FitRows, fit_measured, fit_with_mean, stacked
+from milvus_hubness.jobs.common.inputs import FitRows, fit_measured, fit_with_mean
 from milvus_hubness.jobs.common.kinds import ChosenKinds
 from milvus_hubness.jobs.common.priors import ChosenPrior
 from milvus_hubness.jobs.common.progress import key_pages
@@ -113,7 +115,7 @@ def sampled_rows(
     their keys and fields.
     """
     pages = list(sampled_pages(store, info, field, surveyed, layout, needed))
-    vectors = stacked((page.vectors for page in pages), layout.dim)
+    vectors = layout.stacked(page.vectors for page in pages)
     keys = [key for page in pages for key in page.keys]
     return vectors, Items(keys, [row for page in pages for row in page.rows])
 
@@ -283,11 +285,19 @@ class Fitting:
         return {"source": self.layout.dim, "target": self.form.width}
 
 
-def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
-    """Return the seconds of copy and verification, if a write and a comparison take as long as a
-    read; and the bytes of memory of the loaded source and target. Also check on a sample that the
-    estimator can be fitted on this bank.
-    """
+class Estimates(NamedTuple):
+    """What a migration is expected to take, from a sample of the rows."""
+
+    seconds: float
+    """Of copy and verification, if a write and a comparison take as long as a read."""
+    memory_bytes: dict[str, int]
+    """Of the loaded source and of the loaded target."""
+    vectors_per_row: float
+    """The mean number of vectors in a row: 1 unless rows have several."""
+
+
+def estimates(store: Store, fitting: Fitting) -> Estimates:
+    """Estimate a migration. Also check on a sample that the estimator can be fitted on this bank."""
     largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(
@@ -310,15 +320,18 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     seconds = (4 * reading_seconds + correcting_seconds) * rows / sampled_rows
 
     vector = fitting.vector
+    per_row = 1.0
+    if is_multi(batch.vectors):
+        per_row = len(batch.vectors.tokens) / sampled_rows
     other_bytes = sum(len(json.dumps(row, default=str)) for row in batch.rows) / sampled_rows
     graph_bytes = 0
     if vector.index_type in GRAPH_INDEXES:
         graph_bytes = 2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS))
     memory_bytes = {
-        name: int(rows * (other_bytes + graph_bytes + BYTES[vector.dtype] * width))
+        name: int(rows * (other_bytes + graph_bytes + BYTES[vector.dtype] * width * per_row))
         for name, width in fitting.widths.items()
     }
-    return seconds, memory_bytes
+    return Estimates(seconds, memory_bytes, per_row)
 
 
 def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
@@ -338,7 +351,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
         batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
         parts.append(fitting.fit_rows(batch))
         rows_left -= len(batch)
-    rows = joined_rows(parts)
+    rows = joined_rows(fitting.layout, parts)
     vectors = rows.vectors
 
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
@@ -370,12 +383,12 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     )
 
 
-def joined_rows(parts: Sequence[FitRows]) -> FitRows:
+def joined_rows(layout: Layout, parts: Sequence[FitRows]) -> FitRows:
     """Return the rows of several parts, at least one, in one."""
     values = [part.values for part in parts if part.values is not None]
     kinds = [part.kinds for part in parts if part.kinds is not None]
     return FitRows(
-        np.concatenate([part.vectors for part in parts]),
+        layout.stacked(part.vectors for part in parts),
         np.concatenate(values) if values else None,
         np.concatenate(kinds) if kinds else None,
     )
@@ -524,7 +537,7 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
         for partition, keys in sample.items()
         if keys
     ]
-    return resolved(layout, np.concatenate(parts), fitting.bank, fitting.field, dtype)
+    return resolved(layout, layout.stacked(parts), fitting.bank, fitting.field, dtype)
 
 
 def recall_words(gate: RecallGate) -> str:

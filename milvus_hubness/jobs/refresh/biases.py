@@ -31,6 +31,7 @@ from milvus_hubness.correction.fitted import (
     reduced_queries,
     reduced_targets,
 )
+from milvus_hubness.correction.kernels.token_rows import as_floats, as_queries
 from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
@@ -39,7 +40,7 @@ from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
-from milvus_hubness.jobs.common.inputs import FitRows, stacked
+from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
@@ -215,7 +216,7 @@ def _held_out(new: RefreshPlan) -> Floats | None:
 def _apart_from(plans: Sequence[RefreshPlan], queries: Floats) -> Floats | None:
     """Return the queries that are in no bank, at most 2,000; None if they are too few."""
     banks = [plan.bank.queries.vectors for plan in plans]
-    rows = np.asarray(queries, np.float32)
+    rows: Floats = as_queries(as_floats(queries))
     others = rows[not_among(rows, *banks)]
     if len(others) < FEWEST_QUERIES:
         return None
@@ -403,7 +404,7 @@ def sampled(
     if state.kinds is not None:
         read.add(state.kinds.field)
     keys: list[Key] = []
-    vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
+    vectors: list[Floats] = []
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
     fields: list[Mapping[str, Any]] = []
     partitions: list[str | None] = []
@@ -437,7 +438,7 @@ def sampled(
 
     return Sample(
         keys,
-        np.concatenate(vectors),
+        state.layout.stacked(vectors),
         np.concatenate(biases),
         fields,
         partitions,
@@ -512,7 +513,7 @@ def fit(
             yield rows.vectors
 
     if plan.estimator.needs_gallery:
-        gallery = stacked(vectors_by_chunk(), state.layout.dim)
+        gallery = state.layout.stacked(vectors_by_chunk())
 
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
     return Correction.fit(

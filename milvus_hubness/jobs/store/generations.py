@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from milvus_hubness.correction.banks.bank import Origins, QueryBank, are_numbere
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi
+from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.prior import problem_of
 from milvus_hubness.correction.state import BankReference, read_states
 from milvus_hubness.errors import (
@@ -46,7 +48,7 @@ class Batch:
 
     keys: list[Key]
     vectors: Floats
-    """(n, width) float32 of one field, as stored."""
+    """(n, width) float32 of one field, as stored; `MultiVectors` of a field of several vectors."""
     rows: list[Row]
     """The other fields."""
 
@@ -83,6 +85,9 @@ items.
 OWN_PARTS = (QUERIES, TARGETS, CLICKS)
 """The parts that `generation_of` covers."""
 
+TOKEN = "token"
+"""The field of a bank's rows with the place of a vector among those of its query."""
+
 KEYS_PER_ROW = 500
 LONGEST_KEYS = 20_000
 """Clicks in one row of a bank: at most so many keys, of so many characters together. A row for each
@@ -103,9 +108,9 @@ def generation_of(bank: StoredBank) -> str:
     """Return a digest of queries, potentials and targets, of the counts and groups of queries, if
     they have some, of origins if an online bank took in some queries, and of the clicks of a prior.
     """
-    arrays: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
+    arrays = [*_arrays_of(bank.queries), bank.potentials]
     if bank.targets is not None:
-        arrays.append(bank.targets.vectors)
+        arrays += _arrays_of(bank.targets)
 
     origins = bank.queries.origins
     if origins is not None:
@@ -128,6 +133,18 @@ def generation_of(bank: StoredBank) -> str:
         clicks = sorted((repr(key), float(count)) for key, count in bank.clicks.items())
         digest.update(f"clicks{clicks!r}".encode())
     return digest.hexdigest()[:32]
+
+
+def _arrays_of(bank: QueryBank) -> list[npt.NDArray[Any]]:
+    """Return the numbers of a bank's vectors, and where each query's tokens begin if it has some."""
+    vectors = rows_of_bank(bank)
+    return [vectors.tokens, vectors.offsets] if is_multi(vectors) else [vectors]
+
+
+def rows_of_bank(bank: QueryBank) -> Floats:
+    """Return the vectors of a bank as rows of a database: (n, d), or multi-vectors."""
+    vectors: Any = bank.vectors
+    return cast(Floats, vectors.taken() if is_token_rows(vectors) else vectors)
 
 
 def reference_to(collection: str, bank: StoredBank) -> BankReference:
@@ -189,11 +206,11 @@ def fitted_bank(
 def _bank_of_rows(
     reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
 ) -> StoredBank:
-    ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
+    ordered = sorted(range(len(rows)), key=lambda i: (rows[i]["number"], rows[i].get(TOKEN, 0)))
     positions_of = {
         part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)
     }
-    queries = [rows[i] for i in positions_of[QUERIES]]
+    queries = [rows[i] for i in positions_of[QUERIES] if not rows[i].get(TOKEN)]
     targets = positions_of[TARGETS]
     nearest = positions_of.get(reference.nearest, [])
     if not queries:
@@ -216,14 +233,14 @@ def _bank_of_rows(
     source = f"{database}:{reference.collection}"
     return StoredBank(
         QueryBank(
-            vectors[positions_of[QUERIES]],
+            _bank_vectors(vectors, rows, positions_of[QUERIES]),
             source=source,
             origins=origins,
             counts=_counts_in(queries),
             groups=_groups_in(queries),
         ),
         _finite_matrix(potentials),
-        QueryBank(vectors[targets], source=source) if targets else None,
+        QueryBank(_bank_vectors(vectors, rows, targets), source=source) if targets else None,
         [_keys_in(rows[i].get("nearest", [])) for i in nearest],
         _clicks_in([rows[i] for i in positions_of[CLICKS]]),
     )
@@ -294,6 +311,32 @@ def _bank_rows(bank: QueryBank, potentials: Sequence[Sequence[float]]) -> list[R
     return rows
 
 
+def _rows_of_tokens(rows: Sequence[Row], vectors: MultiVectors) -> list[Row]:
+    """Return a row for each vector of a query that has several.
+
+    The first has all fields of the query; the others those that the database demands.
+    """
+    of_tokens: list[Row] = []
+    for row, count in zip(rows, vectors.lengths.tolist(), strict=True):
+        of_tokens.append({**row, TOKEN: 0})
+        further = {name: row[name] for name in ("number", "source", "added_at")}
+        of_tokens += [{**further, TOKEN: token} for token in range(1, count)]
+    return of_tokens
+
+
+def _bank_vectors(vectors: Floats, rows: Sequence[Row], positions: Sequence[int]) -> Floats:
+    """Return the vectors of a part of a bank from those of its rows, in order: (n, d), or
+    multi-vectors where rows are tokens.
+    """
+    if not any(TOKEN in rows[i] for i in positions):
+        return vectors[list(positions)]
+    starts = [place for place, i in enumerate(positions) if not rows[i].get(TOKEN)]
+    if starts[:1] != [0]:
+        raise ValueError("a query lacks its first vector")
+    tokens = MultiVectors(vectors[list(positions)], np.array([*starts, len(positions)]))
+    return cast(Floats, tokens)
+
+
 def _keys_in(value: Any) -> list[Key]:
     if not isinstance(value, list) or not all(isinstance(key, int | str) for key in value):
         raise ValueError("nearest items are not a list of keys")
@@ -328,7 +371,9 @@ class BankGenerations(ABC):
     """The methods of `protocols.Banks`, except what differs between databases.
 
     A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", "clicks",
-    or the name of a list of nearest items), `number` within the part, `source` and `added_at`.
+    or the name of a list of nearest items), `number` within the part, `source` and `added_at`. A
+    query of several vectors has a row for each, with its place in `token`, so that every database can
+    hold it; all else is in the first.
     Queries also have `sample`, `count` and `group`, if the bank has these, and, if the estimator
     needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`;
     rows of clicks have one too, and `keys` with their `clicks`.
@@ -530,12 +575,12 @@ class BankGenerations(ABC):
         """Write the queries, targets and clicks, and delete the other `stored` rows."""
         queries = bank.queries
         rows = _bank_rows(queries, bank.potentials.tolist())
-        current = set(self._write_part(reference, QUERIES, queries.vectors, rows))
+        current = set(self._write_part(reference, QUERIES, rows_of_bank(queries), rows))
 
         targets = bank.targets
         if targets is not None:
             rows = _bank_rows(targets, [[]] * len(targets))
-            current.update(self._write_part(reference, TARGETS, targets.vectors, rows))
+            current.update(self._write_part(reference, TARGETS, rows_of_bank(targets), rows))
 
         rows = _click_rows(bank.clicks)
         no_vectors = np.zeros((len(rows), queries.dim), np.float32)
@@ -547,18 +592,19 @@ class BankGenerations(ABC):
     def _write_part(
         self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]
     ) -> list[Key]:
-        ids = [f"{reference.generation}/{part}/{number:010}" for number in range(len(fields))]
-        rows = [
-            {
-                **row,
-                "generation": reference.generation,
-                "part": part,
-                "id": row_id,
-                "number": number,
-            }
-            for number, (row_id, row) in enumerate(zip(ids, fields, strict=True))
-        ]
-        keys = [self._bank_key(row_id) for row_id in ids]
+        rows = [{**row, "number": number} for number, row in enumerate(fields)]
+        if is_multi(vectors):
+            rows = _rows_of_tokens(rows, vectors)
+            vectors = vectors.tokens
+
+        for row in rows:
+            place = f"{row['number']:010}"
+            if row.get(TOKEN):
+                place += f"/{row[TOKEN]:06}"
+            row["id"] = f"{reference.generation}/{part}/{place}"
+            row["generation"] = reference.generation
+            row["part"] = part
+        keys = [self._bank_key(row["id"]) for row in rows]
         self._write_rows(reference.collection, Batch(keys, vectors, rows))
         return keys
 

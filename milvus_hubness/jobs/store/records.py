@@ -32,7 +32,8 @@ from milvus_hubness.basics.bounds import (
 from milvus_hubness.correction.banks.bank import Origins
 from milvus_hubness.correction.banks.online import Terms
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Dtype, Floats
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
+from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
@@ -381,6 +382,13 @@ class VectorField:
     dtype: Dtype = "float32"
     computed_by: str = ""
     """The function of the database that computes the vectors; empty if clients write them."""
+    multi_vectors: bool = False
+    """Whether a row has several vectors, which the database scores by MaxSim."""
+
+    @property
+    def plain_layout(self) -> Layout:
+        """The layout of the vectors as they are. Raises InvalidParameter for another metric."""
+        return Layout(self.dim, as_metric(self.metric), multi_vectors=self.multi_vectors)
 
     @property
     def obstacles(self) -> list[str]:

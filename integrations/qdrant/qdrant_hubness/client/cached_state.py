@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.extending import CollectionState, DualWrite, Floats, Helper, WriteIntentLog
+from milvus_hubness.extending import (
+    CollectionState,
+    DualWrite,
+    Floats,
+    Helper,
+    MultiVectors,
+    WriteIntentLog,
+)
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
-from qdrant_hubness.store.rows import UNNAMED, named
+from qdrant_hubness.store.rows import UNNAMED, named, width_of
 
 DISTANCES = {
     "COSINE": models.Distance.COSINE,
@@ -76,7 +83,9 @@ class CachedState:
         """Whether a stored vector, or several by name, have the widths of this state."""
         vectors = named(vector)
         return all(
-            len(vectors[name]) == size for name, size in self.sizes.items() if vectors.get(name)
+            width_of(vectors[name]) == size
+            for name, size in self.sizes.items()
+            if vectors.get(name)
         )
 
     def shown(self, point: Any, requested: Collection[str] = ()) -> Any:
@@ -138,8 +147,11 @@ class CachedState:
 
 
 def _decoded_vector(state: CollectionState, vector: Any) -> Floats:
-    """Return the user's vector (d,) of a stored vector (width,). Raises DimensionMismatch."""
+    """Return the user's vector (d,), or several (t, d), of stored ones. Raises DimensionMismatch."""
     codec = state.codec
+    if state.layout.multi_vectors:
+        rows: Any = MultiVectors.stored([vector], codec.form.width, what=f"vector {state.field!r}")
+        return codec.decode_rows({codec.field: codec.form.joined(rows)})[0]
     stored = codec.form.joined(np.asarray(vector, np.float32)[None])
     # Lengths: Qdrant normalises Cosine vectors.
     lengths = {name: [1.0] for name in codec.decoding_fields}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from qdrant_client import models
@@ -19,12 +19,12 @@ from milvus_hubness import InvalidInput, UnsupportedOperation
 from milvus_hubness.extending import (
     CollectionState,
     Floats,
+    MultiVectors,
     Profile,
-    decode_vectors,
     packed_vectors,
 )
 from qdrant_hubness.client.cached_state import CachedState
-from qdrant_hubness.store.rows import UNNAMED, Uncopied
+from qdrant_hubness.store.rows import UNNAMED, Uncopied, queries_of
 
 Named = tuple[str | None, str, Any]
 """A point that a query names: its collection, None
@@ -300,10 +300,11 @@ class Rewriting:
                 changed["score_threshold"] = float(state.layout.products(squared, vector))
 
         if query.mmr is not None:
-            if not is_top or state.metric == "L2" or request.prefetch:
+            is_possible = is_top and state.metric != "L2" and not state.layout.multi_vectors
+            if not is_possible or request.prefetch:
                 raise UnsupportedOperation(
-                    "a corrected vector does not support mmr in a prefetch, over one, or with "
-                    "Euclid: leave it out"
+                    "a corrected vector does not support mmr in a prefetch, over one, with Euclid, or "
+                    "for multivectors: leave it out"
                 )
 
             # Qdrant would compare augmented vectors: it returns the candidates, and the client
@@ -352,6 +353,11 @@ class Rewriting:
 
         query = _mapped(request.query, resolved)
         if isinstance(query, models.RecommendQuery) and query.recommend.strategy in _AVERAGES:
+            if any(len(np.shape(example)) > 1 for example in _inputs(query)):
+                raise UnsupportedOperation(
+                    "a corrected multivector does not support the strategy average_vector, as several "
+                    "vectors have no average: recommend by best_score or sum_scores"
+                )
             query = models.NearestQuery.model_construct(
                 nearest=_average(query.recommend).tolist(), mmr=None
             )
@@ -368,7 +374,7 @@ class Rewriting:
 
         def encode(value: Any) -> list[float]:
             together = self.encoded.get(id(value))
-            return together or Uncopied(self._encode(state, as_vector(value)[None], weight)[0])
+            return together or Uncopied(self._encode(state, as_rows(state, [value]), weight)[0])
 
         return encode
 
@@ -382,8 +388,7 @@ class Rewriting:
         if kinds is not None:
             weights = kinds.weights(1.0 if self.kinds is None else self.kinds)
         packed_queries = state.codec.pack_queries(rows, weight, slot=profile.slot, kinds=weights)
-        queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
-        return queries
+        return queries_of(state.codec.form, packed_queries)
 
     def _by_formula(self, request: Any, state: CollectionState, weight: float, most: int) -> Any:
         """Return a request for candidates, from whose scores a formula subtracts their biases."""
@@ -481,6 +486,24 @@ def _average(recommend: Any) -> Floats:
         negatives = [as_vector(example) for example in recommend.negative]
         mean = 2 * mean - np.mean(negatives, axis=0, dtype=np.float32)
     return mean
+
+
+def as_rows(state: CollectionState, values: Sequence[Any]) -> Floats:
+    """Return vectors of a field as the user gives them, (n, d) or multi-vectors.
+
+    As for Qdrant, one vector where a field has several is a row of one. Raises UnsupportedOperation,
+    InvalidInput and DimensionMismatch.
+    """
+    if not state.layout.multi_vectors:
+        return np.stack([as_vector(value) for value in values])
+    rows = [as_tokens(value) for value in values]
+    return cast(Floats, MultiVectors.from_list(rows, what="the vectors"))
+
+
+def as_tokens(value: Any) -> Any:
+    """Return several vectors as they are, and one vector as a list of it."""
+    is_one = hasattr(value, "__len__") and len(value) > 0 and np.ndim(value[0]) == 0
+    return [value] if is_one else value
 
 
 def as_vector(value: Any) -> Floats:

@@ -43,7 +43,7 @@ from qdrant_hubness.store.ledger import ON_QDRANT
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
 from qdrant_hubness.store.requests import FAILURES, is_missing, is_too_large, keeps_metadata
-from qdrant_hubness.store.rows import UNNAMED, named
+from qdrant_hubness.store.rows import UNNAMED, named, rows_of_vectors
 
 T = TypeVar("T")
 Operation = Generator[Ask | Compute | Pause, Any, T]
@@ -116,11 +116,7 @@ class StateCache:
             raise
 
         name, properties = yield from self._properties(collection, described)
-        sizes = {
-            field: params.size
-            for field, params in schema.dense(described).items()
-            if params.multivector_config is None
-        }
+        sizes = {field: params.size for field, params in schema.dense(described).items()}
         state = CachedState(
             name=name,
             sizes=sizes,
@@ -382,6 +378,11 @@ class StateCache:
             if offset is None:
                 break
 
-        vectors = np.array([named(record.vector)[UNNAMED] for record in records], np.float32)
+        params = schema.dense(described)[UNNAMED]
+        vectors = rows_of_vectors(
+            [named(record.vector)[UNNAMED] for record in records],
+            params.size,
+            are_multi=params.multivector_config is not None,
+        )
         payloads = [record.payload for record in records]
         return validated_bank(reference, fitted_bank(reference, "qdrant", vectors, payloads))

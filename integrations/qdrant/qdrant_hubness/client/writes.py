@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from qdrant_client import models
@@ -20,6 +20,7 @@ from milvus_hubness import (
     DimensionMismatch,
     DualWriteFailed,
     HubnessError,
+    InvalidInput,
     PartialWrite,
     WriteIntentFailed,
 )
@@ -29,6 +30,7 @@ from milvus_hubness.extending import (
     Floats,
     Items,
     Key,
+    MultiVectors,
     RowBiases,
     expect_values,
     fields_read,
@@ -50,7 +52,7 @@ from qdrant_hubness.client.points import (
     parts,
     structs,
 )
-from qdrant_hubness.client.rewrite import as_vector
+from qdrant_hubness.client.rewrite import as_tokens, as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
 from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
 from qdrant_hubness.store.sizes import in_parts
@@ -565,7 +567,12 @@ def _notes(
 def _rows(
     collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
 ) -> Floats:
-    """Return the vectors (n, d) of these points. Raises DimensionMismatch, which names points."""
+    """Return the vectors (n, d) of these points, or several of each.
+
+    Raises DimensionMismatch and InvalidInput, which name points.
+    """
+    if state.layout.multi_vectors:
+        return _token_rows(collection, state, points, vectors)
     rows = packed_vectors(vectors, state.dim)
     if rows is not None:
         return rows
@@ -576,12 +583,39 @@ def _rows(
         point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim
     ]
     if odd:
-        raise DimensionMismatch(
-            f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as "
-            f"{collection!r} has"
-        )
+        raise _other_dimension(collection, state, odd)
 
     return np.array(listed, np.float32)
+
+
+def _token_rows(
+    collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
+) -> Floats:
+    rows = [as_tokens(vector) for vector in vectors]
+    empty = [point.id for point, row in zip(points, rows, strict=True) if not len(row)]
+    if empty:
+        raise InvalidInput(
+            f"points {name_some(empty)} have an empty multivector {state.field!r}, as which "
+            f"{collection!r} finds nothing: leave the vector out, or the points"
+        )
+
+    odd = [
+        point.id
+        for point, row in zip(points, rows, strict=True)
+        if any(len(token) != state.dim for token in row)
+    ]
+    if odd:
+        raise _other_dimension(collection, state, odd)
+    return cast(Floats, MultiVectors.stored(rows, state.dim))
+
+
+def _other_dimension(
+    collection: str, state: CollectionState, keys: Sequence[Key]
+) -> DimensionMismatch:
+    return DimensionMismatch(
+        f"the vectors of points {name_some(keys)} do not have {state.dim} dimensions, as "
+        f"{collection!r} has"
+    )
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:

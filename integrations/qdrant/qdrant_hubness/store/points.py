@@ -405,12 +405,13 @@ class QdrantPoints:
         normalised = schema.normalised(described, self.units)
         limits = Limits.of(described)
         state = self._states(collection, described).get(field)
-        if state is not None and not state.codec.leaves_vectors:
-            return Form(field, state.codec.form, state, normalised, limits)
-
         params = schema.dense(described)[field]
+        are_multi = params.multivector_config is not None
+        if state is not None and not state.codec.leaves_vectors:
+            return Form(field, state.codec.form, state, normalised, limits, are_multi)
+
         plain = StorageFormat(schema.DTYPES[params.datatype], params.size)
-        return Form(field, plain, None, normalised, limits)
+        return Form(field, plain, None, normalised, limits, are_multi)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
         """Create a payload index, so that strict mode allows filters and formulas with the key.

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
@@ -24,8 +25,12 @@ from milvus_hubness.extending import (
     CollectionState,
     Floats,
     Key,
+    MultiVectors,
     RowCodec,
     StorageFormat,
+    decode_vectors,
+    is_multi,
+    joined_rows,
     packed_vectors,
     unit_directions,
 )
@@ -139,6 +144,9 @@ class Form:
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
 
+    multi_vectors: bool = False
+    """Whether a point has several vectors under this name, which Qdrant scores by MaxSim."""
+
     @cached_property
     def codec(self) -> RowCodec | None:
         return self.state.codec if self.state else None
@@ -160,31 +168,27 @@ class Form:
 
             if vector is None:
                 missing.append(position)
-                vector = [0.0] * self.form.width
+                vector = None if self.multi_vectors else [0.0] * self.form.width
             vectors.append(vector)
             rows.append(row)
 
-        stored = self._matrix(vectors)
+        stored = rows_of_vectors(vectors, self.form.width, are_multi=self.multi_vectors)
         if self.field in self.normalised:
             stored = _unit(stored)
         joined = self.form.joined(stored)
-        joined[missing, : self.form.dim] = np.nan
+        # Only the user's numbers are missing: the others would make a bias that is not finite.
+        if is_multi(joined):
+            joined.tokens[joined.offsets[missing], self.form.dim :] = 0
+        else:
+            joined[missing, : self.form.dim] = np.nan
         if self.state is not None:
             _add_columns(self.state, joined, rows)
         return Batch([record.id for record in records], joined, rows)
 
-    def _matrix(self, vectors: list[Any]) -> Floats:
-        """Return stored vectors as a matrix (n, width)."""
-        matrix = np.zeros((len(vectors), self.form.width), np.float32)
-        if vectors:
-            packed = packed_vectors(vectors, self.form.width)
-            matrix[:] = np.array(vectors, np.float32) if packed is None else packed
-        return matrix
-
     def points(self, batch: Batch) -> list[models.PointStruct]:
         """Return rows as points."""
         stored = self.form.split(batch.vectors).tolist()
-        has_vector = ~np.isnan(batch.vectors[:, 0])
+        has_vector = have_vectors(batch.vectors)
         points = []
         for key, stored_vector, is_present, row in zip(
             batch.keys, stored, has_vector, batch.rows, strict=True
@@ -205,7 +209,7 @@ class Form:
     def vectors(self, batch: Batch) -> list[models.PointVectors]:
         """Return the arguments of update_vectors for the rows that have this vector."""
         stored = self.form.split(batch.vectors).tolist()
-        has_vector = ~np.isnan(batch.vectors[:, 0])
+        has_vector = have_vectors(batch.vectors)
         points = []
         for key, stored_vector, is_present in zip(batch.keys, stored, has_vector, strict=True):
             if is_present:
@@ -231,6 +235,39 @@ class Form:
         return payload
 
 
+def rows_of_vectors(vectors: list[Any], width: int, *, are_multi: bool) -> Floats:
+    """Return stored vectors as a matrix (n, width), or as multi-vectors, NaN where one is None."""
+    if are_multi:
+        return cast(Floats, MultiVectors.stored(vectors, width))
+    matrix = np.zeros((len(vectors), width), np.float32)
+    if vectors:
+        packed = packed_vectors(vectors, width)
+        matrix[:] = np.array(vectors, np.float32) if packed is None else packed
+    return matrix
+
+
+def queries_of(form: StorageFormat, encoded: Sequence[Any]) -> list[Any]:
+    """Return augmented queries as Qdrant takes them, rounded as the vectors of the field are stored.
+
+    encoded: as `StorageFormat.encode_queries` returns them, of several vectors lists of lists.
+    """
+    if encoded and isinstance(encoded[0], list):
+        return [queries_of(form, tokens) for tokens in encoded]
+    return cast("list[Any]", decode_vectors(encoded, form.dtype).tolist())
+
+
+def width_of(vector: Any) -> int:
+    """Return how many numbers a vector, or each of several, has."""
+    first = vector[0] if len(vector) else 0.0
+    return len(first) if hasattr(first, "__len__") else len(vector)
+
+
+def have_vectors(vectors: Floats) -> npt.NDArray[np.bool_]:
+    """Return which rows (n, width), or multi-vectors, are not NaN in place of a missing vector."""
+    rows = vectors.first_tokens if is_multi(vectors) else vectors
+    return ~np.isnan(rows[:, 0])
+
+
 def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
     """Add the bias, the epoch and the norm to rows of augmented vectors."""
     codec = state.codec
@@ -244,10 +281,12 @@ def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) ->
 
 
 def _unit(vectors: Any) -> Floats:
-    """Return vectors (…, d) normalised, except those of length 0.
+    """Return vectors (…, d), or the tokens of multi-vectors, normalised, except those of length 0.
 
     The local mode does not normalise stored data.
     """
+    if is_multi(vectors):
+        return cast(Floats, vectors.with_tokens(_unit(vectors.tokens)))
     rows = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
     unchanged = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)
@@ -287,7 +326,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
         return batches[0]
     return Batch(
         keys=[key for batch in batches for key in batch.keys],
-        vectors=np.concatenate([batch.vectors for batch in batches]),
+        vectors=joined_rows([batch.vectors for batch in batches]),
         rows=[row for batch in batches for row in batch.rows],
     )
 

@@ -70,10 +70,12 @@ def normalised(described: Described, units: int) -> dict[str, Normalisation]:
 
 
 def vector_fields(described: Described) -> dict[str, VectorField]:
-    """Return the dense vectors of single float type by name, whatever their distance."""
+    """Return the vectors of float type by name, single ones and multi-vectors, whatever their
+    distance.
+    """
     fields = {}
     for name, params in dense(described).items():
-        if params.multivector_config is not None or params.datatype not in DTYPES:
+        if params.datatype not in DTYPES:
             continue
 
         # A vector's own options come before those of the collection.
@@ -86,6 +88,7 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
             "HNSW",
             {option: value for option, value in graph.items() if value},
             DTYPES[params.datatype],
+            multi_vectors=params.multivector_config is not None,
         )
 
     return fields
@@ -109,17 +112,21 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
     Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation
     and binary quantisation of two bits gain a little or nothing, and their owner may choose another
     one tomorrow. Binary quantisation of one bit, which keeps signs, ranks worse the more columns
-    have the sign of a bias.
+    have the sign of a bias. Behind several vectors a point, one column is enough, as the layout makes
+    it as large as its weight.
     """
     config = quantization(source, field)
-    if config is None or _keeps_signs(config):
+    if config is None or _keeps_signs(config) or source.vector_fields[field].multi_vectors:
         return 1
     return spread_for(*source.users_shape(field))
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: a scalar quantiser has one range for all columns."""
-    return quantization(source, field) is None
+    """Whether the vector is a single one that is not quantised: a scalar quantiser has one range for
+    all columns.
+    """
+    is_single = not source.vector_fields[field].multi_vectors
+    return is_single and quantization(source, field) is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
@@ -135,21 +142,20 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
     reasons = []
     if field not in source.vector_fields:
         params = dense(described).get(field)
-        if params is None:
-            why = "missing"
-        elif params.multivector_config:
-            why = "a multivector"
-        else:
-            why = str(params.datatype)
-
+        why = "missing" if params is None else str(params.datatype)
         reasons.append(
-            f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
+            f"vector {field!r} is {why}: only dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
         )
     elif source.vector_fields[field].metric not in METRICS.values():
         reasons.append(
             f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, "
             "Dot and Euclid are corrected"
+        )
+    elif source.vector_fields[field].multi_vectors and source.vector_fields[field].metric == "L2":
+        reasons.append(
+            f"vector {field!r} is a multivector with the distance Euclid: MaxSim then adds up distances, "
+            "which no number behind a vector corrects: use Cosine or Dot"
         )
 
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:

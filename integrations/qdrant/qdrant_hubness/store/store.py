@@ -25,10 +25,10 @@ from milvus_hubness.extending import (
     Verdicts,
     WriteIntentLog,
     as_metric,
-    decode_vectors,
     expect_helpers,
     identity_in,
     is_fence,
+    is_multi,
     read_states,
     slots_for,
     storage_format_of,
@@ -41,7 +41,7 @@ from qdrant_hubness.store.optimiser import Optimiser
 from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
 from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import has_formulas, translated, turn
-from qdrant_hubness.store.rows import Uncopied
+from qdrant_hubness.store.rows import Uncopied, queries_of
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, json_bytes
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
@@ -222,7 +222,7 @@ class QdrantStore(QdrantWriteIntents):
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
         form = self.form(collection, field)
-        queries = decode_vectors(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
+        queries = queries_of(form.form, form.form.encode_queries(query_vectors))
         requests = [
             models.QueryRequest(
                 query=models.NearestQuery.model_construct(nearest=Uncopied(query)),
@@ -234,6 +234,8 @@ class QdrantStore(QdrantWriteIntents):
         ]
 
         bytes_per_query = BYTES_PER_NUMBER * form.form.width
+        if is_multi(query_vectors):
+            bytes_per_query *= int(query_vectors.lengths.max(initial=1))
         size = min(
             QUERIES_PER_REQUEST,
             form.limits.searches,

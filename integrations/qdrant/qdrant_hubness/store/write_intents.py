@@ -83,6 +83,7 @@ class QdrantWriteIntents(QdrantBanks):
                 distance=models.Distance.DOT,
                 datatype=params[field].datatype,
                 hnsw_config=models.HnswConfigDiff(m=0),
+                multivector_config=params[field].multivector_config,
             )
             for field in source.states
         }
