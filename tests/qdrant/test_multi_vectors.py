@@ -13,6 +13,7 @@ from milvus_hubness import (
     MultiVectors,
     QueryBank,
     migrate,
+    plan_enable,
     plan_migration,
     refresh,
     status,
@@ -64,14 +65,18 @@ def nnn_of(bank, documents, distance):
 class Corrected:
     """A corrected collection of documents beside a stranger's vectors, and what its scores must be."""
 
-    def __init__(self, backend, distance="Cosine", alias=None):
+    def __init__(self, backend, distance="Cosine", **params):
         self.backend, self.distance = backend, distance
         self.documents, self.bank, self.queries = (
             texts(POINTS, 9, 1),
             texts(40, 6, 2),
             texts(5, 7, 3),
         )
-        self.source = self.filled()
+        if "datatype" in params:
+            # The local mode stores halves as they come.
+            rows = self.documents
+            self.documents = [row.astype(np.float16).astype(np.float32) for row in rows]
+        self.source = self.filled(**params)
         self.store = backend.store()
         plan = plan_migration(
             self.store, self.source, self.of_bank(self.bank), field=FIELD, estimator=NNN(K, ALPHA)
@@ -84,7 +89,7 @@ class Corrected:
     def of_bank(rows):
         return QueryBank.of(MultiVectors.from_list(rows))
 
-    def filled(self):
+    def filled(self, **params):
         name = self.backend.name()
         self.backend.client.create_collection(
             name,
@@ -93,6 +98,7 @@ class Corrected:
                     size=DIM,
                     distance=self.distance,
                     multivector_config=models.MultiVectorConfig(comparator="max_sim"),
+                    **params,
                 ),
                 "theirs": models.VectorParams(size=3, distance="Dot"),
                 "their pages": models.VectorParams(
@@ -243,6 +249,9 @@ def test_queries_that_several_vectors_cannot_answer_are_refused(corrected):
         client.query_points(name, [[np.nan] * DIM], using=FIELD)
     with pytest.raises(InvalidInput):
         client.query_points(name, [[1.0] * DIM, []], using=FIELD)
+    sparse = models.SparseVector(indices=[1], values=[1.0])
+    with pytest.raises(UnsupportedOperation, match="SparseVector"):
+        client.query_points(name, sparse, using=FIELD)
 
 
 def test_new_points_get_their_biases_and_others_are_refused(corrected):
@@ -403,6 +412,33 @@ def test_what_cannot_be_corrected_is_refused_in_one_line(backend):
     plain = backend.fill(single, "Cosine")
     with pytest.raises(InvalidInput, match="has one vector a row"):
         plan_migration(backend.store(), plain, bank)
+
+
+def test_jobs_that_several_vectors_cannot_have_are_refused_in_one_line(backend):
+    corrected = Corrected(backend)
+    bank = Corrected.of_bank(corrected.bank)
+    store, source = corrected.store, corrected.source
+    options = {"field": FIELD, "target": backend.name("t"), "verdict": "skip"}
+    with pytest.raises(CannotMigrate, match="the offset of its kind"):
+        plan_migration(store, source, bank, kind="n", **options)
+    with pytest.raises(InvalidInput, match="leave the measurement out"):
+        plan_migration(store, source, bank, measure=True, **options)
+    with pytest.raises(CannotMigrate, match="migrate the collection"):
+        plan_enable(store, source, bank, field=FIELD, verdict="skip")
+
+
+@pytest.mark.parametrize("distance", ["Cosine", "Dot"])
+def test_halves_are_corrected_as_halves(backend, distance):
+    corrected = Corrected(backend, distance, datatype="float16")
+    exact = corrected.wanted()
+    np.testing.assert_allclose(corrected.scores(), exact, atol=0.02 * np.abs(exact).max())
+    found, wanted = (np.argsort(-scores, 1)[:, :5] for scores in (corrected.scores(), exact))
+    shared = [len({*few} & {*right}) for few, right in zip(found, wanted, strict=True)]
+    assert np.mean(shared) > 4.5
+    other = texts(50, 8, 21)
+    refresh(corrected.store, corrected.name, bank=Corrected.of_bank(other), verdict="skip")
+    exact = corrected.wanted(bank=other)
+    np.testing.assert_allclose(corrected.scores(), exact, atol=0.02 * np.abs(exact).max())
 
 
 def test_the_verdict_is_asked_for_many_vectors_too(backend):

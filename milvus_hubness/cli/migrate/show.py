@@ -40,11 +40,14 @@ def show_plan(plan: dict[str, Any]) -> None:
         about += f", {plan['waiting_seconds']} s of it for clients to hear of it"
 
     of_vectors = f"({sizes['source']} -> {sizes['target']} of vectors)"
+    rows = f"{plan['rows']:,}"
+    if plan["vectors_per_row"] > 1:
+        rows += f", of {plan['vectors_per_row']:g} vectors each on average"
     facts = {
         "would create": plan["target"],
         "vector field": f"{plan['field'] or UNNAMED}, {plan['dtype']}, {index}",
         "metric": f"{plan['metric']}, served as IP",
-        "rows": f"{plan['rows']:,}",
+        "rows": rows,
         "width": f"{plan['dim']} -> {plan['width']} {of_vectors}",
         "partitions": ", ".join(plan["partitions"]),
         "fields added": ", ".join(plan["hidden_fields"]),

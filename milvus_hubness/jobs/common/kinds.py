@@ -69,6 +69,11 @@ class KindRequest:
             return
         # Qdrant's unnamed vector has an empty name.
         vectors = f"field {field!r}" if field else "the vector"
+        if layout.multi_vectors:
+            raise CannotMigrate(
+                f"{vectors} has several vectors a row, of which each would need the offset of its kind: "
+                "leave the kinds out"
+            )
         if layout.metric == "L2":
             raise CannotMigrate(
                 f"{vectors} is compared by L2, under which kinds would change ½‖r‖² of each row: "

@@ -396,6 +396,11 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
 
     field = request.field or only_field(info)
     info.require_correctable(field)
+    if info.vector_fields[field].multi_vectors:
+        raise CannotMigrate(
+            f"field {field!r} of {info.name!r} has several vectors a row, whose right answers are often "
+            "not among the raw candidates: migrate the collection, which corrects all rows"
+        )
 
     state = info.states.get(field)
     # Only the filling of a second vector field can be continued.

@@ -21,6 +21,7 @@ from milvus_hubness.errors import (
     CannotMigrate,
     CollectionExists,
     EmptyCollection,
+    InvalidInput,
 )
 from milvus_hubness.jobs.common.choice import (
     Gates,
@@ -486,6 +487,11 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
     request.bank.expect_rows(layout.multi_vectors, f"field {field!r}")
     request.bank.expect_dim(layout.dim, "the field")
     request.kinds.expect_possible(layout, field)
+    if request.measure and layout.multi_vectors:
+        raise InvalidInput(
+            f"the recall of field {field!r} cannot be measured: the index is built here on single "
+            "vectors, and it has several a row; leave the measurement out"
+        )
     return layout
 
 

@@ -527,7 +527,8 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
     layout = fitting.layout
     dtype = fitting.vector.dtype
     sample = fitting.survey.sample
-    if layout.metric != "L2" and dtype == "float32":
+    # What half precision costs a MaxSim is not measured here, and L2 has none.
+    if layout.multi_vectors or (layout.metric != "L2" and dtype == "float32"):
         return None
 
     sampled_rows = sum(map(len, sample.values()))

@@ -501,8 +501,16 @@ def as_rows(state: CollectionState, values: Sequence[Any]) -> Floats:
 
 
 def as_tokens(value: Any) -> Any:
-    """Return several vectors as they are, and one vector as a list of it."""
-    is_one = hasattr(value, "__len__") and len(value) > 0 and np.ndim(value[0]) == 0
+    """Return several vectors as they are, and one vector as a list of it.
+
+    Raises UnsupportedOperation for other values, such as texts that a server embeds.
+    """
+    if not hasattr(value, "__len__") or isinstance(value, str | dict):
+        raise UnsupportedOperation(
+            f"a corrected multivector takes no {type(value).__name__}: pass lists of numbers, or to "
+            "search the id of a point"
+        )
+    is_one = len(value) > 0 and np.ndim(value[0]) == 0
     return [value] if is_one else value
 
 

@@ -1,0 +1,244 @@
+"""Late interaction through Qdrant's engine: what its searches keep of the dense computation.
+
+    pip install --group data django babel qdrant-edge-py
+    python -m benchmarks.late_interaction_engine [--save] [--tokens FILE.npz]
+
+The tasks, tokens and folds are those of `benchmarks.late_interaction`, of which the first fold of two tasks is
+searched. Documents are stored as `qdrant-hubness migrate` stores them, each token with its document's bias, in the
+Rust engine that a Qdrant server runs (qdrant-edge-py). "plain" searches the tokens as they are, "corrected" the
+augmented ones with the default method. Truth for the recall of each is its own dense ranking. HNSW has m 16,
+ef_construct 64 and ef 64; int8 is scalar quantisation of the 0.99 quantile without rescoring, scanned. A scan's cost
+is CPU time of all its searches, plain and corrected in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.environment import environment, one_thread, save, table
+from benchmarks.late_interaction import INSTALL, RECORDS, hits, of_texts, points, tokens_of
+from benchmarks.text_to_text import folds
+from milvus_hubness import Correction, Layout, MultiVectors, maxsim
+from milvus_hubness.correction.codec.quantisation import with_bias_scale
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR
+from milvus_hubness.quality.measures import paired_difference
+
+try:
+    import qdrant_edge as edge
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: {INSTALL} qdrant-edge-py") from None
+
+NAMES = ("docstrings to code", "names, six languages to English")
+DEPTH = 10
+RECALL_QUERIES = 500
+BATCH = 100
+BIAS_SCALES = (1.0, None)
+"""Scales of the stored bias for int8: as it is, and as the layout balances it."""
+
+
+@contextmanager
+def shard(rows: MultiVectors, *, graph: bool = False, int8: bool = False) -> Iterator[Any]:
+    """Yield the engine with these documents, optimised."""
+    folder = tempfile.mkdtemp()
+    max_sim = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim)
+    options: dict[str, Any] = {}
+    if int8:
+        options["quantization_config"] = edge.ScalarQuantizationConfig(
+            type=edge.ScalarType.Int8, quantile=0.99
+        )
+    config = edge.EdgeConfig(
+        vectors=edge.EdgeVectorParams(
+            size=rows.dim, distance=edge.Distance.Dot, multivector_config=max_sim
+        ),
+        hnsw_config=edge.HnswIndexConfig(
+            m=16, ef_construct=64, full_scan_threshold=1 if graph else 10**9
+        ),
+        optimizers=edge.EdgeOptimizersConfig(indexing_threshold=1, default_segment_number=1),
+        **options,
+    )
+    there = edge.EdgeShard.create(folder, config)
+    try:
+        made = [edge.Point(number, tokens.tolist(), {}) for number, tokens in enumerate(rows)]
+        for start in range(0, len(made), BATCH):
+            some = made[start : start + BATCH]
+            there.update(edge.UpdateOperation.upsert_points(some))
+        there.optimize()
+        yield there
+    finally:
+        there.close()
+        shutil.rmtree(folder)
+
+
+def answers(there: Any, queries: MultiVectors, params: Any) -> tuple[Any, npt.NDArray[Any], float]:
+    """Return the ten best documents (m, 10), their scores, and the CPU seconds that searches took."""
+    ids, scores = [], []
+    seconds = 0.0
+    for tokens in queries:
+        request = edge.QueryRequest(
+            query=edge.Query.Nearest(tokens.tolist()), limit=DEPTH, params=params
+        )
+        started = time.process_time()
+        answer = there.query(request)
+        seconds += time.process_time() - started
+        ids.append([point.id for point in answer])
+        scores.append([point.score for point in answer])
+    return np.array(ids), np.array(scores), seconds
+
+
+def recall(found: npt.NDArray[Any], truth: npt.NDArray[Any]) -> float:
+    return float(
+        np.mean([np.isin(right, ids).mean() for ids, right in zip(found, truth, strict=True)])
+    )
+
+
+def measured(tokens: Any, records: Any) -> dict[str, Any]:
+    """Return the figures of the first fold of a task."""
+    fold = next(iter(folds(records)))
+    queries, documents, bank = (
+        of_texts(tokens, texts).normalised() for texts in (fold.queries, fold.items, fold.bank)
+    )
+    layout = Layout(documents.dim, "COSINE", multi_vectors=True)
+    correction = Correction.fit(layout, DEFAULT_ESTIMATOR, bank, gallery=documents)
+    biases = correction.centred(documents)
+    biases = biases - biases.mean()
+    layout = with_bias_scale(layout, documents, biases)
+
+    # What a search returns is a sum over the query's tokens.
+    lengths = queries.lengths[:, None]
+    raw = maxsim(queries, documents)
+    corrected = raw - biases
+    sides = {
+        "plain": (documents, queries, raw),
+        "corrected": (layout.augment(documents, biases), layout.encode_queries(queries), corrected),
+    }
+    task: dict[str, Any] = {
+        "queries": len(queries),
+        "documents": len(documents),
+        "tokens": len(documents.tokens),
+        "bias_scale": layout.bias_scale,
+    }
+
+    exact = edge.SearchParams(exact=True)
+    at_one: dict[str, npt.NDArray[np.float64]] = {}
+    seconds: dict[str, float] = {}
+    for side, (rows, sent, scores) in sides.items():
+        with shard(rows) as there:
+            ids, found, seconds[side] = answers(there, sent, exact)
+        expected = lengths * np.take_along_axis(scores, ids, 1)
+        error = np.abs(found - expected).max() / np.abs(expected).max()
+        at_one[side] = np.array(
+            [ids[row, 0] in right for row, right in enumerate(fold.positives)], float
+        )
+        task[side] = {
+            "R@1": 100 * float(at_one[side].mean()),
+            "dense R@1": 100 * float(hits(scores, fold.positives).mean()),
+            "largest relative error of a score": float(error),
+        }
+    task["gain"] = list(paired_difference(100 * at_one["plain"], 100 * at_one["corrected"]))
+    dense = [hits(scores, fold.positives) for _, _, scores in sides.values()]
+    task["dense gain"] = list(paired_difference(100 * dense[0], 100 * dense[1]))
+    task["scan"] = seconds["corrected"] / seconds["plain"]
+
+    few = slice(0, RECALL_QUERIES)
+    for side, (rows, sent, scores) in sides.items():
+        truth = np.argsort(-scores[few], 1)[:, :DEPTH]
+        with shard(rows, graph=True) as there:
+            found, _, _ = answers(there, sent[few], edge.SearchParams(hnsw_ef=64))
+        task[side]["HNSW"] = recall(found, truth)
+
+    as_stored = edge.SearchParams(quantization=edge.QuantizationSearchParams(rescore=False))
+    truth = np.argsort(-raw[few], 1)[:, :DEPTH]
+    with shard(documents, int8=True) as there:
+        task["plain"]["int8"] = recall(answers(there, queries[few], as_stored)[0], truth)
+    truth = np.argsort(-corrected[few], 1)[:, :DEPTH]
+    for scale in BIAS_SCALES:
+        scaled = layout if scale is None else replace(layout, bias_scale=scale)
+        with shard(scaled.augment(documents, biases), int8=True) as there:
+            found, _, _ = answers(there, scaled.encode_queries(queries[few]), as_stored)
+        name = "int8" if scale is None else f"int8, scale {scale:g}"
+        task["corrected"][name] = recall(found, truth)
+    return task
+
+
+def tables(results: dict[str, Any]) -> str:
+    of_gains = []
+    of_recall = []
+    for name, task in results["tasks"].items():
+        plain, corrected = task["plain"], task["corrected"]
+        of_gains.append(
+            [
+                name,
+                f"{task['documents']:,} ({task['tokens']:,} tokens)",
+                f"{plain['R@1']:.1f}",
+                points(task["gain"]),
+                points(task["dense gain"]),
+                f"{max(side['largest relative error of a score'] for side in (plain, corrected)):.1e}",
+                f"{task['scan']:.2f}",
+            ]
+        )
+        of_recall.append(
+            [
+                name,
+                *(f"{plain[kind]:.3f} → {corrected[kind]:.3f}" for kind in ("HNSW", "int8")),
+                f"{corrected['int8, scale 1']:.3f}",
+                f"{task['bias_scale']:g}",
+            ]
+        )
+    return "\n".join(
+        [
+            "R@1 of exact scans, the gain of the default in points, and the same computed densely.",
+            "",
+            table(
+                ["task", "documents", "R@1", "gain", "dense", "error of a score", "scan's cost"],
+                of_gains,
+            ),
+            "",
+            "Recall@10 of the plain and of the corrected ranking.",
+            "",
+            table(["task", "HNSW", "int8", "int8 with biases as they are", "scale"], of_recall),
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--tokens", type=Path)
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    one_thread()
+
+    # The file of tokens has the texts of all tasks.
+    records = {name: make() for name, make in RECORDS.items()}
+    texts = dict.fromkeys(
+        text
+        for of_task in records.values()
+        for record in of_task
+        for text in (*record.queries, *record.items)
+    )
+    tokens = tokens_of(list(texts), arguments.tokens)
+    results: dict[str, Any] = {"tasks": {}}
+    for name in NAMES:
+        results["tasks"][name] = measured(tokens, records[name])
+        print(name, results["tasks"][name], flush=True)
+
+    markdown = tables(results)
+    print(markdown)
+    if arguments.save:
+        results["environment"] = environment(started)
+        save("late_interaction_engine", results, markdown)
+
+
+if __name__ == "__main__":
+    main()
