@@ -289,6 +289,12 @@ def _field_of(
     info = store.info(collection)
     field = field or only_field(info)
     info.require_field(field)
+    if info.vector_fields[field].multi_vectors:
+        raise InvalidInput(
+            f"field {field!r} of {info.name!r} has several vectors a row, and samples of queries are "
+            "single vectors: collect its queries in a file, and refresh with --bank FILE"
+        )
+
     state = info.states.get(field)
     if state is not None:
         state.profile_of(profile)

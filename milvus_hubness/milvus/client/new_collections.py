@@ -29,6 +29,7 @@ from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TuningRecord, VectorField
 from milvus_hubness.milvus.client.messages import QUICK_FORM
 from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.structs import struct_and_sub
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,12 @@ def new_fields(
     fields: list[NewField] = []
     for config in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
         name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
+        if name is not None and struct_and_sub(name):
+            raise InvalidInput(
+                f"field {name!r} of the new collection {collection!r} is in structs, which are "
+                "corrected in a copy only: create it without hubness, insert rows, and migrate it"
+            )
+
         if name is None or name not in vector_fields:
             names = ", ".join(vector_fields) or "none"
             raise InvalidInput(

@@ -60,6 +60,7 @@ from milvus_hubness.milvus.proxy.messages import (
     SearchParameters,
     Send,
     columns_out,
+    expect_single_vectors,
     pairs_of,
 )
 from milvus_hubness.milvus.store.server import exceeds_limit
@@ -210,6 +211,7 @@ def _search_at_once(
     operations: Operations, request: Any, overrides: Overrides, trial: Trial | None
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
+        expect_single_vectors(cached)
         if not cached.states:
             content = (yield Send(request, with_bytes=True))[1]
             _sample_uncorrected(operations, cached, request)
@@ -468,6 +470,7 @@ def _hybrid_search_at_once(
     operations: Operations, request: Any, overrides: Overrides, trial: Trial | None
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
+        expect_single_vectors(cached)
         if not cached.states:
             content = (yield Send(request, with_bytes=True))[1]
             for part in request.requests:
