@@ -30,7 +30,7 @@ from functools import cache
 
 from pydantic import TypeAdapter
 
-from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost
+from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StoreError
 from milvus_hubness.jobs.common.lease_records import (
     LEASES,
     Entry,
@@ -55,6 +55,9 @@ ATTEMPTS = 10
 
 LONGEST_PAUSE = 0.2
 """Longest pause before the second attempt, in seconds; it grows with every further attempt."""
+
+FENCE = "__lease_"
+"""What follows the name of the collection in a fencing alias."""
 
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
@@ -194,7 +197,7 @@ class Lease:
         # What is read may be as old as the request.
         began = time.monotonic()
         held = dict(self._entries)
-        current = read_entries(self._unfenced, *held)
+        current = self._read_back(held)
         for name, mine in held.items():
             entries = [entry for entry in current if entry.collection == name]
             newer = [entry for entry in entries if entry.token > mine.token]
@@ -224,7 +227,7 @@ class Lease:
 
     def _claim(self, names: Sequence[str]) -> None:
         for attempt in range(ATTEMPTS):
-            read = _records(self._unfenced, *names)
+            read = self._former_records(names)
             former = {
                 name: [record for record in read if record.collection == name] for name in names
             }
@@ -260,6 +263,9 @@ class Lease:
         if not self._entries:
             self._checked_at = began
         self._entries |= mine
+        if time.monotonic() - began >= self.policy.seconds / RENEWALS:
+            # The records may be about to expire: the database hid them for a while.
+            self._put_expiry(self._expiry())
 
         if self._renewing is None:
             self._over.clear()
@@ -267,6 +273,32 @@ class Lease:
                 target=self._renew, name="milvus-hubness-lease", daemon=True
             )
             self._renewing.start()
+
+    def _former_records(self, names: Sequence[str]) -> list[Entry | Fence]:
+        """Return the lease records of these collections, with those that the database may hide.
+
+        Every alias has a record, which is older than it. The database hides rows, but no aliases:
+        so one without a record says that some are hidden.
+        """
+        store = self._unfenced
+        strays: set[str] = set()
+
+        def names_all_fences(read: Sequence[Entry | Fence]) -> bool:
+            strays.clear()
+            for name in names:
+                # A renamed collection has aliases of its former name.
+                own = f"{name[:LONGEST_NAME]}{FENCE}"
+                strays.update(each for each in store.fences_of(name) if each.startswith(own))
+            strays.difference_update(fence.alias for fence in read if isinstance(fence, Fence))
+            return not strays
+
+        read = store.read_back(LEDGER, lambda: _records(store, *names), names_all_fences)
+        # These came late, after their records were gone: nobody may write by them.
+        for alias in strays:
+            store.unfence(alias)
+        if strays:
+            time.sleep(self.policy.fenced_write)
+        return read
 
     def _next_entry(self, name: str, entries: Sequence[Entry]) -> Entry:
         """Return the entry by which this process claims the lease. Raises LeaseHeld."""
@@ -304,7 +336,14 @@ class Lease:
                 self._fences[fence.target] = fence
 
         # This read comes after all writes above, so it sees every rival that does not see them.
-        entries = read_entries(self._unfenced, *mine)
+        entries = self._read_back(mine)
+        if not _are_shown(mine, entries):
+            names = ", ".join(map(repr, mine))
+            raise StoreError(
+                f"the lease on {names} cannot be taken: the database does not show the rows of "
+                f"{LEDGER!r} that it acknowledges: repeat the command in a minute"
+            )
+
         for name, claim in mine.items():
             top = [
                 entry.owner_id
@@ -315,6 +354,14 @@ class Lease:
                 return False
 
         return True
+
+    def _read_back(self, mine: Mapping[str, Entry]) -> list[Entry]:
+        """Return the lease records of these collections, in which this process has records."""
+        return self._unfenced.read_back(
+            LEDGER,
+            lambda: read_entries(self._unfenced, *mine),
+            lambda entries: _are_shown(mine, entries),
+        )
 
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
         """Return the aliases that this process must create for the collections of `entries`."""
@@ -483,6 +530,18 @@ def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:
     )
 
 
+def _are_shown(mine: Mapping[str, Entry], entries: Sequence[Entry]) -> bool:
+    """Whether the records of a process are among these, unless a later holder removed them."""
+    return all(
+        any(
+            entry.collection == name
+            and (entry.owner_id == claim.owner_id or entry.token > claim.token)
+            for entry in entries
+        )
+        for name, claim in mine.items()
+    )
+
+
 def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
     """Return the record of `alias`, or of a new alias if that is empty."""
     token = "" if target == LEDGER else f"{entry.token}_"
@@ -491,7 +550,7 @@ def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
         token=entry.token,
         owner_id=entry.owner_id,
         target=target,
-        alias=alias or f"{target[:LONGEST_NAME]}__lease_{token}{uuid.uuid4().hex[:8]}",
+        alias=alias or f"{target[:LONGEST_NAME]}{FENCE}{token}{uuid.uuid4().hex[:8]}",
     )
 
 

@@ -5,9 +5,10 @@ database, with which any machine can resume a migration.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -25,9 +26,10 @@ from milvus_hubness.basics.bounds import (
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
     CollectionExists,
+    HubnessError,
     InvalidInput,
     InvalidParameter,
     NoMigration,
@@ -317,10 +319,53 @@ class Ledger:
 
         Raises StateError if its entry cannot be read.
         """
-        migration = next(
-            (migration for migration in self.migrations(target) if migration.target == target), None
+        migrations = self._shown_migrations(
+            target,
+            lambda read: any(migration.target == target for migration in read),
+            copies=lambda: [target],
         )
+        migration = next((entry for entry in migrations if entry.target == target), None)
         return self._up_to_date(migration) if migration else None
+
+    def _shown_migrations(
+        self,
+        about: str,
+        suffices: Callable[[list[Migration]], bool],
+        copies: Callable[[], Iterable[str]],
+        behind: str | None = None,
+    ) -> list[Migration]:
+        """Return the migrations, as `migrations` does, with those that the database may hide.
+
+        behind: the collection, if `about` is an alias. suffices: whether these migrations answer
+        the caller. If not, and one of the collections `copies` says that another migration made it,
+        the database hides that one.
+        """
+
+        @cache
+        def makers() -> frozenset[str]:
+            names = {about, behind}
+            return frozenset(maker for copy in copies() for maker in self._makers(copy, names))
+
+        return self._store.read_back(
+            LEDGER,
+            lambda: self.migrations(about),
+            lambda read: suffices(read) or makers() <= {migration.id for migration in read},
+        )
+
+    def _makers(self, collection: str, names: Collection[str | None]) -> list[str]:
+        """Return the ids of the migrations that made a collection, if it or its source has one of
+        these names.
+        """
+        # Another process may have dropped it meanwhile, and broken states belong to nobody.
+        with suppress(HubnessError):
+            if self._store.exists(collection):
+                states = read_states(self._store.properties_of(collection), collection)
+                return [
+                    state.migration
+                    for state in states.values()
+                    if state.migration and (collection in names or state.source in names)
+                ]
+        return []
 
     def related(self, name: str) -> list[Migration]:
         """Return the migrations that a chain of migrations connects with a collection or alias, the
@@ -353,18 +398,25 @@ class Ledger:
         If there are several, prefer one to it, then one that is not over. target: select the
         migration to this copy. Raises NoMigration, and InvalidInput if several remain.
         """
-        migrations = self.migrations(name)
-
-        # What an alias leads to comes before what the ledger says of a name.
         behind = self._store.alias_target(name)
-        matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
-        matching = matching or [
-            m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}
-        ]
-        if target is not None:
-            matching = [m for m in matching if m.target == target]
+
+        def matching_in(migrations: list[Migration]) -> list[Migration]:
+            # What an alias leads to comes before what the ledger says of a name.
+            matching = [m for m in migrations if behind in {m.source_now, m.target}]
+            matching = matching or [
+                m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}
+            ]
+            return [m for m in matching if target in {None, m.target}]
+
+        migrations = self._shown_migrations(
+            name,
+            lambda read: bool(matching_in(read)),
+            copies=self._store.collection_names,
+            behind=behind,
+        )
+        matching = matching_in(migrations)
         if not matching:
-            self._expect_no_copy(behind or name)
+            self._expect_no_copy(behind or name, migrations)
             to = "" if target is None else f" to {target!r}"
             raise NoMigration(
                 f"no migration of {name!r}{to} in this database{_similar(name, migrations)}"
@@ -384,15 +436,16 @@ class Ledger:
 
         return self._up_to_date(best[0])
 
-    def _expect_no_copy(self, collection: str) -> None:
+    def _expect_no_copy(self, collection: str, migrations: Iterable[Migration]) -> None:
         """Raise NoMigration if the collection says that a migration made it, which has no record.
 
         Milvus 2.3.5 does not show all rows at once after it was killed and started again.
         """
         if not self._store.exists(collection):
             return
+        shown = {migration.id for migration in migrations}
         for state in self._store.info(collection, counted=False).states.values():
-            if state.migration:
+            if state.migration and state.migration not in shown:
                 raise NoMigration(
                     f"the ledger shows no migration to {collection!r}, which is a copy of "
                     f"{state.source!r}: if the server has just been started again, repeat the "

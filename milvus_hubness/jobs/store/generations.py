@@ -388,6 +388,7 @@ class BankGenerations(ABC):
     """Problems of collections that are in the log already: a long job asks many times."""
 
     # Methods of `protocols.Collections` and `protocols.Rows`.
+    read_back: Callable[..., Any]
     exists: Callable[[str], bool]
     count: Callable[[str], int]
     drop: Callable[[str], None]
@@ -439,6 +440,8 @@ class BankGenerations(ABC):
                 writes += 1
                 self._write_generation(reference, bank, stored)
                 stored = self._keys_unless_whole(reference)
+                if stored is not None and writes == MOST_WRITES:
+                    stored = self._keys_unless_shown(reference)
         except BaseException:
             if writes:
                 self.drop_bank_generations([reference])
@@ -451,7 +454,11 @@ class BankGenerations(ABC):
         return reference, "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        batch = self._read_bank_rows(reference, parts_of(reference))
+        batch: Batch = self.read_back(
+            reference.collection,
+            lambda: self._read_bank_rows(reference, parts_of(reference)),
+            lambda read: any(row["part"] == QUERIES for row in read.rows),
+        )
         bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
         return validated(reference, bank) if checked else bank
 
@@ -536,6 +543,17 @@ class BankGenerations(ABC):
         except EmptyBank:
             return stored.keys
         return None if holds(reference, bank) else stored.keys
+
+    def _keys_unless_shown(self, reference: BankReference) -> list[Key] | None:
+        """Return what `_keys_unless_whole` returns of rows that were written, and which the
+        database may hide.
+        """
+        stored: list[Key] | None = self.read_back(
+            reference.collection,
+            lambda: self._keys_unless_whole(reference),
+            lambda keys: keys is None or len(keys) >= reference.count,
+        )
+        return stored
 
     def _unused(
         self, references: list[BankReference]

@@ -32,6 +32,8 @@ from milvus_hubness.jobs.store.records import (
     WriteIntentLog,
 )
 
+T = TypeVar("T")
+
 Presence = Literal["present", "can be added", "none"]
 """Whether a collection has the fields for biases, the server can add them, or neither."""
 
@@ -96,6 +98,9 @@ class Collections(Protocol):
         """Drop a fencing alias, so that the database
         accepts no more writes through it, if it exists.
         """
+
+    def fences_of(self, collection: str) -> list[str]:
+        """Return the fencing aliases of a collection; none if it does not exist."""
 
 
 class Schemas(Protocol):
@@ -275,6 +280,14 @@ class Rows(Protocol):
 
     def wait_visible(self, collection: str) -> None:
         """Wait until every search sees all written rows."""
+
+    def read_back(self, collection: str, read: Callable[[], T], is_whole: Callable[[T], bool]) -> T:
+        """Return what `read` returns of a collection of ours.
+
+        is_whole: whether it has what the caller wrote, or what is bound to be there. If not, a
+        database that may hide acknowledged rows is made to show them, within a bound, and is read
+        again. The answer may still not be whole: what that means is for the caller to say.
+        """
 
     def nearest(
         self, collection: str, field: str, query_vectors: Floats, k: int

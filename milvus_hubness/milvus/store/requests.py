@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from milvus_hubness.correction.codec.arrays import Floats, unpacked
 from milvus_hubness.correction.codec.base import PENDING
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.state import CollectionState, read_states
-from milvus_hubness.errors import DimensionMismatch, LeaseLost, StoreError
+from milvus_hubness.errors import DimensionMismatch, LeaseLost, StoreError, WaitedTooLong
 from milvus_hubness.jobs.store.generations import Batch, Row
 from milvus_hubness.jobs.store.records import Fences, is_fence
 from milvus_hubness.milvus import structs
@@ -52,6 +53,11 @@ from milvus_hubness.milvus.store.server import (
 
 DEFAULT_GROUP = "__default_resource_group"
 """The resource group of replicas for which nobody has chosen another one."""
+
+MOST_HIDDEN = 60.0
+"""Seconds after which a flush that was to show hidden rows, and has not, is taken to be in vain. It
+shows them within 20 s on a busy machine.
+"""
 
 GREATEST_NUMBER = 2**63 - 1
 """The greatest key of a collection whose keys are numbers."""
@@ -85,6 +91,8 @@ class MilvusRequests:
         self._ready_ledgers: set[str] = set()
         self._warned: set[str] = set()
         self._fences: Fences | None = None
+        self._showing = threading.RLock()
+        self._flushed_in_vain: dict[str, float] = {}
 
     def fenced(self: Self, fences: Fences) -> Self:
         store = copy(self)
@@ -105,6 +113,13 @@ class MilvusRequests:
                 f"the fencing alias {alias!r} could not be dropped: drop it and try again"
             )
 
+    def fences_of(self, collection: str) -> list[str]:
+        if not self.exists(collection):
+            return []
+        return list(
+            filter(is_fence, self._all_aliases(self.client.describe_collection(collection)))
+        )
+
     def _all_aliases(self, schema: Row) -> list[str]:
         # Milvus 2.3 lists the aliases of the default database; Milvus Lite does not describe them.
         if self.is_lite:
@@ -112,12 +127,9 @@ class MilvusRequests:
         return list(schema["aliases"])
 
     def drop(self, collection: str) -> None:
-        if self.client.has_collection(collection):
-            # A late request may have created one.
-            for alias in filter(
-                is_fence, self._all_aliases(self.client.describe_collection(collection))
-            ):
-                self.unfence(alias)
+        # A late request may have created one.
+        for alias in self.fences_of(collection):
+            self.unfence(alias)
 
         self.client.drop_collection(collection)
 
@@ -303,6 +315,58 @@ class MilvusRequests:
     def _count(self, collection: str, where: str = "", **options: Any) -> int:
         rows = self._query(collection, where, ["count(*)"], **options)
         return int(rows[0]["count(*)"]) if rows else 0
+
+    def read_back(self, collection: str, read: Callable[[], T], is_whole: Callable[[T], bool]) -> T:
+        result = read()
+        # Milvus Lite is one process with its rows, and shows what it acknowledged.
+        if self.is_lite or is_whole(result) or not self.exists(collection):
+            return result
+
+        # One flush is enough for all threads that miss something.
+        with self._showing:
+            result = read()
+            if is_whole(result) or self._was_in_vain(collection):
+                return result
+
+            return self._shown(collection, read, is_whole)
+
+    def _was_in_vain(self, collection: str) -> bool:
+        """Whether a flush has just shown nothing, so that another one would not either."""
+        last = self._flushed_in_vain.get(collection)
+        return last is not None and time.monotonic() - last < MOST_HIDDEN
+
+    def _shown(self, collection: str, read: Callable[[], T], is_whole: Callable[[T], bool]) -> T:
+        """Return what `read` returns after a flush, as soon as it is whole, or else at the end.
+
+        After it was killed and started again, Milvus 2.3.5 may hide the rows that no flush has
+        sealed, of collections that share a channel with others; a flush shows them.
+        """
+        log.warning(
+            "the server hides rows of %r that it acknowledged: they are flushed", collection
+        )
+        began = time.monotonic()
+        try:
+            self.client.flush(collection, timeout=MOST_HIDDEN, retry_on_rate_limit=False)
+        except (MilvusException, grpc.RpcError) as error:
+            # Soon after another flush, which serves as well, a server refuses this one.
+            if not is_rate_limited(error):
+                log.warning("the flush of %r failed: %s", collection, message_of(error))
+                self._flushed_in_vain[collection] = time.monotonic()
+                return read()
+
+        result: T
+
+        def hidden() -> Standing | None:
+            nonlocal result
+            result = read()
+            return None if is_whole(result) else Standing("some are still hidden", 1)
+
+        limit = max(0.0, MOST_HIDDEN - (time.monotonic() - began))
+        try:
+            wait_until(f"all rows of {collection!r} to be shown", hidden, WaitPolicy(limit=limit))
+        except WaitedTooLong:
+            self._flushed_in_vain[collection] = time.monotonic()
+        return result
 
     def get(
         self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None

@@ -23,6 +23,7 @@ from milvus_hubness.extending import (
     Fences,
     Key,
     StorageFormat,
+    is_fence,
     read_states,
 )
 from qdrant_hubness.store import schema
@@ -183,6 +184,11 @@ class QdrantPoints:
         """As Store.unfence."""
         if self._behind(alias):
             self.change_aliases([drop_alias(alias)], alias)
+
+    def fences_of(self, collection: str) -> list[str]:
+        """As Store.fences_of."""
+        aliases = self._aliases(collection)
+        return [each for each in aliases if aliases[each] == collection and is_fence(each)]
 
     def change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
         """Make these changes in one step of the database."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from qdrant_client import models
 
@@ -44,6 +44,8 @@ from qdrant_hubness.store.requests import has_formulas, translated, turn
 from qdrant_hubness.store.rows import Uncopied, queries_of
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, json_bytes
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
+
+T = TypeVar("T")
 
 CHUNK_BYTES = 40_000_000
 """Bytes of a chunk of points, as JSON."""
@@ -404,6 +406,10 @@ class QdrantStore(QdrantWriteIntents):
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""
+
+    def read_back(self, collection: str, read: Callable[[], T], is_whole: Callable[[T], bool]) -> T:
+        """As Store.read_back: Qdrant shows what it acknowledged."""
+        return read()
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         return self.count(intent_log.collection) if self.exists(intent_log.collection) else 0
