@@ -285,7 +285,7 @@ class Lease:
 
         def names_all_fences(read: Sequence[Entry | Fence]) -> bool:
             strays.clear()
-            for name in names:
+            for name in names if self._fences_writes else ():
                 # A renamed collection has aliases of its former name.
                 own = f"{name[:LONGEST_NAME]}{FENCE}"
                 strays.update(each for each in store.fences_of(name) if each.startswith(own))
@@ -357,11 +357,17 @@ class Lease:
 
     def _read_back(self, mine: Mapping[str, Entry]) -> list[Entry]:
         """Return the lease records of these collections, in which this process has records."""
+        # Who takes a lease over drops the aliases of the former holder before its records.
         return self._unfenced.read_back(
             LEDGER,
             lambda: read_entries(self._unfenced, *mine),
-            lambda entries: _are_shown(mine, entries),
+            lambda entries: _are_shown(mine, entries) or self._is_fenced_off(),
         )
+
+    def _is_fenced_off(self) -> bool:
+        """Whether an alias by which this process writes is gone."""
+        aliases = [fence.alias for fence in self._fences.values()]
+        return not all(map(self._unfenced.exists, aliases))
 
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
         """Return the aliases that this process must create for the collections of `entries`."""

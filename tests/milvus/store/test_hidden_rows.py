@@ -11,6 +11,7 @@ from milvus_hubness import (
     NNN,
     EmptyBank,
     LeaseHeld,
+    LeaseLost,
     MigrationOptions,
     NoMigration,
     QueryBank,
@@ -21,7 +22,7 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.jobs.common.lease import Lease, read_entries
+from milvus_hubness.jobs.common.lease import Lease, forget_leases, read_entries
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -140,6 +141,20 @@ def test_a_holder_whose_record_is_hidden_later_goes_on(served):
         lease.check_now()
         lease.check_now()
     assert client.flushed == [LEDGER]
+
+
+def test_a_holder_that_lost_its_lease_for_good_is_told_at_once(served):
+    """Its aliases are gone with its records, so nothing is hidden."""
+    name = served.name("items")
+    plain_collection(served.client(), name, vectors(np.random.default_rng(4), 5, DIM), "IP")
+    client, store = blind(served)
+    with Lease(store, name) as lease:
+        for alias in [lease.alias_of(name), lease.alias_of(LEDGER)]:
+            served.store().unfence(alias)
+        forget_leases(served.store(), name)
+        with pytest.raises(LeaseLost, match="it is gone"):
+            lease.check_now()
+    assert client.flushed == []
 
 
 def test_nobody_takes_a_lease_whose_record_is_hidden(served):
