@@ -282,7 +282,7 @@ class Rows(Protocol):
         """Wait until every search sees all written rows."""
 
     def read_back(self, collection: str, read: Callable[[], T], is_whole: Callable[[T], bool]) -> T:
-        """Return what `read` returns of a collection of ours.
+        """Return what `read` returns of a collection that this package made.
 
         is_whole: whether it has what the caller wrote, or what is bound to be there. If not, a
         database that may hide acknowledged rows is made to show them, within a bound, and is read
