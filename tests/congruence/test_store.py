@@ -126,6 +126,27 @@ def test_a_ledger_keeps_what_it_was_given_last(database):
     assert store.record(name, "b/0") == Record("b/0", "b", "{}")
 
 
+def test_fences_are_listed_and_what_is_shown_is_read_once(database):
+    store, name = database.store(), database.name("ledger")
+    assert store.fences_of(name) == []
+    store.put_records(name, [Record("a/0", "a", "{}")])
+    fence = f"{name}__lease_7_0123abcd"
+    store.fence(name, fence)
+    store.point_alias(f"{name}_live", name)
+    assert store.fences_of(name) == [fence]
+    reads = []
+
+    def read():
+        reads.append(store.records(name, "a"))
+        return reads[-1]
+
+    assert [each.key for each in store.read_back(name, read, bool)] == ["a/0"]
+    assert len(reads) == 1
+    store.unfence(fence)
+    assert store.fences_of(name) == []
+    store.drop_alias(f"{name}_live")
+
+
 def bank_of(rng, count):
     return StoredBank(QueryBank(vectors(rng, count, 8)), np.empty((count, 0), np.float32))
 

@@ -457,7 +457,7 @@ class BankGenerations(ABC):
         batch: Batch = self.read_back(
             reference.collection,
             lambda: self._read_bank_rows(reference, parts_of(reference)),
-            lambda read: any(row["part"] == QUERIES for row in read.rows),
+            lambda read: any(row.get("part") == QUERIES for row in read.rows),
         )
         bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
         return validated(reference, bank) if checked else bank
