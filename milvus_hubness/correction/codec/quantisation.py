@@ -86,18 +86,19 @@ def with_bias_scale(
 ) -> Layout:
     """Return the layout with f measured on valid vectors (n, d) and their biases (n,).
 
-    The layout stays as it is if biases are all alike, or have one column each behind single vectors.
-    One column behind several vectors a row gets f = 1/√σ for biases of standard deviation σ: then the
-    stored column and the weights −w/f are as large as each other.
+    The layout stays as it is if biases have one column each, or are all alike. Behind several vectors
+    a row, f = 1/√(n·σ) for biases of standard deviation σ: the stored columns f·b and the weights
+    −w/(n·f) are then as large as each other.
 
     strength: that of the queries.
     """
     deviation = float(biases.std(dtype=np.float64)) if len(biases) else 0.0
-    if layout.multi_vectors and layout.spread == 1 and deviation:
-        return replace(layout, bias_scale=_power_of_two(1 / math.sqrt(deviation)))
     size = _size_of_numbers(layout, vectors)
     if layout.spread == 1 or not deviation or not size:
         return layout
+    if layout.multi_vectors:
+        balanced = 1 / math.sqrt(layout.spread * deviation)
+        return replace(layout, bias_scale=_power_of_two(balanced))
 
     # At least so large that the query's weight, w/(n·f), is within the range: int8 clips others.
     like_the_vectors = size / deviation
@@ -112,11 +113,8 @@ def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: f
     """Whether a quantiser loses recall by the scale of the layout.
 
     It does if a scale measured on these valid vectors (n, d) and biases (n,) differs much from it:
-    biases of another estimator may be several times as large. What is not quantised has no such
-    loss.
+    biases of another estimator may be several times as large.
     """
-    if layout.spread == 1:
-        return False
     measured = with_bias_scale(layout, vectors, biases, strength)
     factor = measured.bias_scale / layout.bias_scale
     return not 1 / OUT_OF_SCALE < factor < OUT_OF_SCALE

@@ -363,9 +363,8 @@ def fit_with_mean(
         prior = chosen.prior.with_factor(correction.spread(vectors, rows.kinds))
         correction = replace(correction, prior=prior, clicks=chosen.clicks)
 
-    # The scale of biases that are quantised, or behind several vectors a row, depends on their sizes,
-    # which the fit gives.
-    if layout.spread > 1 or layout.multi_vectors:
+    # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
+    if layout.spread > 1:
         centred = biases - np.float32(mean_bias)
         stored = correction.with_hub_strength(centred, vectors, rows.kinds)
         stored = correction.with_prior(stored, valid, None, rows.values)

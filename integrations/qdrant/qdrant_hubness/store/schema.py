@@ -36,6 +36,9 @@ DTYPES: dict[Any, Dtype] = {
 }
 """The types of numbers that can be corrected; None is the server's default."""
 
+COLUMNS_OF_MULTI_VECTORS = 2
+"""Columns of a bias behind several vectors that are quantised."""
+
 Described = models.CollectionInfo
 Params = models.VectorParams
 
@@ -112,12 +115,14 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
     Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation
     and binary quantisation of two bits gain a little or nothing, and their owner may choose another
     one tomorrow. Binary quantisation of one bit, which keeps signs, ranks worse the more columns
-    have the sign of a bias. Behind several vectors a point, one column is enough, as the layout makes
-    it as large as its weight.
+    have the sign of a bias. Behind several vectors a point, two columns are enough, and more find
+    less.
     """
     config = quantization(source, field)
-    if config is None or _keeps_signs(config) or source.vector_fields[field].multi_vectors:
+    if config is None or _keeps_signs(config):
         return 1
+    if source.vector_fields[field].multi_vectors:
+        return COLUMNS_OF_MULTI_VECTORS
     return spread_for(*source.users_shape(field))
 
 
