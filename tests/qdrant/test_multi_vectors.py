@@ -10,6 +10,8 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
+    Correction,
+    Layout,
     MultiVectors,
     QueryBank,
     migrate,
@@ -18,6 +20,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.errors import (
     CannotMigrate,
     CorrectionNotRecommended,
@@ -439,6 +442,107 @@ def test_halves_are_corrected_as_halves(backend, distance):
     refresh(corrected.store, corrected.name, bank=Corrected.of_bank(other), verdict="skip")
     exact = corrected.wanted(bank=other)
     np.testing.assert_allclose(corrected.scores(), exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_a_refresh_that_finds_a_quantiser_makes_a_copy_whose_biases_it_keeps(backend, monkeypatch):
+    configs = []
+    config_of = "qdrant_hubness.store.schema.quantization"
+    monkeypatch.setattr(config_of, lambda source, field: configs[-1] if configs else None)
+    corrected = Corrected(backend)
+    store = corrected.store
+    assert (corrected.state.layout.spread, corrected.state.layout.bias_scale) == (1, 1.0)
+    store.point_alias("live", corrected.name)
+    backend.made.append(f"{corrected.name}_r2")
+
+    int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
+    configs.append(models.ScalarQuantization(scalar=int8))
+    assert status(store, "live").needs_other_columns
+    done = refresh(store, "live")
+    assert done.action == "rebuilt"
+    corrected.name = done.collection
+    layout = corrected.state.layout
+    deviation = nnn_of(corrected.bank, corrected.documents, "Cosine").std()
+    assert layout.spread == 2
+    # The power of two that is nearest.
+    assert abs(np.log2(layout.bias_scale * np.sqrt(2 * deviation))) <= 0.51
+    corrected.assert_scores()
+    assert refresh(store, "live").action == "none"
+
+
+def test_the_rust_engine_serves_corrected_sums_and_keeps_them_in_int8(quick_folder):
+    edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
+    rng = np.random.default_rng(0)
+    dim, count = 64, 300
+    topics = rng.standard_normal((20, dim))
+
+    def rows(number, longest):
+        of_rows = []
+        for _ in range(number):
+            length = int(rng.integers(1, longest))
+            tokens = topics[rng.integers(20, size=length)] + rng.standard_normal((length, dim))
+            of_rows.append(tokens)
+        return MultiVectors.from_list(of_rows).normalised()
+
+    documents, bank, queries = rows(count, 12), rows(100, 8), rows(40, 8)
+    found = {}
+    for spread in (1, 2):
+        layout = Layout(dim, "COSINE", spread=spread, multi_vectors=True)
+        biases = Correction.fit(layout, NNN(K, ALPHA), bank).centred(documents)
+        biases -= biases.mean()
+        layout = with_bias_scale(layout, documents, biases)
+        stored, sent = layout.augment(documents, biases), layout.encode_queries(queries)
+        wanted = queries.lengths[:, None] * (max_sim(queries, documents, "Cosine") - biases)
+        for int8 in (False, True):
+            folder = quick_folder / f"{spread}{int8}"
+            folder.mkdir()
+            scores = _scores_of_engine(edge, folder, stored, sent, int8=int8)
+            if not int8:
+                np.testing.assert_allclose(scores, wanted, atol=1e-4)
+            best = np.argsort(-wanted, 1)[:, :10]
+            top = np.argsort(-scores, 1)[:, :10]
+            shares = [np.isin(right, few).mean() for right, few in zip(best, top, strict=True)]
+            found[spread, int8] = np.mean(shares)
+    assert found[2, True] > 0.93
+    assert found[2, True] > found[1, True] + 0.05
+
+
+def _scores_of_engine(edge, folder, stored, sent, *, int8):
+    """(m, n) of all documents."""
+    options = {}
+    if int8:
+        options["quantization_config"] = edge.ScalarQuantizationConfig(
+            type=edge.ScalarType.Int8, quantile=0.99
+        )
+    vectors = edge.EdgeVectorParams(
+        size=stored.dim,
+        distance=edge.Distance.Dot,
+        multivector_config=edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim),
+    )
+    optimizers = edge.EdgeOptimizersConfig(indexing_threshold=1, default_segment_number=1)
+    config = edge.EdgeConfig(
+        vectors=vectors,
+        hnsw_config=edge.HnswIndexConfig(m=16, ef_construct=64, full_scan_threshold=10**9),
+        optimizers=optimizers,
+        **options,
+    )
+    shard = edge.EdgeShard.create(str(folder), config)
+    try:
+        points = [edge.Point(i, tokens.tolist(), {}) for i, tokens in enumerate(stored)]
+        shard.update(edge.UpdateOperation.upsert_points(points))
+        shard.optimize()
+        as_stored = edge.QuantizationSearchParams(rescore=False, ignore=not int8)
+        scores = np.full((len(sent), len(stored)), -np.inf)
+        for row, tokens in enumerate(sent):
+            request = edge.QueryRequest(
+                query=edge.Query.Nearest(tokens.tolist()),
+                limit=len(stored),
+                params=edge.SearchParams(quantization=as_stored),
+            )
+            for point in shard.query(request):
+                scores[row, point.id] = point.score
+        return scores
+    finally:
+        shard.close()
 
 
 def test_the_verdict_is_asked_for_many_vectors_too(backend):
