@@ -102,6 +102,18 @@ def embedded(texts: Sequence[str]) -> list[npt.NDArray[np.float16]]:
     return [row.numpy().astype(np.float16) for row in rows]
 
 
+def records_and_tokens(file: Path | None) -> tuple[dict[str, list[Record]], Tokens]:
+    """Return the records of all tasks, and the tokens of all their texts, see `tokens_of`."""
+    records = {name: make() for name, make in RECORDS.items()}
+    texts = dict.fromkeys(
+        text
+        for of_task in records.values()
+        for record in of_task
+        for text in (*record.queries, *record.items)
+    )
+    return records, tokens_of(list(texts), file)
+
+
 def of_texts(tokens: Tokens, texts: Sequence[str], most: int = MOST_TOKENS) -> MultiVectors:
     return MultiVectors.from_list([tokens[text][:most] for text in texts])
 
@@ -286,14 +298,7 @@ def main() -> None:
     started = time.monotonic()
     one_thread()
 
-    records = {name: make() for name, make in RECORDS.items()}
-    texts = dict.fromkeys(
-        text
-        for of_task in records.values()
-        for record in of_task
-        for text in (*record.queries, *record.items)
-    )
-    tokens = tokens_of(list(texts), arguments.tokens)
+    records, tokens = records_and_tokens(arguments.tokens)
     results: dict[str, Any] = {"tasks": {}}
     for name, of_task in records.items():
         results["tasks"][name] = measured(tokens, of_task)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
-from benchmarks.late_interaction import INSTALL, RECORDS, hits, of_texts, points, tokens_of
+from benchmarks.late_interaction import INSTALL, hits, of_texts, points, records_and_tokens
 from benchmarks.text_to_text import folds
 from milvus_hubness import Correction, Layout, MultiVectors, maxsim
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
@@ -218,15 +218,7 @@ def main() -> None:
     started = time.monotonic()
     one_thread()
 
-    # The file of tokens has the texts of all tasks.
-    records = {name: make() for name, make in RECORDS.items()}
-    texts = dict.fromkeys(
-        text
-        for of_task in records.values()
-        for record in of_task
-        for text in (*record.queries, *record.items)
-    )
-    tokens = tokens_of(list(texts), arguments.tokens)
+    records, tokens = records_and_tokens(arguments.tokens)
     results: dict[str, Any] = {"tasks": {}}
     for name in NAMES:
         results["tasks"][name] = measured(tokens, records[name])

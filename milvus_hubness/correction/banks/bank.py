@@ -337,7 +337,7 @@ class QueryBank:
         if are_multi:
             raise InvalidInput(
                 f"{what} has several vectors a row, and the bank from {self.source} one a query: embed "
-                "queries as the model does for late interaction, and pass MultiVectors"
+                "queries as the model does for late interaction, as MultiVectors (in a file: by its save)"
             )
         raise InvalidInput(
             f"{what} has one vector a row, and the bank from {self.source} several a query: pass one "

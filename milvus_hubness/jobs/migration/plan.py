@@ -484,7 +484,8 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
         spread=store.bias_spread(info, field),
         multi_vectors=vector.multi_vectors,
     )
-    request.bank.expect_rows(layout.multi_vectors, f"field {field!r}")
+    # Qdrant's unnamed vector has an empty name.
+    request.bank.expect_rows(layout.multi_vectors, f"field {field!r}" if field else "the vector")
     request.bank.expect_dim(layout.dim, "the field")
     request.kinds.expect_possible(layout, field)
     if request.measure and layout.multi_vectors:

@@ -591,12 +591,13 @@ def _rows(
 def _token_rows(
     collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
 ) -> Floats:
+    """Return the several vectors of these points. Raises as `_rows`."""
     rows = [as_tokens(vector) for vector in vectors]
     empty = [point.id for point, row in zip(points, rows, strict=True) if not len(row)]
     if empty:
         raise InvalidInput(
-            f"points {name_some(empty)} have an empty multivector {state.field!r}, as which "
-            f"{collection!r} finds nothing: leave the vector out, or the points"
+            f"points {name_some(empty)} of {collection!r} have an empty list as multivector "
+            f"{state.field!r}: give each at least one vector, or leave the multivector out"
         )
 
     odd = [

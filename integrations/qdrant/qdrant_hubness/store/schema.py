@@ -159,8 +159,8 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
         )
     elif source.vector_fields[field].multi_vectors and source.vector_fields[field].metric == "L2":
         reasons.append(
-            f"vector {field!r} is a multivector with the distance Euclid: MaxSim then adds up distances, "
-            "which no number behind a vector corrects: use Cosine or Dot"
+            f"vector {field!r} is a multivector with the distance Euclid: its scores are sums of "
+            "distances, which a bias in the vectors cannot correct: use Cosine or Dot"
         )
 
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
