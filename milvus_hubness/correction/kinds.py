@@ -20,8 +20,8 @@ of the biases are apart, and a refresh that renews the means writes no row for t
 
 νk, the offset of the kind, changes no score. Where kinds lie far apart, few links of a graph lead from
 one to the other, while searches by kind want both: offsets bring the kinds together. They are measured
-once, stay as long as the layout, and are 0 where vectors must stay as they are. float32 rounds r − νk,
-and `codec.remainders` has what that loses.
+once, stay as long as the layout, and are 0 where vectors must stay as they are. float32 rounds r − νk:
+vectors are read back within one unit in the last place of a number or of its offset.
 
 Under L2 the score contains ½‖r‖², which would change by one number for each row and κ. There are no
 kinds under L2: unit vectors rank alike under COSINE.

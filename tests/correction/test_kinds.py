@@ -117,16 +117,15 @@ lengths = st.integers(2, 12)
 
 @settings(deadline=None)
 @given(data=st.data(), dim=lengths, metric=st.sampled_from(["IP", "COSINE"]))
-def test_rows_of_each_kind_are_read_back_bit_for_bit(data, dim, metric):
-    """Rows of any bit patterns under IP, and unit ones under COSINE; then with other kinds and biases."""
+def test_rows_of_each_kind_are_read_back_to_the_last_place(data, dim, metric):
+    """Rows of any size under IP, and unit ones under COSINE; then with other biases and other kinds."""
     rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
     numbers, other_numbers = rng.integers(-1, 3, (2, 6))
     exponents = data.draw(st.lists(st.integers(-45, 30), min_size=dim, max_size=dim))
     rows = (rng.normal(size=(6, dim)) * 10.0 ** np.array(exponents)).astype(np.float32)
     rows[0, :2] = -0.0, 0.0
     if metric == "IP":
-        anything = data.draw(arrays(np.uint32, (2, dim), elements=bits)).view(np.float32)
-        rows[3:5] = anything
+        rows[3:5] = data.draw(arrays(np.uint32, (2, dim), elements=bits)).view(np.float32)
     else:
         rows = unit_directions(rows).astype(np.float32)
     offsets = rows_as_text(rng.normal(size=(3, dim)))
@@ -135,23 +134,31 @@ def test_rows_of_each_kind_are_read_back_bit_for_bit(data, dim, metric):
 
     stored = codec.encode_rows(rows, RowBiases({0: np.ones(6)}, 1, kinds=numbers))
     assert stored.keys() == {codec.field, *codec.hidden_fields}
-    read = [codec.decode_rows(stored)]
+    first_read = codec.decode_rows(stored)
+    assert_within_units(1, first_read, rows, layout.offsets_of(numbers))
+
     for biases in (
         RowBiases({0: np.full(6, 2.0)}, 2),
         RowBiases({1: np.full(6, 3.0)}, 3, kinds=numbers),
-        RowBiases({0: np.full(6, 4.0)}, 4, kinds=other_numbers),
     ):
         stored = {**stored, **codec.set_biases(stored, biases)}
-        read.append(codec.decode_rows(stored))
-    assert [rows_read.tobytes() for rows_read in read] == [rows.tobytes()] * 4
+        np.testing.assert_array_equal(codec.decode_rows(stored), first_read)
+
+    moved = codec.set_biases(stored, RowBiases({0: np.full(6, 4.0)}, 4, kinds=other_numbers))
+    stored = {**stored, **moved}
+    sizes = np.maximum(np.abs(layout.offsets_of(numbers)), np.abs(layout.offsets_of(other_numbers)))
+    assert_within_units(2, codec.decode_rows(stored), rows, sizes)
     np.testing.assert_array_equal(codec.read_kinds(stored), other_numbers)
     np.testing.assert_array_equal(codec.read_biases(stored), [[4, 3]] * 6)
 
-    # What was moved from kind to kind is what would be written with the last one.
-    fresh = codec.encode_rows(rows, RowBiases({0: np.full(6, 4.0)}, 4, kinds=other_numbers))
-    assert stored[codec.remainder_field] == fresh[codec.remainder_field]
-    vectors_of_both = [columns[codec.field][:, :dim].tobytes() for columns in (stored, fresh)]
-    assert vectors_of_both[0] == vectors_of_both[1]
+
+def assert_within_units(units, read, rows, offsets):
+    """A number is within so many units in the last place of itself or its offset; others are equal."""
+    is_rounded = (offsets != 0) & np.isfinite(rows)
+    np.testing.assert_array_equal(read[~is_rounded], rows[~is_rounded])
+    larger = np.maximum(np.abs(rows), np.abs(offsets)).astype(np.float64)
+    differences = np.abs(read.astype(np.float64) - rows)[is_rounded]
+    assert (differences <= units * np.spacing(larger.astype(np.float32))[is_rounded]).all()
 
 
 def test_rows_lie_where_the_offsets_of_their_kinds_put_them():

@@ -27,7 +27,6 @@ from milvus_hubness.correction.codec.arrays import (
     rounded_to_sums,
 )
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.remainders import remainders, with_remainders
 from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.errors import StateError
 
@@ -39,8 +38,7 @@ fields."""
 BIAS_FIELD = "hubness_bias"
 EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
-REMAINDER_FIELD = "hubness_remainder"
-HIDDEN_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, REMAINDER_FIELD)
+HIDDEN_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 """The scalar fields that a copy may have, without their suffix."""
 
 PENDING = 0
@@ -179,14 +177,6 @@ class RowCodec(ABC):
     def decoding_fields(self) -> tuple[str, ...]:
         """The fields that `decode_rows` needs besides `field`."""
         return ()
-
-    @property
-    def remainder_field(self) -> str | None:
-        """The text field with what the offsets of kinds round off vectors, see `codec.remainders`.
-
-        None without offsets, and where the user's vectors stay.
-        """
-        return None
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -366,12 +356,8 @@ class VectorCodec(RowCodec):
         return NORM_FIELD + self.suffix if has_norms else None
 
     @property
-    def remainder_field(self) -> str | None:
-        return REMAINDER_FIELD + self.suffix if self.layout.kind_offsets else None
-
-    @property
     def decoding_fields(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.norm_field, self.remainder_field) if name)
+        return (self.norm_field,) if self.norm_field else ()
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
@@ -381,17 +367,16 @@ class VectorCodec(RowCodec):
         columns = super().encode_rows(vectors, biases)
         if self.norm_field:
             columns[self.norm_field] = self.layout.norms(vectors).tolist()
-        if self.remainder_field:
-            read = self.layout.with_offsets(columns[self.field])
-            columns[self.remainder_field] = remainders(self.layout.scaled(vectors), read)
         return columns
 
     def decode_rows(self, columns: Columns) -> Floats:
         """Return the vectors, (n, d), within one unit in the last place.
 
-        They are exact for IP, for norms of 1, and for L2 except for the numbers of `lost`.
+        They are exact for IP, for norms of 1, and for L2 except for the numbers of `lost`. Where rows
+        are stored less an offset of their kind, it is the last place of a number or of its offset,
+        whichever is larger.
         """
-        rows = self._scaled(columns)
+        rows = self.layout.with_offsets(columns[self.field])
         if self.norm_field:
             # The products are rounded to float32 once, from float64.
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
@@ -404,34 +389,11 @@ class VectorCodec(RowCodec):
             rows = np.where(taken_off == 0, rows, rows + taken_off)
         return rounded(rows, self.dtype)
 
-    def _scaled(self, columns: Columns) -> Floats:
-        """Return the vectors at the length that the metric compares, (n, d)."""
-        rows = self.layout.with_offsets(columns[self.field])
-        if self.remainder_field:
-            rows = with_remainders(rows, columns[self.remainder_field], self.remainder_field)
-        return rows
-
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        moved = self._moved(columns, biases.kinds)
-        stored: Floats = {**columns, **moved}[self.field]
         augmented = self.layout.with_biases(
-            stored, biases.by_slot, biases.locality_hints, biases.kinds
+            columns[self.field], biases.by_slot, biases.locality_hints, biases.kinds
         )
-        return {**moved, self.field: augmented, **self._hidden(biases, len(augmented))}
-
-    def _moved(self, columns: Columns, kinds: npt.NDArray[np.int64] | None) -> Columns:
-        """Return the columns that change where rows get other kinds (n,): they are stored less other
-        offsets.
-        """
-        if self.remainder_field is None or kinds is None:
-            return {}
-        if (kinds == self.read_kinds(columns)).all():
-            return {}
-
-        rows = self._scaled(columns)
-        stored = self.layout.with_kinds(columns[self.field], rows, kinds)
-        texts = remainders(rows, self.layout.with_offsets(stored))
-        return {self.field: stored, self.remainder_field: texts}
+        return {self.field: augmented, **self._hidden(biases, len(augmented))}
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Also check that one of these slots has the bias of the bias field."""

@@ -255,6 +255,11 @@ class Layout:
             offsets[:-1] = rows_in(self.kind_offsets, self.kinds, self.dim)
         return offsets
 
+    @cached_property
+    def largest_offsets(self) -> Floats:
+        """(d,) the largest size of an offset in each dimension; zeros without offsets."""
+        return np.asarray(np.abs(self._offsets).max(axis=0))
+
     def offsets_of(self, kinds: npt.ArrayLike) -> Floats:
         """Return what rows of these kinds (n,) are stored less of, (n, d)."""
         # −1, a row without a kind, is the last.
@@ -451,7 +456,7 @@ class Layout:
         """Return stored vectors with other biases (n,) in the named slots, (n, width).
 
         locality_hints: (n, c) new numbers of the locality hint columns; None leaves them. kinds: (n,)
-        as in `augment`; None leaves those of the rows. With offsets, `with_kinds` comes first.
+        as in `augment`; None leaves those of the rows.
         """
         if is_multi(stored):
             by_token = {
@@ -465,20 +470,19 @@ class Layout:
             numbers = self.as_stored(np.asarray(biases_of_slot, np.float32))
             changed[:, self.columns_of(slot)] = numbers[:, None]
         if kinds is not None:
-            self._set_kinds(changed, kinds)
+            self._change_kinds(changed, np.asarray(kinds, np.int64))
 
         # Without new biases the graph hint column, which follows from them, stays as it is.
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
 
-    def with_kinds(self, stored: Floats, rows: Floats, kinds: npt.ArrayLike) -> Floats:
-        """Return stored vectors (n, width) with other kinds (n,).
-
-        rows: (n, d), their vectors as `scaled` returns them, without rounding.
-        """
-        changed = stored.copy()
-        changed[:, : self.dim] = self.without_offsets(rows, kinds)
-        self._set_kinds(changed, kinds)
-        return changed
+    def _change_kinds(self, stored: Floats, kinds: npt.NDArray[np.int64]) -> None:
+        """Give stored vectors other kinds (n,), in place, with the offsets of these."""
+        if self.kind_offsets:
+            # Rows that keep their kind keep every bit.
+            moved = kinds != self.held_kinds(stored)
+            vectors = self.with_offsets(stored[moved])
+            stored[moved, : self.dim] = self.without_offsets(vectors, kinds[moved])
+        self._set_kinds(stored, kinds)
 
     def _set_kinds(self, stored: Floats, kinds: npt.ArrayLike) -> None:
         """Set the columns of kinds (n,) of stored vectors, in place."""
@@ -725,10 +729,7 @@ class Layout:
         return rows - self.offsets_of(kinds) if self.kind_offsets else rows
 
     def with_offsets(self, stored: Floats) -> Floats:
-        """Return the vectors of stored rows with the offsets of their kinds, (n, d).
-
-        They are rounded: see `codec.remainders`.
-        """
+        """Return the vectors of stored rows with the offsets of their kinds, (n, d), rounded."""
         if is_multi(stored):
             return self._each_token(stored, lambda of: of.with_offsets(stored.tokens))
         vectors = stored[:, : self.dim]

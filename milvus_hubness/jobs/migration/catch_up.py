@@ -451,7 +451,8 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
     `Verification`. Read only.
 
     name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE,
-    vectors that are not unit may differ by one unit in the last place. After the cutover, rows
+    vectors that are not unit may differ by one unit in the last place, and with kinds also by two
+    units of the offset of a kind. After the cutover, rows
     differ that the application has changed since. Raises VerificationFailed, which names rows or
     the index, NoMigration, and WrongPhase unless both collections exist.
     """

@@ -254,7 +254,8 @@ class Pair:
 
         Under COSINE, vectors that are not unit may differ by one unit in the last place of the
         field's type (float16: or 2⁻²⁴ of their length, near zero). Where the database normalizes
-        vectors, only their directions count, up to the units that the store states.
+        vectors, only their directions count, up to the units that the store states. Where the copy
+        has offsets of kinds, two units of a number and of its offset count as equal.
         """
         if is_multi(vectors) and is_multi(copied):
             recovered: Flags = vectors.lengths == copied.lengths
@@ -263,9 +264,11 @@ class Pair:
             recovered[recovered] = candidates.all_of_row(tokens)
             return recovered
 
-        exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
-        if self.state.metric != "COSINE" or exact.all():
-            return np.asarray(exact, np.bool_)
+        layout = self.state.layout
+        exact = (vectors == copied) | (np.isnan(vectors) & np.isnan(copied))
+        is_rounded = layout.metric == "COSINE" or layout.kind_offsets
+        if not is_rounded or exact.all():
+            return np.asarray(exact.all(axis=1), np.bool_)
 
         expected: npt.NDArray[Any] = vectors
         actual: npt.NDArray[Any] = copied
@@ -274,15 +277,24 @@ class Pair:
             expected = unit_directions(vectors)
             actual = unit_directions(copied)
 
-        norms = self.state.layout.of_tokens.norms(expected)
+        norms = np.ones(len(expected))
+        if layout.metric == "COSINE":
+            norms = layout.of_tokens.norms(expected)
         allowed_units = (
             np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
         )
-        unit = SPACING[self.state.dtype] * np.abs(expected)
+        spacing = SPACING[self.state.dtype]
+        unit = spacing * np.abs(expected)
         smallest_unit = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
         tolerance = allowed_units[:, None] * np.maximum(unit, smallest_unit)
-        is_within = (np.abs(actual - expected) <= tolerance).all(axis=1)
-        return np.asarray(exact | is_within, np.bool_)
+        if layout.kind_offsets:
+            # The difference to the offset is rounded, and the sum with it. Both happen again in rows
+            # that were given another kind.
+            tolerance = tolerance + 2 * (unit + spacing * norms[:, None] * layout.largest_offsets)
+
+        with np.errstate(invalid="ignore"):
+            is_within = np.abs(actual - expected) <= tolerance
+        return np.asarray((exact | is_within).all(axis=1), np.bool_)
 
     def example(self, key: Key, partition: str | None) -> str:
         """Return a field of a row that differs now, with both values; "" if both collections lack

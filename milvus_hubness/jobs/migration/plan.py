@@ -172,8 +172,6 @@ class MigrationPlan(Fitting, ShownAsTable):
         hidden = ["bias", "epoch"]
         if self.layout.metric == "COSINE" and not self.layout.multi_vectors:
             hidden.append("norm")
-        if self.layout.kind_offsets:
-            hidden.append("remainder")
 
         return {
             "source": self.source.name,

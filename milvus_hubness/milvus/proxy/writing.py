@@ -323,9 +323,6 @@ def _add_hidden_columns(columns: Any, codec: RowCodec, hidden: Mapping[str, Sequ
         elif name == codec.epoch_field:
             column = columns.add(type=schema_pb2.DataType.Int64, field_name=name)
             column.scalars.long_data.data.extend(values)
-        elif name == codec.remainder_field:
-            column = columns.add(type=schema_pb2.DataType.VarChar, field_name=name)
-            column.scalars.string_data.data.extend(values)
         else:
             column = columns.add(type=schema_pb2.DataType.Double, field_name=name)
             column.scalars.double_data.data.extend(values)

@@ -15,7 +15,6 @@ from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageForm
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, HIDDEN_FIELDS
 from milvus_hubness.correction.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.correction.codec.quantisation import spread_for
-from milvus_hubness.correction.codec.remainders import longest_remainder
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.ownership import side_helper
@@ -558,11 +557,7 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
     schema.add_field(codec.bias_field, DataType.FLOAT)
     schema.add_field(codec.epoch_field, DataType.INT64)
     for name in codec.decoding_fields:
-        if name == codec.remainder_field:
-            longest = longest_remainder(state.dim)
-            schema.add_field(name, DataType.VARCHAR, max_length=longest)
-        else:
-            schema.add_field(name, DataType.DOUBLE)
+        schema.add_field(name, DataType.DOUBLE)
 
 
 def copy_properties(
