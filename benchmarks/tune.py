@@ -123,7 +123,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
 
 
 def name_of(trial: Trial) -> str:
-    gate = "" if trial.gate is None else f", gates {trial.form}"
+    gate = "" if trial.gate is None else f", gate {trial.gate}"
     return f"{trial.estimator!r} × {trial.strength:g}{gate}"
 
 

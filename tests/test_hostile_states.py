@@ -287,8 +287,8 @@ RECORDS = [
     (
         Verdicts,
         {"records": [TUNED]},
-        {"records": [{**TUNED, "gate_targets": 2**31}]},
-        "records.0.gate_targets",
+        {"records": [{**TUNED, "gate": 2**31}]},
+        "records.0.gate",
     ),
     (Verdicts, {"records": [TUNED]}, {"records": [TUNED] * (MOST_VERDICTS + 1)}, "records"),
     (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),

@@ -49,7 +49,7 @@ PANELS = {
         "outcomes", "outcome", "seed_share", "half_life", "duplicate_cosine", "off", "live",
     ),
     "Method": (
-        "method", "param", "k", "alpha", "gate", "gate_targets", "strength", "profile", "where",
+        "method", "param", "k", "alpha", "gate", "strength", "profile", "where",
         "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
         "no_prior", "experiment", "name", "outcome",

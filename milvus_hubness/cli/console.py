@@ -252,7 +252,6 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
         "verdict": verdict_words(plan["verdict"]),
         "agreement": agreement_sentence(plan["estimator"]),
         "gate": plan["gate"],
-        "gate over targets": plan["gate_targets"],
         "prior": prior_words(plan["prior"]),
         "kinds": kind_words(plan["kinds"]),
     }

@@ -27,7 +27,6 @@ def enable(
     target_bank: options.TargetBank = None,
     field: options.Field = None,
     gate: options.Gate = None,
-    gate_targets: options.GateTargets = None,
     kind: options.Kind = None,
     where: Annotated[
         Where,
@@ -66,7 +65,6 @@ def enable(
             bank_collection=bank_name,
             max_miss_rate=max_miss_rate,
             gate=gate,
-            gate_targets=gate_targets,
             prior=preferring.read_prior(store, collection, field),
             prior_weight=preferring.prior_weight,
             kind=kind,

@@ -56,11 +56,6 @@ Gate = Annotated[
     "Correct only queries whose raw best item is among the GATE nearest of a bank query; 0: all. "
     "[default: as tune chose, else 0]",
 ]
-GateTargets = Annotated[
-    int | None,
-    "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
-    "--target-bank item.",
-]
 Kind = Annotated[
     str | None,
     "Field of the rows with the kind of each, such as its modality or language, of at most 16 values: "

@@ -27,8 +27,8 @@ ShowAll = Annotated[
 ]
 
 GATED = (
-    "only queries whose raw best item is the nearest of some bank query{} are corrected, "
-    "as with --gate 1{}; "
+    "only queries whose raw best item is the nearest of some bank query are corrected, "
+    "as with --gate 1; "
     "migrate, enable and refresh follow, and --gate 0 corrects all"
 )
 BANK_ALONE = (
@@ -48,8 +48,7 @@ def show_verdict(title: str, tuning: dict[str, Any], to_type: str) -> None:
         weight = tuning["prior_weight"]
         console.say(f"The prior: weight {weight:g} of the spread of scores.")
     if tuning["gate"]:
-        over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
-        console.say(GATED.format(*over))
+        console.say(GATED)
     console.say(f"Next: {to_type}")
 
 
@@ -200,19 +199,17 @@ def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str
     rows: list[tuple[str, ...]] = []
     # A method may be tried at several strengths: its share stands in its first row only.
     shares = dict(mixed)
-    gates = (tuning["gate"], tuning["gate_targets"])
     for trial in tuning["rows"]:
         if trial["estimator"] is None:
             rows.append(("as it is", "", *_figures_of({**trial, "gain": None}), ""))
             continue
         method = trial_words(trial["estimator"])
-        is_chosen = (trial["gate"], trial["gate_targets"]) == gates and method in shares
+        is_chosen = trial["gate"] == tuning["gate"] and method in shares
         share = f"{shares.pop(method)}%" if is_chosen else ""
         gate = f", gate {trial['gate']}" if trial["gate"] else ""
-        targets = " over targets too" if trial["gate_targets"] else ""
         rows.append(
             (
-                f"{method}{gate}{targets}",
+                f"{method}{gate}",
                 f"{trial['strength']:.2f}",
                 *_figures_of(trial),
                 share,

@@ -189,7 +189,6 @@ class Former(FrozenModel):
     mean_bias: Number
     strength: Strength
     gate: Depth | None = None
-    gate_targets: Depth | None = None
     bank: BankReference
     prior: Prior | None = None
     kinds: KindMeans | None = None
@@ -212,10 +211,6 @@ class Profile(FrozenModel):
     gate: Depth | None = None
     """A number k; searches correct only queries whose raw nearest item is among the k nearest of
     some bank query. None: searches correct all queries.
-    """
-    gate_targets: Depth | None = None
-    """A number k; searches also correct queries whose raw nearest item is among the k nearest of
-    some item of the target bank.
     """
     bank: BankReference
     """The bank of the biases."""

@@ -127,15 +127,8 @@ class Trial(NamedTuple):
     gate: int | None = None
     """The k of `DynamicGate`; None corrects every query."""
 
-    gate_targets: int | None = None
-    """The k_targets of `DynamicGate`."""
-
     activated: npt.NDArray[np.bool_] | None = None
     """(n_items,) whether the gate corrects queries with this raw best item; None without one."""
-
-    @property
-    def form(self) -> tuple[int | None, int | None]:
-        return self.gate, self.gate_targets
 
 
 def sweep(
@@ -146,7 +139,7 @@ def sweep(
     in_full: bool = False,
     progress: Progress = silent,
 ) -> list[Trial]:
-    """Return the trials on a gallery (n, d): all with each gate, then all without a gate.
+    """Return the trials on a gallery (n, d): all with a gate, then all without one.
 
     Near copies of a bank with groups have the weight of one query, as in `Estimator.fit`.
     Those of Blend come last, with full strength at the very end. in_full: try Blend without the
@@ -175,10 +168,6 @@ def sweep(
 
     activated = np.isin(np.arange(len(gallery)), searched.nearest_items.indices[:, 0])
     gated = [trial._replace(gate=1, activated=activated) for trial in trials]
-    if targets is not None:
-        either = activated | DynamicGate().activated(targets, gallery)
-        gated += [trial._replace(gate=1, gate_targets=1, activated=either) for trial in trials]
-
     # `tune` takes the last trial as the default, which has no gate.
     return gated + trials
 
@@ -253,17 +242,12 @@ def merits_of(outcome: Outcome, measure: Measure) -> Values:
     return outcome.values
 
 
-def activated_by(
-    gates: tuple[int | None, int | None], bank: Vectors, items: Vectors, targets: Vectors | None
-) -> npt.NDArray[np.bool_] | None:
-    """Return (n,) whether a gate lets each item through; None without a gate.
+def activated_by(gate: int | None, bank: Vectors, items: Vectors) -> npt.NDArray[np.bool_] | None:
+    """Return (n,) whether a gate with this k lets each item through; None without a gate.
 
-    All vectors are reduced; targets (t, d) to queries.
+    All vectors are reduced.
     """
-    gate, gate_targets = gates
-    if gate is None:
-        return None
-    return DynamicGate(gate, gate_targets).activated(bank, items, targets)
+    return None if gate is None else DynamicGate(gate).activated(bank, items)
 
 
 class _SearchedBank(NamedTuple):

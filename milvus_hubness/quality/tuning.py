@@ -110,25 +110,24 @@ def pick(trials: Sequence[Trial], excess: Values, merits: Values, weights: Value
     # The excess answers, which need no labels, keep few labels from deciding by chance.
     shares = weights / weights.sum()
     scores = merits @ shares - EXCESS_WEIGHT * excess
-    best_by_form: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
-    for form in dict.fromkeys(trial.form for trial in trials):
-        of_form = np.array([number for number, trial in enumerate(trials) if trial.form == form])
-        by_score = np.argsort(-scores[of_form], kind="stable")
-        best_by_form[form] = np.sort(of_form[by_score[:MEMBERS]])
-
-    # A gate has to be better by a margin and by two standard errors, as it limits what searches can
-    # do and sends each query twice.
-    without_gate = best_by_form[None, None]
-    best = without_gate
-    largest_lead = 0.0
-    for members in best_by_form.values():
-        gain = merits[members].mean(0) - merits[without_gate].mean(0)
+    is_gated = np.array([trial.gate is not None for trial in trials])
+    chosen = _best(scores, ~is_gated)
+    if is_gated.any():
+        with_gate = _best(scores, is_gated)
+        gain = merits[with_gate].mean(0) - merits[chosen].mean(0)
+        # A gate has to be better by a margin and by two standard errors, as it limits what searches
+        # can do and sends each query twice.
         margin = max(GATE_MARGIN, 2 * _variance_of_mean(gain, weights) ** 0.5)
-        lead = float(scores[members].mean() - scores[without_gate].mean()) - margin
-        if lead > largest_lead:
-            best = members
-            largest_lead = lead
-    return [trials[number] for number in best]
+        if scores[with_gate].mean() - scores[chosen].mean() > margin:
+            chosen = with_gate
+    return [trials[number] for number in chosen]
+
+
+def _best(scores: Values, among: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return the numbers of the `MEMBERS` best of some trials, in their order."""
+    numbers = np.flatnonzero(among)
+    by_score = np.argsort(-scores[numbers], kind="stable")
+    return np.sort(numbers[by_score[:MEMBERS]])
 
 
 def mix(trials: Sequence[Trial]) -> Trial:
@@ -381,7 +380,6 @@ class Row(NamedTuple):
     gain: measures.Interval | None
     """Of the measure over the raw search, with its 95% interval; None without labels."""
     gate: int | None = None
-    gate_targets: int | None = None
     kinds: bool = False
     """Whether the search compares by kind."""
 
@@ -423,9 +421,6 @@ class Tuning:
 
     gate: int | None
     """The k of the `DynamicGate` to apply; None corrects every query, as always without labels."""
-
-    gate_targets: int | None
-    """The k_targets of that gate."""
 
     reason: str
 
@@ -646,7 +641,6 @@ def tune(
         **judged._asdict(),
         choice=chosen.estimator if applies else None,
         gate=chosen.gate if applies else None,
-        gate_targets=chosen.gate_targets if applies else None,
         findings=tuple(findings(best.figures)) if best.figures else (),
         candidate=chosen.estimator,
         rows=_table(best, len(items), pairs, seed),
@@ -1126,7 +1120,6 @@ def _rows(
                 estimator=trial.estimator,
                 strength=trial.strength,
                 gate=trial.gate,
-                gate_targets=trial.gate_targets,
             )
         rows.append(row)
     return rows

@@ -21,7 +21,6 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import grouped
 from milvus_hubness.errors import InvalidInput, redacted
-from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, read_items
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store, expect_store
@@ -282,7 +281,7 @@ def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
         tuned.target_bank,
         # After "leave it alone", the default shows what would be lost.
         tuning.choice,
-        Gates(tuning.gate, tuning.gate_targets),
+        tuning.gate,
         kinds,
     )
     reduced = replace(bank, vectors=gallery.layout.reduce_queries(bank.vectors))

@@ -24,7 +24,6 @@ from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.jobs.common.choice import NO_GATES, Gates
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import store_verdict
@@ -154,12 +153,12 @@ def read_biased(
         # That with which jobs follow the verdict, see `choose`.
         is_followed = estimator is None and verdict and verdict.verdict != "leave it alone"
         strength = verdict.strength if verdict and is_followed else 1.0
-        gates: Gates = NO_GATES
+        gate: int | None = None
         # A gate was chosen with the estimator of the verdict, and says nothing about another.
         if estimator is None and verdict and verdict.choice:
             estimator = from_dict(verdict.choice)
-            gates = Gates(verdict.gate, verdict.gate_targets)
-        biases, activated = computed_biases(gallery, bank, target_bank, estimator, gates, kinds)
+            gate = verdict.gate
+        biases, activated = computed_biases(gallery, bank, target_bank, estimator, gate, kinds)
 
     bank.expect_dim(layout.dim, "the field")
     reduced = replace(bank, vectors=layout.reduce_queries(bank.vectors))
@@ -225,7 +224,7 @@ def computed_biases(
     bank: QueryBank,
     target_bank: QueryBank | None,
     estimator: Estimator | None,
-    gates: Gates,
+    gate: int | None,
     kinds: GalleryKinds | None,
 ) -> tuple[Floats, frozenset[Key] | None]:
     """Return the biases (n,) that a migration with this bank would write, with mean 0.
@@ -245,13 +244,8 @@ def computed_biases(
         kinds=None if kinds is None else kinds.kinds,
         gallery_kinds=numbers,
     )
-    targets = reduced_targets(layout, target_bank).asking if target_bank else None
-    mask = activated_by(
-        gates,
-        correction.fitted.bank.vectors,
-        correction.items_of(gallery.vectors, numbers),
-        targets,
-    )
+    items = correction.items_of(gallery.vectors, numbers)
+    mask = activated_by(gate, correction.fitted.bank.vectors, items)
     activated = None if mask is None else frozenset(compress(gallery.keys, mask))
 
     biases = correction.centred(gallery.vectors, kinds=numbers)

@@ -48,7 +48,7 @@ KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
 """The name of a collection that has none, while the other faults are collected."""
-TUNED = ("strength", "gate", "gate_targets")
+TUNED = ("strength", "gate")
 """What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
 """Keys for which people search a place, and which no configuration may have."""

@@ -86,7 +86,7 @@ def test_banks_of_every_kind(run, files, bank, column):
     )
 
 
-def test_a_gate_with_two_sets(run, files):
+def test_a_plan_shows_its_gate_and_its_target_bank(run, files):
     asked = [
         "run",
         "products",
@@ -98,11 +98,10 @@ def test_a_gate_with_two_sets(run, files):
         "1",
         "--no-writers",
     ]
-    assert_fails(run("migrate", *asked, "--gate-targets", "2"), 1, "give a target bank")
-    done = run("migrate", *asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--json")
+    done = run("migrate", *asked, "--target-bank", "bank.npy", "--json")
     assert done.returncode == 0, done.stderr
     plan = done.lines()[0]["facts"]
-    assert (plan["gate"], plan["gate_targets"], plan["bank"]["targets"]) == (1, 2, 40)
+    assert (plan["gate"], plan["bank"]["targets"]) == (1, 40)
 
 
 def test_tune_weighs_pairs_and_says_what_is_asked_for_most(run, files):
@@ -244,7 +243,6 @@ README = ("Where do I get reference queries?",)
 NARROW = ("narrow.npy has 7", "dimension 8")
 DUALIS = ("enable", "products", "--bank", "bank.npy", "--method", "dualis")
 RUN = ("migrate", "run", "products", "--bank")
-GATES = (*RUN, "bank.npy", "--k", "8", "--gate", "1")
 FAILURES = [
     ([*RUN, "narrow.npy"], 1, ["8", "7"]),
     ([*RUN, "nan.npy"], 1, ["NaN", "0, 1, 2"]),
@@ -327,8 +325,6 @@ FAILURES = [
     ([*RUN, "bank.npy", "--gate", "-1"], 2, ["gate", "-1"]),
     ([*RUN, "bank.npy", "--profiles", "0"], 2, ["profiles", "0"]),
     ([*RUN, "bank.npy", "--profiles", "99999"], 2, ["profiles", "99999", "32768"]),
-    ([*GATES, "--gate-targets", "0", "--target-bank", "bank.npy"], 2, ["gate_targets", "0"]),
-    ([*GATES, "--gate-targets", "1", "--target-bank", "narrow.npy"], 1, [*NARROW]),
 ]
 
 

@@ -7,7 +7,6 @@ from milvus_hubness import (
     NNN,
     DynamicGate,
     GloballyCorrected,
-    InvalidInput,
     QueryBank,
     cutover,
     migrate,
@@ -17,40 +16,30 @@ from milvus_hubness import (
 from milvus_hubness.correction.state import CollectionState
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
-ON_SERVERS = {"gated": ["L2"], "dual": ["L2"]}
+ON_SERVERS = {"gated": ["L2"]}
 
 DIM, ITEMS, QUERIES = 12, 150, 40
 
 
 class Gated:
-    """targets: the target bank of a gate with two sets."""
-
-    def __init__(self, backend, metric, targets=None):
+    def __init__(self, backend, metric):
         rng = np.random.default_rng(9)
         self.backend, self.metric = backend, metric
         self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, 25, DIM)
-        self.queries, self.targets = vectors(rng, QUERIES, DIM), targets
+        self.queries = vectors(rng, QUERIES, DIM)
         self.source = backend.name()
         plain_collection(backend.client(), self.source, self.items, metric)
         self.store = backend.store()
-        gates = {"gate": 1} if targets is None else {"gate": 1, "gate_targets": 1}
         plan = plan_migration(
-            self.store,
-            self.source,
-            QueryBank(self.bank),
-            estimator=NNN(8),
-            target_bank=None if targets is None else QueryBank(targets),
-            **gates,
+            self.store, self.source, QueryBank(self.bank), estimator=NNN(8), gate=1
         )
         self.name = migrate(self.store, plan).target
         self.client = backend.hubness_client()
         self.raw = similarity(self.queries, self.items, metric)
         self.corrected = self.corrected_by(self.bank)
 
-    def activated(self, *banks):
-        return {
-            item for bank in banks for item in similarity(bank, self.items, self.metric).argmax(1)
-        }
+    def activated(self, bank):
+        return set(similarity(bank, self.items, self.metric).argmax(1))
 
     def chosen(self, activated, bank=None):
         """(m, n) scores that decide, query by query."""
@@ -146,34 +135,6 @@ def test_rows_that_come_before_the_cutover_are_activated(lite):
     assert 40 in store.load_bank(store.info(target).state.profile.bank).activated
 
 
-@pytest.fixture(scope="module", params=METRICS)
-def dual(shared_backend, request):
-    targets = vectors(np.random.default_rng(10), 15, DIM)
-    targets[-1] *= request.param != "COSINE"
-    return Gated(shared_backend, request.param, targets)
-
-
-def directed(dual):
-    """The targets that have a direction under the metric."""
-    return dual.targets[:-1] if dual.metric == "COSINE" else dual.targets
-
-
-@pytest.mark.beyond_contract
-def test_items_near_the_target_bank_are_activated_too(dual):
-    activated = dual.activated(dual.bank, directed(dual))
-    assert activated > dual.activated(dual.bank)
-    assert_found(dual, dual.found(), dual.chosen(activated))
-
-
-@pytest.mark.beyond_contract
-def test_a_refresh_learns_both_sets_anew(dual):
-    half, others = dual.bank[:12], directed(dual)[:6]
-    refresh(dual.store, dual.name, bank=QueryBank(half), target_bank=QueryBank(others))
-    assert_found(dual, dual.found(), dual.chosen(dual.activated(half, others), half))
-    refresh(dual.store, dual.name, bank=QueryBank(dual.bank), target_bank=QueryBank(dual.targets))
-    assert_found(dual, dual.found(), dual.chosen(dual.activated(dual.bank, directed(dual))))
-
-
 def test_until_a_refresh_ends_searches_keep_their_gate(lite, monkeypatch):
     """Items deleted since make others the nearest of bank queries, which the refresh is to learn."""
     gated = Gated(lite, "IP")
@@ -222,15 +183,6 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
     mirrored = {ITEMS - 1 - item for item in gated.activated(gated.bank)}
     assert gated.store.load_bank(references[1]).activated == mirrored
     assert_found(gated, gated.found(), gated.chosen(gated.activated(gated.bank)))
-
-
-def test_a_gate_over_targets_needs_a_gate_and_targets(gated):
-    for given, said in (
-        ({"gate_targets": 1}, "give gate"),
-        ({"gate": 1, "gate_targets": 1}, "a target bank"),
-    ):
-        with pytest.raises(InvalidInput, match=said):
-            plan_migration(gated.store, gated.source, QueryBank(gated.bank), **given)
 
 
 def test_globally_corrected_ranks_candidates_by_the_banks_view(gated):

@@ -43,14 +43,6 @@ def test_it_reads_what_it_wrote(state):
     assert state.profile.epoch == 4
 
 
-def test_a_state_from_before_gates_had_two_sets_is_read(state):
-    gated = state.with_profile(state.profile.model_copy(update={"gate": 1}))
-    text = gated.to_json().replace(',"gate_targets":null', "").replace(',"nearest":""', "")
-    assert "gate_targets" not in text
-    assert '"nearest"' not in text
-    assert read_states({"hubness": text}, "products") == {state.field: gated}
-
-
 def test_a_state_from_before_second_fields_is_read(state):
     text = state.to_json().replace(',"second_vector":null', "")
     assert "second_vector" not in text

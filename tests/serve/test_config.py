@@ -147,11 +147,10 @@ def test_the_line_is_right(tmp_path, text, line, said):
 
 
 def test_what_tune_chooses_is_no_key(tmp_path):
-    text = '[[collection]]\nname = "live"\nstrength = 0.5\ngate = 1\ngate_targets = 1\n'
+    text = '[[collection]]\nname = "live"\nstrength = 0.5\ngate = 1\n'
     said = "is chosen by tune, and refreshes keep it: remove this key"
     assert faults(tmp_path, text) == [
-        (line, f"collection 1, {key}: {said}")
-        for line, key in ((3, "strength"), (4, "gate"), (5, "gate_targets"))
+        (line, f"collection 1, {key}: {said}") for line, key in ((3, "strength"), (4, "gate"))
     ]
     text = '[[collection]]\nname = "live"\noverride = true\n'
     assert faults(tmp_path, text) == [

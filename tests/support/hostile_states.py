@@ -313,10 +313,7 @@ def crossed(text: str) -> Iterator[Mutation]:
             ):
                 moved = {"name": whose, "profile": {**profile, "slot": slot, "standby": standby}}
                 yield Mutation(f"{change} of {whose} in {slot}", dumped({**value, change: moved}))
-    former = {
-        key: profile[key]
-        for key in ("estimator", "mean_bias", "strength", "gate", "gate_targets", "bank")
-    }
+    former = {key: profile[key] for key in ("estimator", "mean_bias", "strength", "gate", "bank")}
     yield Mutation(
         "a former estimator that is none",
         dumped(with_profile(former={**former, "estimator": {"name": "X"}})),
@@ -325,7 +322,7 @@ def crossed(text: str) -> Iterator[Mutation]:
         "a former mean bias of NaN",
         dumped(with_profile(former={**former, "mean_bias": Raw("NaN")})),
     )
-    yield Mutation("a gate of 10^9", dumped(with_profile(gate=10**9, gate_targets=10**9)))
+    yield Mutation("a gate of 10^9", dumped(with_profile(gate=10**9)))
     yield Mutation("mean bias 3e38", dumped(with_profile(mean_bias=Raw("3e38"))))
     yield Mutation("strength 1e38", dumped(with_profile(strength=Raw("1e38"))))
     scaled = changed(changed(as_l2, ("layout", "scale"), 2.0**1000), ("layout", "offset"), 1e300)

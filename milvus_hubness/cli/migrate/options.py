@@ -73,7 +73,6 @@ class Planning(
     target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None
     target_bank: options.TargetBank = None
     gate: options.Gate = None
-    gate_targets: options.GateTargets = None
     kind: options.Kind = None
     profiles: Annotated[
         int, "Number of bias profiles with room in the vectors; refresh adds them."
@@ -114,7 +113,6 @@ class Planning(
             field=self.field,
             target=self.target,
             gate=self.gate,
-            gate_targets=self.gate_targets,
             prior=self.read_prior(store, source, self.field),
             prior_weight=self.prior_weight,
             kind=self.kind,
@@ -162,7 +160,6 @@ class Planning(
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
             "--gate": (self.gate, former.get("gate") or 0),
-            "--gate-targets": (self.gate_targets, former.get("gate_targets")),
             "--prior": (prior.get("field"), former_prior.get("field")),
             "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
             "--prior-weight": (self.prior_weight, former_prior.get("weight")),

@@ -1,4 +1,4 @@
-"""Re-rankers: dynamic gates, globally-corrected retrieval, and the adaptive protocol."""
+"""Re-rankers: the dynamic gate, globally-corrected retrieval, and the adaptive protocol."""
 
 from __future__ import annotations
 
@@ -24,54 +24,25 @@ MARGIN = 4 * float(np.finfo(np.float32).eps)
 class DynamicGate:
     """Correct a query only if its raw nearest item is activated.
 
-    An item is activated if it is among the k nearest of some bank query or, if `k_targets` is
-    given, among the k_targets nearest of some item of the target bank. The target bank must not be
-    the gallery, which would activate all its items.
-
-    With InvertedSoftmax and without `k_targets` this is the paper's DIS. The authors' code of
-    DualDIS (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
-    dynamic inverted softmaxes, each of one bank with its own set. If a set lacks the raw nearest
-    item of q, its factor is the raw score s(q, r):
-
-        in both        IS_bank(q, r) · IS_targets(q, r)
-        first only     IS_bank(q, r) · s(q, r)
-        second only    s(q, r) · IS_targets(q, r)
-        in neither     s(q, r)²
-
-    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this
-    gate as the first line does, and as the last line does for s ≥ 0. In the two middle cases it
-    corrects by both banks, not by one.
+    An item is activated if it is among the k nearest of some bank query. With InvertedSoftmax this
+    is the dynamic inverted softmax of QB-Norm (Bogolin et al., CVPR 2022).
     """
 
     k: int = 1
     """How many nearest items of a bank query are activated."""
-    k_targets: int | None = None
-    """How many nearest items of an item of the target bank are activated; None needs no target
-    bank."""
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "k")
-        if self.k_targets is not None:
-            convert_fields(self, whole_number, "k_targets")
 
-    def activated(
-        self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike | None = None
-    ) -> npt.NDArray[np.bool_]:
+    def activated(self, bank: npt.ArrayLike, gallery: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return whether each row of gallery (n, d) is activated, bool (n,).
 
-        bank: (m, d). target_bank: (t, d), only with `k_targets`. Nearness is by inner product.
-        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k or k_targets
-        items.
+        bank: (m, d). Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the
+        gallery has fewer than k items.
         """
         items = as_floats(gallery)
-        nearest_of_bank = topk(as_floats(bank), items, self.k).indices
-        nearest = np.ravel(nearest_of_bank)
-
-        if self.k_targets is not None:
-            targets = as_floats(target_bank)
-            nearest_of_targets = topk(targets, items, self.k_targets).indices
-            nearest = np.concatenate([nearest, np.ravel(nearest_of_targets)])
-        return np.isin(np.arange(len(items)), nearest)
+        nearest = topk(as_floats(bank), items, self.k).indices
+        return np.isin(np.arange(len(items)), np.ravel(nearest))
 
 
 def gate(

@@ -1,4 +1,4 @@
-"""The choice of a plan: the estimator to fit, its strength and the gates of searches.
+"""The choice of a plan: the estimator to fit, its strength and the gate of searches.
 
 The caller's own choice comes first, then that of the verdict on this bank, then the default.
 """
@@ -6,28 +6,16 @@ The caller's own choice comes first, then that of the verdict on this bank, then
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
 from milvus_hubness.correction.kinds import KindRule
 from milvus_hubness.correction.rerank import DynamicGate
-from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.kinds import suited_to_kinds
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
-
-
-class Gates(NamedTuple):
-    """The gates of searches, as DynamicGate has them."""
-
-    gate: int | None = None
-    """k over bank queries; None, or 0 from a caller, for no gate."""
-    gate_targets: int | None = None
-    """k over target items, which widens the gate; None for none."""
-
-
-NO_GATES = Gates()
 
 
 @dataclass(frozen=True)
@@ -36,50 +24,38 @@ class Choice:
 
     estimator: Estimator
     strength: float = 1.0
-    gates: Gates = NO_GATES
+    gate: int | None = None
+    """The k of `DynamicGate`; None corrects every query."""
 
 
-def checked_gates(gates: Gates, target_bank: QueryBank | None) -> Gates:
-    """Return the valid k and k_targets of a DynamicGate; a gate of 0 is none.
+def checked_gate(gate: int | None) -> int | None:
+    """Return the valid k of a DynamicGate; None for 0, by which a caller turns a gate off.
 
-    Raises InvalidParameter, InvalidInput.
+    Raises InvalidParameter.
     """
-    # A caller turns the gates of tuning off by a gate of 0.
-    if not gates.gate and gates.gate_targets is None:
-        return NO_GATES
-    if not gates.gate:
-        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
-
-    if gates.gate_targets is not None and target_bank is None:
-        raise InvalidInput(
-            "gate_targets counts the nearest rows of target items: give a target bank"
-        )
-
+    if not gate:
+        return None
     try:
-        valid = DynamicGate(gates.gate, gates.gate_targets)
+        return DynamicGate(gate).k
     except InvalidParameter as error:
-        # DynamicGate calls them k and k_targets, the caller does not.
-        named = "gate" if gates.gate_targets is None else "gate, gate_targets"
-        raise InvalidParameter(f"{named}: {error}") from None
-
-    return Gates(valid.k, valid.k_targets)
+        # DynamicGate calls it k, the caller does not.
+        raise InvalidParameter(f"gate: {error}") from None
 
 
 def choose(
     verdict: TuningRecord | None,
-    target_bank: QueryBank | None,
     estimator: Estimator | None,
-    gates: Gates,
+    gate: int | None,
     *,
     by_kind: bool = False,
 ) -> Choice:
-    """Return the estimator to fit, with its strength and the gates.
+    """Return the estimator to fit, with its strength and the gate.
 
     verdict: on the bank, with the kinds of the plan. estimator: the caller's, at strength 1;
-    without one, the choice of the verdict counts, else the default. gates: the caller's, which
-    overrule those of the verdict. by_kind: whether the plan has kinds.
+    without one, the choice of the verdict counts, else the default. gate: the caller's, which
+    overrules that of the verdict; 0 for none. by_kind: whether the plan has kinds.
 
-    Raises as `checked_gates` does.
+    Raises as `checked_gate` does.
     """
     # A method of the caller's own is applied in full: the verdict is about another one.
     strength = 1.0
@@ -88,11 +64,11 @@ def choose(
         strength = verdict.strength
         if verdict.choice is not None:
             estimator = from_dict(verdict.choice)
-        if gates == NO_GATES:
-            gates = Gates(verdict.gate, verdict.gate_targets)
+        if gate is None:
+            gate = verdict.gate
 
     default = suited_to_kinds(DEFAULT_ESTIMATOR) if by_kind else DEFAULT_ESTIMATOR
-    return Choice(estimator or default, strength, checked_gates(gates, target_bank))
+    return Choice(estimator or default, strength, checked_gate(gate))
 
 
 def verdict_remarks(

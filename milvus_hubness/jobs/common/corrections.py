@@ -138,8 +138,8 @@ def load_corrections(
 
 
 def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
-    """Store the keys of the raw nearest rows of bank queries and targets, for the gates of the
-    profiles. Return the state that names them; clients read the former keys until it is stored.
+    """Store the keys of the raw nearest rows of bank queries, for the gates of the profiles. Return
+    the state that names them; clients read the former keys until it is stored.
     """
     for name, profile in state.profiles.items():
         if profile.gate is None:
@@ -147,10 +147,6 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 
         bank = store.load_bank(profile.bank, checked=False)
         nearest = _nearest(store, collection, state, profile, bank.queries, profile.gate)
-        if profile.gate_targets is not None and bank.targets is not None:
-            nearest += _nearest(
-                store, collection, state, profile, bank.targets, profile.gate_targets
-            )
 
         # A list of its own: clients go on with the former one until they read the new state.
         reference = store.save_nearest(profile.bank, collection, nearest)

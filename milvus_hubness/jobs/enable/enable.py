@@ -257,7 +257,6 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
-        gate_targets=plan.gate_targets,
         prior=correction.prior,
         kinds=correction.kinds,
         reranking=plan.reranking,

@@ -41,10 +41,8 @@ from milvus_hubness.errors import (
     ResumeRefused,
 )
 from milvus_hubness.jobs.common.choice import (
-    NO_GATES,
-    Gates,
     bank_facts,
-    checked_gates,
+    checked_gate,
     choose,
     kind_remarks,
     verdict_remarks,
@@ -116,9 +114,7 @@ class EnablePlan(ShownAsTable):
     adds_fields: bool
     """Whether fields must be added first."""
     gate: int | None
-    """k over bank queries of a gate, see DynamicGate; None for none."""
-    gate_targets: int | None
-    """k over target items of that gate; None for none."""
+    """The k of a DynamicGate; None for none."""
     remarks: tuple[str, ...]
     """What the user should know before the run."""
     judging: Judging
@@ -165,7 +161,6 @@ class EnablePlan(ShownAsTable):
             "estimator": to_dict(self.correction.fitted.estimator),
             "strength": self.strength,
             "gate": self.gate,
-            "gate_targets": self.gate_targets,
             "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
             "kinds": self.kinds.facts,
             "verdict": self.verdict.facts if self.verdict else None,
@@ -193,7 +188,7 @@ class EnablePlan(ShownAsTable):
 
 @dataclass(frozen=True, kw_only=True)
 class EnableRequest:
-    """What the caller of `plan_enable` asks for, with valid gates and a valid limit."""
+    """What the caller of `plan_enable` asks for, with a valid gate and a valid limit."""
 
     source: str
     """The collection to correct, or an alias of it."""
@@ -201,8 +196,8 @@ class EnableRequest:
     target_bank: QueryBank | None
     estimator: Estimator | None
     """The method to fit; None to follow tuning."""
-    gates: Gates
-    """The caller's gates, which overrule those of tuning."""
+    gate: int | None
+    """The caller's gate, which overrules that of tuning; 0 for none."""
     prior: PriorRequest
     """The caller's prior."""
     kinds: KindRequest
@@ -218,7 +213,7 @@ class EnableRequest:
     guard: GuardPolicy = UNGUARDED
 
     def __post_init__(self) -> None:
-        checked_gates(self.gates, self.target_bank)
+        checked_gate(self.gate)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)
         if self.kinds.name is not None and self.where != "second_vector":
@@ -255,7 +250,7 @@ class FittedPlan:
 
     correction: Correction
     strength: float
-    gates: Gates
+    gate: int | None
     bank_collection: str
     remarks: list[str]
     reranking: CandidateReranking | None = None
@@ -279,7 +274,6 @@ def plan_enable(
     bank_collection: str | None = None,
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
-    gate_targets: int | None = None,
     prior: PriorLike | None = None,
     prior_weight: float | None = None,
     kind: str | None = None,
@@ -297,7 +291,7 @@ def plan_enable(
     where: by default "fields" if the collection has them or the server can add them and its rows do
     not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    gate_targets, prior, prior_weight, on_hub, false_alarms: as in plan_migration. kind: as there, for
+    prior, prior_weight, on_hub, false_alarms: as in plan_migration. kind: as there, for
     "second_vector" only.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator,
@@ -311,7 +305,7 @@ def plan_enable(
         bank=QueryBank.of(bank),
         target_bank=optional_bank(target_bank),
         estimator=estimator,
-        gates=Gates(gate, gate_targets),
+        gate=gate,
         prior=PriorRequest.of(prior, prior_weight),
         kinds=KindRequest.of(kind),
         field=field,
@@ -367,8 +361,7 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         strength=fitted.strength,
         where=location.where,
         adds_fields=location.adds_fields,
-        gate=fitted.gates.gate,
-        gate_targets=fitted.gates.gate_targets,
+        gate=fitted.gate,
         remarks=(
             *location.remarks,
             *_remarks_on_expiry(info, location.where),
@@ -470,7 +463,7 @@ def _continued(store: Store, request: EnableRequest, unfinished: CollectionState
     return FittedPlan(
         correction=correction,
         strength=profile.strength,
-        gates=Gates(profile.gate, profile.gate_targets),
+        gate=profile.gate,
         bank_collection=profile.bank.collection,
         remarks=[],
     )
@@ -501,13 +494,7 @@ def _fitted(
             gallery.layout, judged_rows, field, request.bank, request.judging, kinds.rule
         )
     remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
-    choice = choose(
-        verdict,
-        request.target_bank,
-        request.estimator,
-        request.gates,
-        by_kind=kinds.rule is not None,
-    )
+    choice = choose(verdict, request.estimator, request.gate, by_kind=kinds.rule is not None)
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])
@@ -548,7 +535,7 @@ def _fitted(
     return FittedPlan(
         correction=correction,
         strength=choice.strength,
-        gates=choice.gates,
+        gate=choice.gate,
         bank_collection=request.bank_collection or bank_name(info.name),
         remarks=remarks,
         reranking=reranking,
@@ -650,8 +637,7 @@ def _require_same(state: CollectionState, request: EnableRequest, present: Chose
     targets = request.target_bank
     estimator = request.estimator
     fingerprint = request.bank.fingerprint + (f"+{targets.fingerprint}" if targets else "")
-    present_gates = Gates(profile.gate, profile.gate_targets)
-    gates = request.gates
+    gate = request.gate
     prior = chosen_prior(request.prior, None, present)
     kinds = state.kinds
     requested = request.kinds.name
@@ -659,7 +645,7 @@ def _require_same(state: CollectionState, request: EnableRequest, present: Chose
         "kind": requested is not None and (kinds is None or requested != (kinds.field or AUTO)),
         "bank": fingerprint != profile.bank.fingerprint,
         "estimator": estimator is not None and not is_same(estimator, profile.estimator),
-        "gate": gates != NO_GATES and checked_gates(gates, targets) != present_gates,
+        "gate": gate is not None and checked_gate(gate) != profile.gate,
         "prior": prior.arguments != present.arguments,
     }
     if names := [name for name, differs in differences.items() if differs]:

@@ -98,7 +98,6 @@ def prepared(
         mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
-        gate_targets=plan.gate_targets,
         prior=correction.prior,
         kinds=correction.kinds,
         evidence=correction.evidence,

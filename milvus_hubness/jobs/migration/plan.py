@@ -24,9 +24,8 @@ from milvus_hubness.errors import (
     InvalidInput,
 )
 from milvus_hubness.jobs.common.choice import (
-    Gates,
     bank_facts,
-    checked_gates,
+    checked_gate,
     choose,
     kind_remarks,
     verdict_remarks,
@@ -108,9 +107,7 @@ class MigrationPlan(Fitting, ShownAsTable):
     rename: bool
     """Whether the cutover moves the source's own name instead."""
     gate: int | None
-    """k over bank queries of a gate, see DynamicGate; None for none."""
-    gate_targets: int | None
-    """k over target items of that gate; None for none."""
+    """The k of a DynamicGate; None for none."""
     restart: bool
     """Whether the run drops an unfinished target first."""
     remarks: tuple[str, ...]
@@ -157,7 +154,6 @@ class MigrationPlan(Fitting, ShownAsTable):
             "estimator": to_dict(self.estimator),
             "strength": self.strength,
             "gate": self.gate,
-            "gate_targets": self.gate_targets,
             "prior": self.chosen.arguments,
             "kind": self.kind,
             "slots": self.layout.slots,
@@ -193,7 +189,7 @@ class MigrationPlan(Fitting, ShownAsTable):
             },
             "vectors_per_row": round(self.vectors_per_row, 1),
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
-            **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
+            **{name: arguments[name] for name in ("estimator", "strength", "gate")},
             "prior": self.chosen.facts,
             "kinds": self.kinds.facts,
             "alias": self.alias,
@@ -215,7 +211,7 @@ class MigrationPlan(Fitting, ShownAsTable):
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationRequest:
-    """What the caller of `plan_migration` asks for, with valid gates."""
+    """What the caller of `plan_migration` asks for, with a valid gate."""
 
     source: str
     """The collection to correct, or an alias of it."""
@@ -223,8 +219,8 @@ class MigrationRequest:
     target_bank: QueryBank | None
     estimator: Estimator | None
     """The method to fit; None to follow tuning."""
-    gates: Gates
-    """The caller's gates, which overrule those of tuning."""
+    gate: int | None
+    """The caller's gate, which overrules that of tuning; 0 for none."""
     prior: PriorRequest
     """The caller's prior."""
     kinds: KindRequest
@@ -249,7 +245,7 @@ class MigrationRequest:
     guard: GuardPolicy = UNGUARDED
 
     def __post_init__(self) -> None:
-        checked_gates(self.gates, self.target_bank)
+        checked_gate(self.gate)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)
 
@@ -268,7 +264,6 @@ def plan_migration(
     rename: bool = False,
     measure: bool = False,
     gate: int | None = None,
-    gate_targets: int | None = None,
     prior: PriorLike | None = None,
     prior_weight: float | None = None,
     kind: str | None = None,
@@ -289,8 +284,8 @@ def plan_migration(
     queries: real ones, apart from the bank, on which it is judged; by default half of the bank.
     verdict: see VerdictMode; by default that of $MILVUS_HUBNESS_VERDICT, else "require", so that
     `migrate` raises CorrectionNotRecommended before its first write if the verdict on this bank is
-    "leave it alone". gate, gate_targets: see DynamicGate; by
-    default those of the choice of tuning, if that is followed, else none; 0 for none. prior: a
+    "leave it alone". gate: the k of a DynamicGate; by
+    default that of the choice of tuning, if that is followed, else none; 0 for none. prior: a
     field of the rows, or clicks by key, that says how often each row is wanted. prior_weight: λ in
     units of the spread of scores; by default the one that tuning chose, else 0. kind: a field of the
     rows that says of which kind each is, such as its modality or language, with at most 16 values;
@@ -311,7 +306,7 @@ def plan_migration(
         bank=QueryBank.of(bank),
         target_bank=optional_bank(target_bank),
         estimator=estimator,
-        gates=Gates(gate, gate_targets),
+        gate=gate,
         prior=PriorRequest.of(prior, prior_weight),
         kinds=KindRequest.of(kind),
         field=field,
@@ -360,13 +355,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         sample = sample or sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
         rows = FitRows.of(*sample, NO_PRIOR, kinds.rule)
         verdict = judged(layout, rows, field, request.bank, judging, kinds.rule)
-    choice = choose(
-        verdict,
-        request.target_bank,
-        request.estimator,
-        request.gates,
-        by_kind=kinds.rule is not None,
-    )
+    choice = choose(verdict, request.estimator, request.gate, by_kind=kinds.rule is not None)
 
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     fitting = Fitting(
@@ -404,8 +393,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         strength=choice.strength,
         alias=request.alias,
         rename=request.rename,
-        gate=choice.gates.gate,
-        gate_targets=choice.gates.gate_targets,
+        gate=choice.gate,
         restart=request.restart,
         remarks=tuple(remarks),
         server=store.server_version(),

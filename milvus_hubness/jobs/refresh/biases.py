@@ -29,7 +29,6 @@ from milvus_hubness.correction.fitted import (
     measured_kinds,
     reduced_items,
     reduced_queries,
-    reduced_targets,
 )
 from milvus_hubness.correction.kernels.token_rows import as_floats, as_queries
 from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
@@ -37,7 +36,6 @@ from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
-from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
@@ -293,11 +291,7 @@ def _fit_without(
     )
     neutral = correction.centred(sample.vectors, kinds=sample.numbers)
     bias = neutral * np.float32(plan.strength)
-    if plan.gates.gate is None:
-        return bias, None
-
-    targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
-    return bias, activated_by(plan.gates, correction.fitted.bank.vectors, sample.items, targets)
+    return bias, activated_by(plan.gate, correction.fitted.bank.vectors, sample.items)
 
 
 def _objection(
@@ -467,7 +461,7 @@ def evaluate(
         bank=bank,
         strength=profile.strength,
         reason="",
-        gates=Gates(profile.gate, profile.gate_targets),
+        gate=profile.gate,
     )
     numbers = sample.kinds(state.kinds)
     kinds = measured_kinds(state.layout, state.kinds, sample.vectors, numbers, plan.bank.queries)

@@ -62,7 +62,6 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
-from milvus_hubness.jobs.common.choice import NO_GATES, Gates, checked_gates
 from milvus_hubness.jobs.common.corrections import require_engine
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
@@ -321,8 +320,8 @@ class RefreshPlan:
     """w of searches that name none."""
     reason: str
     """Why new biases are due; empty if they are not."""
-    gates: Gates = NO_GATES
-    """The gates of searches."""
+    gate: int | None = None
+    """The k of a DynamicGate, which searches have; None for none."""
     prior: Prior | None = None
     """The prior, measured on the values of all rows; its clicks are in the bank."""
     kinds: KindMeans | None = None
@@ -397,15 +396,14 @@ def plan_refresh(
 
     estimator = options.estimator
     strength = profile.strength
-    present_gates = Gates(profile.gate, profile.gate_targets)
-    gates = present_gates
+    gate = profile.gate
     tuned = _newly_tuned(info, state, bank) if estimator is None else None
     if tuned is not None:
         estimator = from_dict(tuned.choice or {})
         strength = tuned.strength
-        # Without labels, tuning does not judge gates, so those in use stay.
+        # Without labels, tuning does not judge gates, so that in use stays.
         if tuned.labelled:
-            gates = checked_gates(Gates(tuned.gate, tuned.gate_targets), bank.targets)
+            gate = tuned.gate
 
     former = ChosenPrior(profile.prior, stored.clicks)
     verdict = tuned
@@ -424,7 +422,7 @@ def plan_refresh(
         reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
         reasons.append("the parameters changed")
-    if gates != present_gates:
+    if gate != profile.gate:
         reasons.append("the gate changed")
     if reason := _prior_reason(prior, former):
         reasons.append(reason)
@@ -439,7 +437,7 @@ def plan_refresh(
             bank=stored,
             strength=profile.strength,
             reason=reason_of_guard,
-            gates=present_gates,
+            gate=profile.gate,
             prior=profile.prior,
             kinds=profile.kinds,
             mean_bias=profile.mean_bias,
@@ -459,7 +457,7 @@ def plan_refresh(
         bank=replace(bank, clicks=prior.clicks),
         strength=strength,
         reason=" and ".join(reasons),
-        gates=gates,
+        gate=gate,
         prior=prior.prior,
         kinds=profile.kinds,
         fits_bank=options.refit or bool(refit.reason) or (is_other and not refit.takes_samples),
@@ -536,7 +534,7 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
         bank=store.load_bank(former.bank),
         strength=former.strength,
         reason="the last refresh is taken back",
-        gates=Gates(former.gate, former.gate_targets),
+        gate=former.gate,
         prior=former.prior,
         kinds=former.kinds,
         mean_bias=former.mean_bias,
@@ -574,7 +572,7 @@ def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None)
         bank=saved,
         strength=begun.strength,
         reason="one was not finished",
-        gates=Gates(begun.gate, begun.gate_targets),
+        gate=begun.gate,
         prior=begun.prior,
         kinds=begun.kinds,
         mean_bias=begun.mean_bias,

@@ -100,9 +100,7 @@ class TuningRecord(FrozenModel):
     strength: Strength
     """w of searches: that of the choice, or of the default method without one."""
     gate: Depth | None = None
-    """k over bank queries of the gate that tuning chose; None for none."""
-    gate_targets: Depth | None = None
-    """k over target items of that gate; None for none."""
+    """The k of the gate that tuning chose; None for none."""
     prior: Prior | None = None
     """The prior whose weight tuning chose, not measured on any gallery; None if it tried none."""
     reason: Text

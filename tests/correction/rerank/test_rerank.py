@@ -1,11 +1,10 @@
-"""The gates and the re-ranker against plain transcriptions, and the gate against the reference table."""
+"""The gate and the re-ranker against plain transcriptions, and the gate against the reference table."""
 
 import numpy as np
 import pytest
 
 from milvus_hubness import (
     DimensionMismatch,
-    DualInvertedSoftmax,
     InvalidParameter,
     InvertedSoftmax,
     QueryBank,
@@ -39,50 +38,9 @@ def test_activated_are_the_nearest_of_some_bank_query(k):
     assert set(np.flatnonzero(DynamicGate(k).activated(bank, gallery)).tolist()) == wanted
 
 
-def db_norm(scores, from_bank, from_targets, tau_query, tau_target, k_query, k_target):
-    """DualDIS as its authors' code has it: the product of two dynamic inverted softmaxes, and where each is
-    one rather than the raw score."""
-
-    def dynamic_inverted_softmax(reference, tau, k):
-        retrieved = np.unique(np.argsort(-reference, axis=1)[:, :k])
-        opens = np.isin(np.argsort(-scores, axis=1)[:, 0], retrieved)
-        normalised = np.exp(scores / tau) / np.exp(reference / tau).sum(axis=0)
-        return np.where(opens[:, None], normalised, scores), opens
-
-    by_bank, opens_by_bank = dynamic_inverted_softmax(from_bank, tau_query, k_query)
-    by_targets, opens_by_targets = dynamic_inverted_softmax(from_targets, tau_target, k_target)
-    return by_bank * by_targets, opens_by_bank, opens_by_targets
-
-
-@pytest.mark.parametrize(("k_query", "k_target"), [(1, 1), (1, 3), (2, 1)])
-def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agree(
-    k_query, k_target
-):
-    rng = np.random.default_rng(2)
-    rows = [np.abs(rng.normal(size=(n, 8))) for n in (600, 60, 16, 12)]
-    query, gallery, bank, targets = [
-        row / np.linalg.norm(row, axis=1, keepdims=True) for row in rows
-    ]
-    scores = query @ gallery.T
-    product, by_bank, by_targets = db_norm(
-        scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target
-    )
-    bias = DualInvertedSoftmax(0.05, 0.1).fit(QueryBank(bank), target_bank=targets).bias(gallery)
-    activated = DynamicGate(k_query, k_target).activated(bank, gallery, targets)
-    opens = activated[scores.argmax(1)]
-    np.testing.assert_array_equal(opens, by_bank | by_targets)
-    both, neither = by_bank & by_targets, ~by_bank & ~by_targets
-    assert min(both.sum(), neither.sum(), (by_bank ^ by_targets).sum()) > 10
-    ours = np.where(opens[:, None], scores - bias, scores)
-    for agreed in (both, neither):
-        np.testing.assert_array_equal(
-            np.argsort(-ours[agreed], axis=1)[:, :5], np.argsort(-product[agreed], axis=1)[:, :5]
-        )
-
-
-def test_dual_gate_needs_banks_of_the_gallerys_width():
+def test_the_gate_needs_a_bank_of_the_gallerys_width():
     with pytest.raises(DimensionMismatch):
-        DynamicGate(1, 1).activated(np.eye(4), np.eye(4), np.eye(3))
+        DynamicGate(1).activated(np.eye(3), np.eye(4))
 
 
 def test_the_gate_opens_for_activated_items_only():
@@ -122,7 +80,5 @@ def test_parameters_are_checked():
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(InvalidParameter):
             DynamicGate(wrong)
-        with pytest.raises(InvalidParameter, match="k_targets"):
-            DynamicGate(1, wrong)
         with pytest.raises(InvalidParameter):
             GloballyCorrected(wrong)

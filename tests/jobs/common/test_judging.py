@@ -6,7 +6,7 @@ import pytest
 
 from milvus_hubness.correction.estimators import NNN, to_dict
 from milvus_hubness.errors import CorrectionNotRecommended
-from milvus_hubness.jobs.common.choice import NO_GATES, choose
+from milvus_hubness.jobs.common.choice import choose
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.store.records import TuningRecord
 
@@ -51,6 +51,6 @@ def test_a_verdict_against_it_stops_and_one_that_is_not_looked_at_does_nothing(c
 
 
 def test_jobs_take_the_method_and_the_strength_of_what_is_not_proven():
-    chosen = choose(record("not proven"), None, None, NO_GATES)
+    chosen = choose(record("not proven"), None, None)
     assert (chosen.estimator, chosen.strength) == (NNN(7), 0.5)
-    assert choose(record("leave it alone", 0.0), None, None, NO_GATES).strength == 1.0
+    assert choose(record("leave it alone", 0.0), None, None).strength == 1.0
