@@ -30,7 +30,7 @@ VerdictMode = Literal["require", "warn", "skip"]
 alone", goes on and says so, or does not have the bank judged.
 """
 
-OnHub = Literal["off", "warn", "quarantine", "refuse"]
+OnHub = Literal["off", "warn", "refuse"]
 """What clients do with a new row that looks like a planted hub: nothing, log it, write it where no
 search returns it, or refuse the write.
 """

@@ -55,7 +55,7 @@ PANELS = {
         "no_prior", "experiment", "name", "outcome",
     ),
     "Hub guard": (
-        "on_hub", "false_alarms", "suspicious", "alert_budget", "quarantined", "release", "replace", "forget",
+        "on_hub", "false_alarms", "suspicious", "alert_budget",
     ),
     "Copy": (
         "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",

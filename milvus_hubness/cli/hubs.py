@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,14 +32,6 @@ def hubs(
     alert_budget: Annotated[
         float, "With --suspicious: exit with 1 if a larger share of the rows is suspicious."
     ] = ALERT_BUDGET,
-    quarantined: Annotated[bool, "List the rows that the hub guard has held back."] = False,
-    release: Annotated[
-        list[str] | None, "Write the held row of this key or id after all; repeatable."
-    ] = None,
-    forget: Annotated[
-        list[str] | None, "Forget the held row of this key or id; repeatable."
-    ] = None,
-    replace: Annotated[bool, "With --release: replace a row that has the key by now."] = False,
     on_hub: Annotated[
         OnHub | None, "Choose what clients do with new rows that look like planted hubs."
     ] = None,
@@ -59,21 +51,16 @@ def hubs(
 
     Example: milvus-hubness hubs products --suspicious
     """
-    modes = {
+    outputs = {
         "--suspicious": suspicious,
-        "--quarantined": quarantined,
-        "--release": bool(release),
-        "--forget": bool(forget),
         "--on-hub": on_hub is not None,
+        "--csv": as_csv,
     }
-    chosen = [name for name, is_given in modes.items() if is_given]
+    chosen = [name for name, is_given in outputs.items() if is_given]
+    if as_csv and as_json:
+        chosen.append("--json")
     if len(chosen) > 1:
         raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
-    if as_csv and (as_json or chosen):
-        other = chosen[0] if chosen else "--json"
-        raise typer.BadParameter(f"give --csv or {other}, not both")
-    if replace and not release:
-        raise typer.BadParameter("--replace needs --release KEY")
     if false_alarms is not None and on_hub is None:
         raise typer.BadParameter("--false-alarms needs --on-hub")
 
@@ -82,8 +69,6 @@ def hubs(
     elif on_hub is not None:
         share = FALSE_ALARMS if false_alarms is None else false_alarms
         _guard(collection, connection, field, on_hub, share, as_json=as_json)
-    elif quarantined or release or forget:
-        _quarantine(collection, connection, release, forget, replaces=replace, as_json=as_json)
     else:
         _list(collection, bank, estimating, connection, queries, field, top, as_csv, as_json)
 
@@ -176,7 +161,6 @@ def _show_scan(result: HubScan, top: int) -> None:
         "zero vectors": f"{len(found.zero_vectors):,}" if found.zero_vectors else None,
         "no valid vector": f"{result.invalid:,} rows" if result.invalid else None,
         "repeated": "\n".join(repeated),
-        "quarantined": f"{result.quarantined:,} rows" if result.quarantined else None,
     }
     console.show_facts(f"{result.collection}, rows that look like planted hubs", facts)
     lines = [
@@ -239,52 +223,3 @@ def _strengthened(done: GuardStatus) -> str | None:
     if done.factor is None or done.factor == 1:
         return None
     return f"of rows above the limit, {done.factor:.2f} times larger, so that they count in full"
-
-
-def _quarantine(
-    collection: str,
-    connection: options.Connection,
-    release: list[str] | None,
-    forget: list[str] | None,
-    *,
-    replaces: bool,
-    as_json: bool,
-) -> None:
-    from milvus_hubness.milvus.client.sync import HubnessClient
-
-    connection.open()
-    client = HubnessClient(
-        connection.uri, token=options.read_token(connection.token_file), db_name=connection.db
-    )
-    try:
-        if release:
-            count = client.release_quarantined(collection, release, replaces=replaces)
-            _show_done(collection, "released", count, as_json=as_json)
-        elif forget:
-            count = client.drop_quarantined(collection, forget)
-            _show_done(collection, "forgotten", count, as_json=as_json)
-        else:
-            rows: list[dict[str, Any]] = client.list_quarantined(collection)
-            listed = [{name: row[name] for name in ("id", "key", "at")} for row in rows]
-            result = {"quarantined": {"collection": collection, "rows": listed}}
-            console.show_result(as_json, result, lambda: _show_held(collection, listed))
-    finally:
-        client.close()
-
-
-def _show_done(collection: str, done: str, count: int, *, as_json: bool) -> None:
-    console.show_result(
-        as_json,
-        {"quarantine": {"collection": collection, done: count}},
-        lambda: console.show_facts(f"Quarantine of {collection}", {done: f"{count:,} rows"}),
-    )
-
-
-def _show_held(collection: str, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        console.say(f"No row of {collection} is in quarantine.")
-        return
-    lines = [
-        (str(row["key"] if row["key"] is not None else ""), row["id"], row["at"]) for row in rows
-    ]
-    console.show_table(f"Rows held back from {collection}", ("key", "id", "at"), lines, texts=3)

@@ -15,7 +15,6 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
-from milvus_hubness.jobs.common.quarantine import held_rows
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.quality.measures import as_plain
 from milvus_hubness.quality.suspicion import Suspicions, expect_budget, scan
@@ -36,8 +35,6 @@ class HubScan(ShownAsTable):
     found: Suspicions
     invalid: int
     """Rows that have no usable vector: zero under COSINE, or not finite."""
-    quarantined: int
-    """Rows that the hub guard has held back; they were not scanned."""
 
     @property
     def suspicious(self) -> list[Key]:
@@ -70,7 +67,6 @@ class HubScan(ShownAsTable):
                     {"rows": len(group), "first_key": self.keys[group[0]]}
                     for group in self.found.repeated
                 ],
-                "quarantined": self.quarantined,
             }
         )
         return plain
@@ -117,7 +113,6 @@ def scan_hubs(
         keys=tuple(gallery.keys),
         found=found,
         invalid=max(0, biased.info.rows - len(gallery.keys)),
-        quarantined=len(held_rows(store, biased.info, collection)),
     )
 
 

@@ -86,8 +86,6 @@ class Reconciliation(BaseModel):
     """Rows that look like planted hubs; None if the collection was not scanned."""
     suspicious_share: float | None = None
     """Their share of the scanned rows."""
-    quarantined: int | None = None
-    """Rows that the hub guard has held back; None if the collection was not scanned."""
 
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:
@@ -252,7 +250,6 @@ class Reconciler:
             update={
                 "suspicious": len(found.suspicious),
                 "suspicious_share": found.found.share,
-                "quarantined": found.quarantined,
             }
         )
 

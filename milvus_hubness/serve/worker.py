@@ -75,7 +75,6 @@ class ServiceMetrics:
         self._suspicious_share = gauge(
             "suspicious_rows_ratio", "Share of the rows that look like planted hubs."
         )
-        self._quarantined = gauge("quarantined_rows", "Rows that the hub guard has held back.")
         self._refreshing = gauge("refreshing", "Whether a run is in progress.")
         self._scanned = counter("rows_scanned_total", "Rows read.")
         self._changed = counter("rows_changed_total", "Rows whose biases were written.")
@@ -177,7 +176,6 @@ class ServiceMetrics:
             (self._new_bank_due, outcome.is_new_bank_due),
             (self._suspicious, outcome.suspicious),
             (self._suspicious_share, outcome.suspicious_share),
-            (self._quarantined, outcome.quarantined),
         ):
             if value is not None:
                 gauge.labels(*labels).set(value)

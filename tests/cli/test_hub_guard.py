@@ -1,12 +1,11 @@
-"""The hub guard from the command line: migrate --on-hub, hubs --suspicious, --quarantined, --release."""
+"""The hub guard from the command line: migrate --on-hub, hubs --suspicious and --on-hub."""
 
 import json
 
 import numpy as np
 import pytest
 
-from milvus_hubness import HubnessClient, connect
-from tests.cli.conftest import assert_fails
+from milvus_hubness import HubnessClient, HubRefused, connect
 from tests.support.planted import centroid, gallery, genuine
 
 ITEMS, BANK, USERS = gallery()
@@ -15,7 +14,7 @@ HUBS = centroid(USERS, 5)
 
 @pytest.fixture
 def shop(files, run):
-    """A migrated collection `goods` that holds hubs back, in the file of `files`."""
+    """A migrated collection `goods` that refuses hubs, in the file of `files`."""
     client = connect("shop.db")
     client.create_collection(
         "goods", dimension=ITEMS.shape[1], metric_type="COSINE", consistency_level="Strong"
@@ -24,7 +23,7 @@ def shop(files, run):
     np.save("queries.npy", BANK)
     done = run(
         *("migrate", "run", "goods", "--bank", "queries.npy", "--method", "blend", "--force"),
-        *("--alias", "live", "--no-writers", "--on-hub", "quarantine", "--json"),
+        *("--alias", "live", "--no-writers", "--on-hub", "refuse", "--json"),
     )
     assert done.returncode == 0, done.stderr
     return client
@@ -34,25 +33,19 @@ def rows_of(items, first):
     return [{"id": first + i, "vector": item} for i, item in enumerate(items)]
 
 
-def test_a_held_row_is_listed_released_and_then_found_by_the_scan(shop, run):
+def test_a_row_that_was_refused_and_written_all_the_same_is_found_by_the_scan(shop, run):
     client = HubnessClient("shop.db")
-    client.insert("live", rows_of(HUBS, 9000) + rows_of(genuine(10), 5000))
+    with pytest.raises(HubRefused):
+        client.insert("live", rows_of(HUBS, 9000) + rows_of(genuine(10), 5000))
+    client.insert("live", rows_of(genuine(10), 5000))
 
     clean = run("hubs", "live", "--suspicious", "--json")
     assert clean.returncode == 0, clean.stderr
     report = json.loads(clean.stdout)["suspicious"]
-    assert (report["rows"], report["suspicious"], report["quarantined"]) == (410, 0, 5)
+    assert (report["rows"], report["suspicious"]) == (410, 0)
 
-    listed = run("hubs", "live", "--quarantined", "--json")
-    held = json.loads(listed.stdout)["quarantined"]["rows"]
-    assert [row["key"] for row in held] == [9000, 9001, 9002, 9003, 9004]
-    assert "9003" in run("hubs", "live", "--quarantined").stdout
-
-    assert run("hubs", "live", "--forget", "9004").returncode == 0
-    freed = run("hubs", "live", "--release", "9000", "--release", held[1]["id"], "--json")
-    assert json.loads(freed.stdout)["quarantine"] == {"collection": "live", "released": 2}
-    assert_fails(run("hubs", "live", "--release", "9004"), 1, "no row '9004'", "in quarantine")
-
+    assert run("hubs", "live", "--on-hub", "off").returncode == 0
+    HubnessClient("shop.db").insert("live", rows_of(HUBS[:2], 9000))
     found = run("hubs", "live", "--suspicious", "--json")
     assert found.returncode == 1
     report = json.loads(found.stdout)["suspicious"]
@@ -98,12 +91,12 @@ def test_a_collection_that_is_not_corrected_is_scanned_with_a_bank(shop, run):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--suspicious", "--quarantined"), 2, "not both"),
+        (("--suspicious", "--on-hub", "warn"), 2, "not both"),
+        (("--csv", "--json"), 2, "not both"),
         (("--suspicious", "--csv"), 2, "not both"),
         (("--suspicious", "--alert-budget", "2"), 2, "alert_budget is a share from 0 to 1"),
         (("--on-hub", "warn", "--false-alarms", "0.5"), 2, "false_alarms is a share"),
         (("--false-alarms", "0.01"), 2, "--false-alarms needs --on-hub"),
-        (("--replace",), 2, "--replace needs --release"),
         (("--suspicious",), 1, "too few to see which are hubs"),
     ],
 )

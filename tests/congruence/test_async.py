@@ -723,9 +723,6 @@ ADDED = {
     "hubness_guarded",
     "hubness_samples",
     "write_import_files",
-    "list_quarantined",
-    "release_quarantined",
-    "drop_quarantined",
     "feedback",
     "feedback_by_token",
 }

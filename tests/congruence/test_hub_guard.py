@@ -1,7 +1,6 @@
-"""The hub guard: rows planted to answer everything are logged, held back or refused at insertion."""
+"""The hub guard: rows planted to answer everything are logged or refused at insertion."""
 
 import asyncio
-import json
 import logging
 from dataclasses import replace
 
@@ -15,11 +14,8 @@ from milvus_hubness import (
     Blend,
     CorrectionConfig,
     HubRefused,
-    InvalidInput,
     InvalidParameter,
-    MilvusStore,
     QueryBank,
-    StateError,
     enable,
     migrate,
     plan_enable,
@@ -28,10 +24,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.prior import Items, Prior
 from milvus_hubness.jobs.common.corrections import load_correction
-from milvus_hubness.jobs.common.quarantine import HELD
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.refresh.guard import guard_hubs
-from milvus_hubness.jobs.store.ownership import QUARANTINE
 from tests.support.async_clients import opened
 from tests.support.planted import DIM, centroid, gallery, genuine
 
@@ -146,7 +140,7 @@ def test_warn_writes_the_row_and_logs_one_line(lite, caplog):
     assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 6}]
 
 
-@pytest.mark.parametrize("on_hub", ["warn", "quarantine", "refuse"])
+@pytest.mark.parametrize("on_hub", ["warn", "refuse"])
 def test_a_client_counts_what_its_guard_saw(lite, on_hub):
     alias, client = guarded(lite, on_hub)
     client.insert(alias, rows_of(genuine(10), 80_000))
@@ -156,7 +150,7 @@ def test_a_client_counts_what_its_guard_saw(lite, on_hub):
             client.insert(alias, rows_of(HUBS[:2], first))
         except HubRefused:
             assert on_hub == "refuse"
-    name = {"warn": "warned", "quarantine": "quarantined", "refuse": "refused"}[on_hub]
+    name = {"warn": "warned", "refuse": "refused"}[on_hub]
     assert client.hubness_guarded._asdict()[name] == sum(client.hubness_guarded) == 4
 
 
@@ -251,7 +245,7 @@ def test_the_guard_is_chosen_later(lite):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_hub": "drop"}, "on_hub is one of off, warn, quarantine, refuse, not 'drop'"),
+        ({"on_hub": "drop"}, "on_hub is one of off, warn, refuse, not 'drop'"),
         ({"on_hub": "warn", "false_alarms": 0}, "false_alarms is a share of the rows"),
         ({"on_hub": "warn", "false_alarms": True}, "false_alarms is a share of the rows"),
         ({"on_hub": "warn", "false_alarms": "1%"}, "false_alarms is a share of the rows"),
@@ -266,164 +260,39 @@ def test_bad_options_are_named(lite, options, message):
     assert "\n" not in str(of_plan.value)
 
 
-def test_a_held_row_is_in_no_answer_and_can_be_released(lite):
-    name, client = guarded(lite, "quarantine")
+@pytest.mark.parametrize("method", ["insert", "upsert"])
+def test_what_is_refused_is_in_no_answer_and_the_other_rows_can_be_written(lite, method):
+    name, client = guarded(lite, "refuse")
     rows = rows_of(genuine(3), 5000) + rows_of(HUBS[:2], 9000) + rows_of(genuine(3, 8), 6000)
-    rows[3]["more"] = {"a": [1, None]}
-    done = client.insert(name, rows)
-    assert done["insert_count"] == 6
-    assert done["quarantined"] == [3, 4]
+    with pytest.raises(HubRefused) as refused:
+        getattr(client, method)(name, rows)
+    assert refused.value.rows == (3, 4)
 
-    for options in ({}, {"strength": 0.0}, {"filter": "id > 0"}):
+    others = [row for i, row in enumerate(rows) if i not in refused.value.rows]
+    assert getattr(client, method)(name, others)[f"{method}_count"] == 6
+    for options in ({}, {"strength": 0.0}):
         assert not {9000, 9001} & set(first_answers(client, name, **options))
-    assert client.get(name, ids=[9000]) == []
-    assert len(client.get(name, ids=[5000, 5001, 5002, 6000, 6001, 6002])) == 6
-
-    held = client.list_quarantined(name)
-    assert [row["key"] for row in held] == [9000, 9001]
-    assert held[0]["row"]["more"] == {"a": [1, None]}
-    assert np.array_equal(held[0]["row"]["vector"], HUBS[0])
-
-    assert client.release_quarantined(name, [9000]) == 1
-    assert [row["key"] for row in client.list_quarantined(name)] == [9001]
-    [row] = client.get(name, ids=[9000], output_fields=["*"])
-    assert (row["note"], row["more"]) == ("n0", {"a": [1, None]})
-    assert np.allclose(row["vector"], HUBS[0], atol=1e-5)
-    assert first_answers(client, name, strength=0.0).count(9000) > len(USERS) / 2
-
-    assert client.drop_quarantined(name, ["9001"]) == 1
-    assert client.list_quarantined(name) == []
-    assert client.get(name, ids=[9001]) == []
-    with pytest.raises(InvalidInput, match="no row '9001' of"):
-        client.release_quarantined(name, [9001])
+    assert {row["id"] for row in client.query(name, "id >= 5000")} == {row["id"] for row in others}
 
 
-@pytest.mark.parametrize("broken_key", [9000, 9001])
-def test_a_held_row_that_somebody_broke_is_named_in_one_line_and_can_be_forgotten(lite, broken_key):
-    name, client = guarded(lite, "quarantine")
-    client.insert(name, rows_of(HUBS[:2], 9000))
-    client.insert(name, rows_of(HUBS[:1], 9000) * 2)
-    store = lite.store()
-    records = store.records(QUARANTINE, HELD)
-    mine = [each for each in records if json.loads(each.body)["collection"] == name]
-    [first, second] = sorted(mine, key=lambda each: json.loads(each.body)["key"] != broken_key)
-    body = json.loads(first.body)
-    store.put_records(QUARANTINE, [replace(first, body=json.dumps({**body, "text": "[1"}))])
-    for call in (
-        client.list_quarantined,
-        lambda name: client.release_quarantined(name, [9000, 9001]),
-    ):
-        with pytest.raises(
-            StateError, match=r"^row \w+ in .* is broken .*: forget it by"
-        ) as caught:
-            call(name)
-        assert "\n" not in str(caught.value)
-    assert client.get(name, ids=[9000, 9001]) == [], "a release of both writes neither"
-    assert client.drop_quarantined(name, [broken_key]) == 1
-    assert [row["key"] for row in client.list_quarantined(name)] == [18001 - broken_key]
-
-    store.put_records(QUARANTINE, [replace(second, body="{")])
-    with pytest.raises(StateError, match=r"^the record 'held/.*: delete it from"):
-        client.list_quarantined(name)
-    store.drop_records(QUARANTINE, HELD, [second.key])
-
-
-def test_a_write_reads_nothing_of_a_quarantine_that_may_be_large(lite, monkeypatch):
-    name, client = guarded(lite, "quarantine")
-    long = [{**row, "note": "é" * 90_000} for row in rows_of(HUBS[:1], 9000)]
-    with monkeypatch.context() as patch:
-
-        def refused(*_):
-            raise AssertionError("the quarantine was read")
-
-        patch.setattr(MilvusStore, "records", refused)
-        patch.setattr(MilvusStore, "record", refused)
-        client.insert(name, long)
-        client.insert(name, rows_of(HUBS[1:2], 9001))
-        # A later version with fewer parts takes the place of the first one.
-        client.upsert(name, rows_of(HUBS[2:3], 9000))
-
-    first, second = client.list_quarantined(name)
-    assert (first["key"], second["key"]) == (9001, 9000)
-    assert second["row"]["note"] == "n0"
-    assert np.array_equal(second["row"]["vector"], HUBS[2])
-    assert client.drop_quarantined(name, [9000]) == 1
-    records = lite.store().records(QUARANTINE, HELD)
-    left = [json.loads(record.body) for record in records]
-    assert [body["key"] for body in left if body["collection"] == name] == [9001]
-
-
-def test_a_write_of_held_rows_alone_writes_nothing(lite):
-    name, client = guarded(lite, "quarantine")
-    done = client.insert(name, rows_of(HUBS, 9000))
-    assert (done["insert_count"], done["quarantined"]) == (0, [0, 1, 2, 3, 4])
-    assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 0}]
-
-
-def test_an_upsert_that_is_held_leaves_the_row_and_is_released_with_consent(lite):
-    name, client = guarded(lite, "quarantine")
-    client.upsert(name, rows_of(HUBS[:1], 7))
-    client.upsert(name, rows_of(HUBS[1:2], 7))
-    [held] = client.list_quarantined(name)
-    assert np.array_equal(held["row"]["vector"], HUBS[1]), "the later version"
-    [row] = client.get(name, ids=[7])
-    assert np.allclose(row["vector"], ITEMS[7], atol=1e-5)
-
-    with pytest.raises(MilvusException, match="has a row of the key 7: replace it"):
-        client.release_quarantined(name, [7])
-    assert client.release_quarantined(name, [7], replaces=True) == 1
-    [row] = client.get(name, ids=[7])
-    assert np.allclose(row["vector"], HUBS[1], atol=1e-5)
-
-
-def test_a_partial_update_is_refused_rather_than_held(lite):
-    name, client = guarded(lite, "quarantine")
+def test_a_partial_update_cannot_turn_a_row_into_a_hub(lite):
+    name, client = guarded(lite, "refuse")
     with pytest.raises(HubRefused):
         client.upsert(name, [{"id": 7, "vector": HUBS[0]}], partial_update=True)
-
-
-def test_refreshes_and_long_rows_leave_the_quarantine_alone(lite):
-    name, client = guarded(lite, "quarantine")
-    rows = rows_of(HUBS[:1], 9000)
-    rows[0]["text"] = "é\n" * 40_000
-    client.insert(name, rows)
-    refresh(lite.store(), name, bank=QueryBank(USERS), verdict="skip", force=True)
-    assert 9000 not in first_answers(client, name, strength=0.0)
-    [held] = client.list_quarantined(name)
-    assert held["row"]["text"] == rows[0]["text"]
+    [row] = client.get(name, ids=[7], output_fields=["vector"])
+    assert np.allclose(row["vector"], ITEMS[7], atol=1e-5)
 
 
 def test_the_asynchronous_client_has_the_guard(lite):
-    name, _ = guarded(lite, "quarantine")
+    name, _ = guarded(lite, "refuse")
 
     async def run():
         async with opened(lite) as client:
-            done = await client.insert(name, rows_of(HUBS[:1], 9000) + rows_of(genuine(2), 5000))
-            held = await client.list_quarantined(name)
-            count = await client.release_quarantined(name, [9000])
-        return done["insert_count"], [row["key"] for row in held], count
+            with pytest.raises(HubRefused):
+                await client.insert(name, rows_of(HUBS[:1], 9000))
+            return (await client.insert(name, rows_of(genuine(2), 5000)))["insert_count"]
 
-    assert asyncio.run(run()) == (2, [9000], 1)
-
-
-def test_rows_that_are_held_during_a_migration_of_the_copy_stay_held(lite):
-    name, client = guarded(lite, "quarantine")
-    client.insert(name, rows_of(HUBS[:1], 9000))
-    done = refresh(
-        lite.store(),
-        name,
-        bank=QueryBank(USERS),
-        verdict="skip",
-        force=True,
-        rebuild_rows=1,
-        rebuild_share=0.01,
-        client_ttl=0,
-    )
-    assert done.action == "rebuilt"
-    assert state_of(lite, name).on_hub == "quarantine"
-    [held] = client.list_quarantined(name)
-    assert held["key"] == 9000
-    assert client.get(name, ids=[9000]) == []
+    assert asyncio.run(run()) == 2
 
 
 def test_a_prior_does_not_hide_a_hub(lite):

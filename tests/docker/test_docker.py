@@ -188,7 +188,6 @@ def metrics():
         "unfitted_share": 0.3,
         "suspicious": 3,
         "suspicious_share": 0.01,
-        "quarantined": 0,
     }
     at = datetime.now(timezone.utc)
     service.reconciled(

@@ -32,7 +32,6 @@ from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
-from milvus_hubness.jobs.common.quarantine import make_quarantine
 from milvus_hubness.jobs.common.row_writer import drop_intents, rewriting
 from milvus_hubness.jobs.enable.plan import EnablePlan
 from milvus_hubness.jobs.migration.catch_up import (
@@ -243,8 +242,6 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
     list_bank(store, plan.source.collection_id, plan.bank_collection)
-    if plan.guard.on_hub == "quarantine":
-        make_quarantine(store)
     return initial_state(
         correction.layout,
         correction.fitted.estimator,

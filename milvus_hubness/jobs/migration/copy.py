@@ -17,7 +17,6 @@ from milvus_hubness.correction.prior import Values
 from milvus_hubness.jobs.common.corrections import Banks
 from milvus_hubness.jobs.common.inputs import FitRows, fit_measured
 from milvus_hubness.jobs.common.progress import Events, Throttle
-from milvus_hubness.jobs.common.quarantine import make_quarantine
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationPlan
@@ -105,9 +104,6 @@ def prepared(
         on_hub=plan.guard.on_hub,
         false_alarms=plan.guard.false_alarms,
     ).model_copy(update={"migration": migration.id})
-
-    if plan.guard.on_hub == "quarantine":
-        make_quarantine(store)
 
     # The phase comes last: a run that is killed before this prepares all of it again.
     ledger.forget_chunks(migration)

@@ -12,7 +12,6 @@ from milvus_hubness.correction.guard import Evidence, GuardPolicy
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
-from milvus_hubness.jobs.common.quarantine import make_quarantine
 from milvus_hubness.jobs.refresh.biases import sampled
 from milvus_hubness.jobs.refresh.plan import guard_reason, ready_state
 from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
@@ -94,8 +93,6 @@ def guard_hubs(
         state = state.model_copy(
             update={"on_hub": policy.on_hub, "false_alarms": policy.false_alarms}
         )
-        if on_hub == "quarantine":
-            make_quarantine(store)
         lease.check()
         store.write_property(info.name, state.property_name, state)
         return GuardStatus.of(info.name, state)

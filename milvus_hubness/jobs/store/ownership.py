@@ -48,11 +48,6 @@ LEDGER = "hubness_ledger"
 A user who may write to it steers jobs and clients.
 """
 
-QUARANTINE = "hubness_quarantine"
-"""The collection of the rows that hub guards have held back, in the form of a ledger. Clients that
-write rows may write to it.
-"""
-
 HELPERS = "helpers"
 """Group of the ledger's records of helper collections
 whose names are not derived from that of their owner.

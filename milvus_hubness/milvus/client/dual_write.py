@@ -14,7 +14,6 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
 from milvus_hubness.jobs.store.records import DualWrite
 from milvus_hubness.milvus.client.catalog import Reads
-from milvus_hubness.milvus.client.guarding import QUARANTINED
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import NOTHING, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
@@ -53,9 +52,6 @@ class DualWrites:
         """Insert or upsert rows; the copy gets an upsert, as the migration may have copied them."""
         answer, cached = yield from self._writes.write(write)
         if cached.dual_write is not None:
-            if held := answer.get(QUARANTINED):
-                written = [row for i, row in enumerate(write.rows) if i not in held]
-                write = replace(write, data=written)
             yield from self.carry(cached, list(answer.get("ids") or ()), write)
         return answer
 

@@ -1,4 +1,4 @@
-"""The hub guard of writes: warn of, hold back or refuse new rows that look like planted hubs. No I/O.
+"""The hub guard of writes: warn of or refuse new rows that look like planted hubs. No I/O.
 
 The biases of a write need the products of its rows with the bank, and the evidence follows from
 these. So the guard costs a comparison of each product with one number.
@@ -26,15 +26,11 @@ QUERIES_NAMED = 1_000
 ROWS_NAMED = 100
 """Most rows for which an error names queries."""
 
-QUARANTINED = "quarantined"
-"""The key of an answer with the positions of the rows of a write that were held back."""
-
 
 class Guarded(NamedTuple):
     """Counts of the rows of one client that looked like planted hubs, by what became of them."""
 
     warned: int = 0
-    quarantined: int = 0
     refused: int = 0
 
 
@@ -77,37 +73,33 @@ def is_guarded(state: CollectionState) -> bool:
 
 def expect_computed(collection: str, state: CollectionState, bias: str) -> None:
     """Raise InvalidParameter for a write without biases that a guard should stop."""
-    if is_guarded(state) and state.on_hub != "warn" and bias == "pending":
+    if is_guarded(state) and state.on_hub == "refuse" and bias == "pending":
         raise InvalidParameter(
-            f'bias="pending" would pass the hub guard of {collection!r} (on_hub={state.on_hub!r}): '
-            'write with bias="compute"'
+            f'bias="pending" would pass the hub guard of {collection!r}: write with bias="compute"'
         )
 
 
-def stopped_rows(
+def guard_rows(
     collection: str,
     state: CollectionState,
     vectors: Floats,
     watched: Watched | None,
     name_of: Callable[[int], Any],
-    *,
-    holds: bool = True,
-) -> list[int]:
-    """Return the positions of the rows to hold back, after a warning about each hub of the write.
+) -> None:
+    """Warn of the rows of a write that look like planted hubs, or refuse them.
 
-    vectors: (n, d). name_of: the key of the row at a position. holds: whether rows of this write can
-    be held back; else "quarantine" refuses. Raises HubRefused.
+    vectors: (n, d). name_of: the key of the row at a position. Raises HubRefused.
     """
     evidence = state.profile.evidence
     # Quantiles need 200 rows; before that, no row can be compared.
     if watched is None or evidence is None:
-        return []
+        return
     positions: list[int] = watched.rows.stopped(evidence, state.false_alarms).tolist()
     if not positions:
-        return []
+        return
 
     error = _refusal(collection, state, evidence, watched, positions, name_of)
-    if state.on_hub == "refuse" or (state.on_hub == "quarantine" and not holds):
+    if state.on_hub == "refuse":
         watched.counts.add(refused=len(positions))
         some = positions[:ROWS_NAMED]
         kinds = None if watched.kinds is None else watched.kinds[some]
@@ -117,11 +109,7 @@ def stopped_rows(
         raise error
 
     log.warning("%s", error)
-    if state.on_hub == "quarantine":
-        watched.counts.add(quarantined=len(positions))
-        return positions
     watched.counts.add(warned=len(positions))
-    return []
 
 
 def _refusal(
@@ -147,11 +135,9 @@ def _refusal(
         )
 
     keys = [name_of(position) for position in positions]
-    consequence = {
-        "refuse": "nothing was written: leave the rows out, or set on_hub to another action",
-        "quarantine": "held back: list and release them with `milvus-hubness hubs --quarantined`",
-        "warn": "written",
-    }[state.on_hub]
+    consequence = "written"
+    if state.on_hub == "refuse":
+        consequence = "nothing was written: leave the rows out, or set on_hub to another action"
     error = HubRefused(
         f"row {name_some(keys)} of a write to {collection!r} looks like a planted hub ({seen}, "
         f"larger than that of {quantile:.2%} of the gallery): {consequence}"

@@ -266,8 +266,6 @@ class Write:
     bias: Bias = "compute"
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the method."""
-    guarded: bool = True
-    """Whether the hub guard of the collection, if it has one, sees the rows."""
 
     @property
     def rows(self) -> Any:

@@ -182,8 +182,7 @@ class Methods(CollectionMethods):
         bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if
         bank_budget has no room for the bank, HubRefused for a row that the hub guard of the
         collection refuses, and DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors,
-        with the rows in the message. Rows that the gate holds back are not counted in the answer,
-        whose "quarantined" has their positions.
+        with the rows in the message.
         """
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
         self._expect_arguments(kwargs, ["bias"])
@@ -239,30 +238,6 @@ class Methods(CollectionMethods):
         """Delete rows as pymilvus does."""
         deletion = Deletion(collection_name, ids, timeout, filter, partition_name, kwargs)
         return self._run(self._operations.dual_writes.delete(deletion))
-
-    def list_quarantined(self, collection_name: str) -> Any:
-        """Return the rows that the hub guard held back, oldest first.
-
-        Each is a dictionary with its `id` in the quarantine, its `key`, None where the server makes
-        keys, the time `at`, and the `row` as it was written.
-        """
-        return self._run(self._operations.quarantine.listed(collection_name))
-
-    def release_quarantined(
-        self, collection_name: str, keys: list[Any], *, replaces: bool = False
-    ) -> Any:
-        """Write rows of these keys or ids to the collection after all, and return their number.
-
-        replaces: replace the rows that have these keys by now. Raises InvalidInput if there are any
-        and `replaces` is not given, and for a key that is not in quarantine.
-        """
-        return self._run(
-            self._operations.quarantine.release(collection_name, keys, replaces=replaces)
-        )
-
-    def drop_quarantined(self, collection_name: str, keys: list[Any]) -> Any:
-        """Forget rows of these keys or ids that the hub guard held back; return their number."""
-        return self._run(self._operations.quarantine.drop(collection_name, keys))
 
     # -- searches and reads ------------------------------------------------------------------------
 
@@ -487,7 +462,7 @@ class Methods(CollectionMethods):
 
     @property
     def hubness_guarded(self) -> Guarded:
-        """Counts of the rows of this client that the hub guard warned of, held back and refused."""
+        """Counts of the rows of this client that the hub guard warned of and refused."""
         return self._operations.biases.guard_counts.counts
 
     @property

@@ -67,7 +67,7 @@ class CorrectionConfig:
     of a thousand rows judges it.
     """
     on_hub: OnHub = "off"
-    """What clients do with a new row that looks like a planted hub: "warn", "quarantine" or "refuse".
+    """What clients do with a new row that looks like a planted hub: "warn" or "refuse".
     It begins with the first refresh of 200 rows, or at once with 200 items in `target_bank`.
     """
     false_alarms: float = FALSE_ALARMS

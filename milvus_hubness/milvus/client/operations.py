@@ -33,7 +33,6 @@ from milvus_hubness.milvus.client.messages import (
     expect_question,
     expect_whole_hits,
 )
-from milvus_hubness.milvus.client.quarantine import Quarantine
 from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import Searches
@@ -423,7 +422,6 @@ class Operations:
         self.intents = WriteIntents(self.states)
         self.writes = Writes(self.states, self.biases, self.intents)
         self.dual_writes = DualWrites(self.states, self.reads, self.writes, self.intents)
-        self.quarantine = Quarantine(self.states, self.dual_writes)
         self.searches = Searches(
             self.states, self.biases, self.reads, strength, kinds, sampler, experiment
         )

@@ -36,7 +36,6 @@ from milvus_hubness.errors import (
     UnsupportedOperation,
     WriteIntentFailed,
 )
-from milvus_hubness.jobs.common.quarantine import HeldRow, hold_rows
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.helpers import list_bank
 from milvus_hubness.jobs.store.protocols import undo_save_bank
@@ -44,7 +43,7 @@ from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.milvus import structs
 from milvus_hubness.milvus.client import new_collections
 from milvus_hubness.milvus.client.biases import Biases
-from milvus_hubness.milvus.client.guarding import QUARANTINED, stopped_rows
+from milvus_hubness.milvus.client.guarding import guard_rows
 from milvus_hubness.milvus.client.messages import Bias, Deletion, Write
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig
 from milvus_hubness.milvus.client.parts import write_in_parts
@@ -120,12 +119,7 @@ class Writes:
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
     ) -> Operation[SentWrite]:
         """Encode the rows by this collection state, and send them."""
-        stored, side_columns, held = yield from self._encoded(cached, write, are_new, valid)
-        if held:
-            write = yield from self._hold_back(cached, write, held)
-            stored, side_columns = _without(held, stored, side_columns)
-            if not stored:
-                return SentWrite(_held_answer(write, {}, held), cached, [])
+        stored, side_columns = yield from self._encoded(cached, write, are_new, valid)
         if cached.intent_log is not None:
             noted = replace(write, data=stored)
             yield from self._intents.note_rows(cached, cached.intent_log, noted)
@@ -137,21 +131,7 @@ class Writes:
         else:
             answer = yield from _send(cached, write, stored)
 
-        side_rows = _side_rows(cached, write, answer, side_columns)
-        if held:
-            answer = _held_answer(write, answer, held)
-        return SentWrite(answer, cached, side_rows)
-
-    def _hold_back(
-        self, cached: CachedState, write: Write, held: Sequence[int]
-    ) -> Operation[Write]:
-        """Put rows of these positions into the quarantine; return the write of the others."""
-        rows = [
-            HeldRow.of(write.collection, cached.key_field, write.rows[position], write)
-            for position in held
-        ]
-        yield InStore(partial(hold_rows, rows))
-        return replace(write, data=_others(write.rows, held))
+        return SentWrite(answer, cached, _side_rows(cached, write, answer, side_columns))
 
     def _put_again(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
@@ -180,12 +160,12 @@ class Writes:
 
     def _encoded(
         self, cached: CachedState, write: Write, are_new: bool, valid: bool
-    ) -> Operation[tuple[Any, list[tuple[str, Columns]], list[int]]]:
-        """Return the rows as they are stored, the columns of each side collection, and the positions
-        of the rows that the hub guard holds back. Raises HubRefused.
+    ) -> Operation[tuple[Any, list[tuple[str, Columns]]]]:
+        """Return the rows as they are stored, and the columns of each side collection.
+
+        Raises HubRefused.
         """
         rows = write.rows
-        held: set[int] = set()
         stored = write.data
         side_columns: list[tuple[str, Columns]] = []
         for state in cached.states.values():
@@ -203,19 +183,9 @@ class Writes:
                 items,
                 write.bias,
                 are_new=are_new,
-                watches=write.guarded,
             )
-            held.update(
-                stopped_rows(
-                    write.collection,
-                    state,
-                    vectors,
-                    watched,
-                    partial(_name_of, write.rows, cached.key_field),
-                    # The rest of a row in part is in the collection.
-                    holds=not write.in_part,
-                )
-            )
+            name_of = partial(_name_of, write.rows, cached.key_field)
+            guard_rows(write.collection, state, vectors, watched, name_of)
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
             if state.layout.multi_vectors:
@@ -231,7 +201,7 @@ class Writes:
                 yield from self._states.expect_sides(cached, write.timeout)
                 side_columns.append((codec.side_collection, columns))
 
-        return stored, side_columns, sorted(held)
+        return stored, side_columns
 
     def _items(
         self, cached: CachedState, state: CollectionState, write: Write, rows: Sequence[Row]
@@ -284,10 +254,7 @@ class Writes:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
 
             write = Write("insert", collection, batch, timeout, bias=bias)
-            stored, _, held = yield from self._encoded(cached, write, are_new=True, valid=True)
-            if held:
-                yield from self._hold_back(cached, write, held)
-                stored, _ = _without(held, stored, [])
+            stored, _ = yield from self._encoded(cached, write, are_new=True, valid=True)
             yield Compute(partial(writer.add, stored))
             row_count += len(batch)
 
@@ -490,31 +457,6 @@ def _expect_shapes(state: CollectionState, vectors: Sequence[Any]) -> None:
 def _name_of(rows: Sequence[Row], key_field: str, position: int) -> Any:
     """Return the key of a row, its position where the server makes keys."""
     return rows[position].get(key_field, position)
-
-
-def _others(values: Sequence[Any], held: Sequence[int]) -> Any:
-    """Return the values, a list or an array, at positions that are not held back."""
-    positions = [i for i in range(len(values)) if i not in set(held)]
-    if isinstance(values, np.ndarray):
-        return values[positions]
-    return [values[i] for i in positions]
-
-
-def _without(
-    held: Sequence[int], stored: Any, side_columns: Iterable[tuple[str, Columns]]
-) -> tuple[Any, list[tuple[str, Columns]]]:
-    """Return stored rows and the columns of side collections without the rows held back."""
-    columns = [
-        (side, {name: _others(values, held) for name, values in of_side.items()})
-        for side, of_side in side_columns
-    ]
-    return _others(stored, held), columns
-
-
-def _held_answer(write: Write, answer: Mapping[str, Any], held: Sequence[int]) -> dict[str, Any]:
-    """Return the answer to the rows that were written, with the positions of those held back."""
-    none_written = {f"{write.method}_count": 0, "ids": [], "cost": 0}
-    return {**(answer or none_written), QUARANTINED: list(held)}
 
 
 def _side_rows(

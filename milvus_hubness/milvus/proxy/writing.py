@@ -31,7 +31,7 @@ from milvus_hubness.errors import (
     UnsupportedOperation,
     WriteIntentFailed,
 )
-from milvus_hubness.milvus.client.guarding import QUARANTINED, is_guarded, stopped_rows
+from milvus_hubness.milvus.client.guarding import guard_rows
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
@@ -70,9 +70,6 @@ class _RequestedWrite:
         self._has_field_ops = self._method == "upsert" and bool(request.field_ops)
         """Whether it changes fields by what they hold: once more, it would change them twice."""
 
-        self._held: list[int] = []
-        """Positions of the rows that the hub guard has held back."""
-
     def answer(self) -> Operation[Any]:
         """Write, and write to the copy too if there is one by then; return the first result."""
         collection = self._request.collection_name
@@ -81,11 +78,7 @@ class _RequestedWrite:
         )
         if cached.dual_write is not None:
             keys = keys_of(result.IDs)
-            rows = self._as_rows
-            if self._held:
-                written = [row for i, row in enumerate(rows.rows) if i not in self._held]
-                rows = replace(rows, data=written)
-            yield from self._operations.dual_writes.carry(cached, keys, rows)
+            yield from self._operations.dual_writes.carry(cached, keys, self._as_rows)
         return result
 
     def _write(self, cached: CachedState) -> Operation[Any]:
@@ -95,9 +88,7 @@ class _RequestedWrite:
         # Values that a partial update leaves out are on the server, and a client reads them.
         is_partial = bool(getattr(self._request, "partial_update", False))
         needs_values = is_partial and any(fields_read(state) for state in states)
-        # Rows are held back one by one.
-        holds = any(is_guarded(state) and state.on_hub == "quarantine" for state in states)
-        if cached.intent_log is not None or needs_candidates or needs_values or holds:
+        if cached.intent_log is not None or needs_candidates or needs_values:
             return (yield from self._write_rows(self._as_rows))
 
         if cached.dual_write is not None:
@@ -139,7 +130,6 @@ class _RequestedWrite:
     def _write_rows(self, rows: Write) -> Operation[Any]:
         """Write as HubnessClient does, and return its answer as a message."""
         answer, _ = yield from self._operations.writes.write(rows)
-        self._held = answer.get(QUARANTINED, [])
         result = milvus_pb2.MutationResult(
             acknowledged=True, succ_index=range(self._request.num_rows)
         )
@@ -268,8 +258,7 @@ def _encode_columns(
     biases, watched = yield from operations.biases.of_watched(
         request.collection_name, state, vectors, items, "compute", are_new=are_new
     )
-    # No row is held back by columns: `_write` takes the way by rows for that.
-    stopped_rows(request.collection_name, state, vectors, watched, key_at, holds=False)
+    guard_rows(request.collection_name, state, vectors, watched, key_at)
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
     augmented = encoded.pop(codec.searched_field)

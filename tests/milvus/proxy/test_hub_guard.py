@@ -9,7 +9,6 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import Blend, MigrationOptions, QueryBank, migrate, plan_migration
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
-from milvus_hubness.jobs.refresh.guard import guard_hubs
 from tests.support.planted import DIM, centroid, gallery, genuine
 
 ITEMS, BANK, USERS = gallery()
@@ -39,18 +38,6 @@ def test_a_hub_is_refused_with_its_key(lite, shop):
     with pytest.raises(MilvusException, match="row 7 of a write"):
         client.upsert(shop, rows_of(HUBS[:1], 7))
     assert client.insert(shop, rows_of(genuine(3), 5000))["insert_count"] == 3
-
-
-def test_a_hub_is_held_back(lite, shop):
-    guard_hubs(lite.store(), shop, "quarantine")
-    client = lite.hubness_client()
-    client.insert(shop, rows_of(genuine(3), 5000) + rows_of(HUBS, 9000))
-    assert len(client.get(shop, ids=[5000, 5001, 5002, 9000, 9001])) == 3
-    held = client.behind.list_quarantined(shop)
-    assert [row["key"] for row in held] == [9000, 9001]
-    assert np.allclose(held[0]["row"]["vector"], HUBS[0])
-    assert client.behind.release_quarantined(shop, [9001]) == 1
-    assert len(client.get(shop, ids=[9000, 9001])) == 1
 
 
 def test_a_hub_that_is_let_in_gets_the_bias_that_a_job_would_store(lite):
