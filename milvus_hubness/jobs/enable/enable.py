@@ -35,9 +35,9 @@ from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.common.row_writer import drop_intents, rewriting
 from milvus_hubness.jobs.enable.plan import EnablePlan
 from milvus_hubness.jobs.migration.catch_up import (
-    FEWER_ALLOWED,
-    FEWEST_MISSES,
     find_themselves,
+    misses_too_many,
+    searched_rows,
 )
 from milvus_hubness.jobs.migration.compare import same_rows
 from milvus_hubness.jobs.store.helpers import list_bank
@@ -53,9 +53,6 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 
 MOST_PASSES = 20
 """How often all rows are read and filled, while clients write rows without a bias."""
-
-SAMPLED_ROWS = 128
-"""About how many rows are searched for by their own vectors."""
 
 KEYS_NAMED = 5
 """Most keys that a message names."""
@@ -222,7 +219,7 @@ def _fill_second_vector(
 
     store.flush(name)
     searched, in_field, in_second = _find_themselves(store, info, state)
-    if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
+    if misses_too_many(searched, in_field, in_second):
         raise VerificationFailed(
             f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by "
             f"their own vectors, {in_field} are found in {state.field!r} and {in_second} in "
@@ -324,7 +321,7 @@ def _find_themselves(
     that each field returns; changed rows do not count.
     """
     counts = np.zeros(3, np.int64)
-    every = max(1, -(-info.rows // SAMPLED_ROWS))
+    every = max(1, -(-info.rows // searched_rows(info.rows)))
     seen = 0
     for partition in info.partitions:
         sampled: list[Key] = []

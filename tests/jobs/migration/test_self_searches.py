@@ -14,7 +14,12 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.jobs.migration.catch_up import SEARCHED, find_themselves
+from milvus_hubness.jobs.migration.catch_up import (
+    SEARCHED,
+    find_themselves,
+    misses_too_many,
+    searched_rows,
+)
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.bias_fields import with_second_field
 from tests.support.galleries import plain_collection, vectors
@@ -79,9 +84,24 @@ def test_searches_that_miss_rows_in_the_second_place_alone_are_reported(world, m
         monkeypatch, lambda number, found: [best[20:] for best in found] if number == 1 else found
     )
     with pytest.raises(
-        VerificationFailed, match=f"miss rows: of {ROWS} rows searched for by their own vectors"
+        VerificationFailed, match="miss rows: of 10 rows searched for by their own vectors"
     ):
         world[-1]()
+
+
+@pytest.mark.parametrize(
+    ("rows", "searched", "hidden", "reported"),
+    [(60, 10, 0.5, 0.98), (100, 10, 0.25, 0.75), (1_000, 100, 0.15, 0.9), (10**6, 256, 0.15, 0.99)],
+)
+def test_enough_rows_are_searched_to_report_a_copy_that_hides_many(
+    rows, searched, hidden, reported
+):
+    assert searched_rows(rows) == searched
+    found = np.random.default_rng(0).binomial(searched, 1 - hidden, 20_000)
+    share = np.mean([misses_too_many(searched, searched, number) for number in found])
+    assert share == pytest.approx(reported, abs=0.02)
+    # A tenth is a difference that two graphs over the same rows may have.
+    assert not misses_too_many(searched, searched, searched - max(1, searched // 10))
 
 
 def test_a_row_counts_if_the_first_place_answers_alike_before_and_after():
