@@ -2,14 +2,10 @@
 
     python -m benchmarks.client_overhead
 
-A third client, `recording`, samples one query in a hundred and records every answer of an experiment; its cost is
-its difference to HubnessClient.
-
 The plain client sends queries that are in the augmented query already, so that the server does the same work for both.
 Both are given queries as arrays, and as lists. The calls of a round come in random order, and the overhead is the
 median over the rounds of the difference within a round, with its interval of 95% (order statistics, by the sign test).
-Exits with 1 where it is above 5% of the plain client's median, or above 100 µs a query at batch 1, and where recording
-takes more than 20 µs a search at batch 1."""
+Exits with 1 where it is above 5% of the plain client's median, or above 100 µs a query at batch 1."""
 
 from __future__ import annotations
 
@@ -30,20 +26,18 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import (
     NNN,
-    Experiment,
     HubnessClient,
     MilvusStore,
     QueryBank,
     migrate,
     plan_migration,
 )
-from milvus_hubness.jobs.refresh.sampling import start_sampling
 from tests.support.servers import MilvusServer, lite_uri
 
 ROWS, DIM, BANK = 20_000, 768, 500
 ROUNDS = {1: 1_000, 100: 200}
 LIMIT, QUERIES = 10, 100
-RELATIVE, ABSOLUTE, RECORDING = 0.05, 100e-6, 20e-6
+RELATIVE, ABSOLUTE = 0.05, 100e-6
 
 
 def fill(client: MilvusClient, name: str) -> None:
@@ -121,7 +115,7 @@ def measure(uri: str) -> list[dict[str, Any]]:
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
     name = migrate(store, plan_migration(store, "items", bank, estimator=NNN(16))).target
     store.drop("items")
-    ours = HubnessClient(uri, sample_queries=False)
+    ours = HubnessClient(uri)
     state = ours.hubness_state(name)
     if state is None:
         raise RuntimeError(f"{name} carries no biases")
@@ -131,39 +125,24 @@ def measure(uri: str) -> list[dict[str, Any]]:
     pair = [Timed("MilvusClient", plain, encoded), Timed("HubnessClient", ours, queries)]
     order = random.Random(3)
     taken = {batch: times_of(pair, name, batch, rounds, order) for batch, rounds in ROUNDS.items()}
-
-    # Afterwards, as its thread writes records to the same server meanwhile.
-    start_sampling(store, name, rate=0.01, outcomes=1.0)
-    recording = HubnessClient(uri, experiment=Experiment("overhead"))
-    both = [pair[1], Timed("recording", recording, queries)]
-    recorded = {
-        batch: times_of(both, name, batch, rounds, order) for batch, rounds in ROUNDS.items()
-    }
     rows = [
-        facts_of(plain.get_server_version(), batch, given, taken[batch], recorded[batch])
+        facts_of(plain.get_server_version(), batch, given, taken[batch])
         for batch in ROUNDS
         for given in ("arrays", "lists")
     ]
     plain.close()
     ours.close()
-    recording.close()
     return rows
 
 
 def facts_of(
-    server: str,
-    batch: int,
-    given: str,
-    taken: dict[tuple[str, str], list[float]],
-    recorded: dict[tuple[str, str], list[float]],
+    server: str, batch: int, given: str, taken: dict[tuple[str, str], list[float]]
 ) -> dict[str, Any]:
-    """Return what one form of queries shows. recorded: of the rounds with the recording client."""
+    """Return what one form of queries shows."""
     medians = {
         who: statistics.median(taken[given, who]) for who in ("MilvusClient", "HubnessClient")
     }
-    medians["recording"] = statistics.median(recorded[given, "recording"])
     over, interval = median_difference(taken[given, "HubnessClient"], taken[given, "MilvusClient"])
-    more, spread = median_difference(recorded[given, "recording"], recorded[given, "HubnessClient"])
     is_within = over <= RELATIVE * medians["MilvusClient"]
     return {
         "server": server,
@@ -174,9 +153,7 @@ def facts_of(
         "overhead_seconds_per_query": over / batch,
         "interval_seconds_per_query": [end / batch for end in interval],
         "overhead_ratio": over / medians["MilvusClient"],
-        "recording_seconds_per_search": more,
-        "recording_interval": list(spread),
-        "holds": is_within and (batch > 1 or (over <= ABSOLUTE and more <= RECORDING)),
+        "holds": is_within and (batch > 1 or over <= ABSOLUTE),
     }
 
 
@@ -194,11 +171,8 @@ def main() -> None:
             "queries",
             "MilvusClient, ms",
             "HubnessClient, ms",
-            "recording, ms",
             "overhead",
             "µs a query",
-            "95% interval",
-            "recording, µs a search",
             "95% interval",
         ],
         [
@@ -210,8 +184,6 @@ def main() -> None:
                 f"{row['overhead_ratio']:+.1%}",
                 f"{1e6 * row['overhead_seconds_per_query']:.0f}",
                 " to ".join(f"{1e6 * end:.0f}" for end in row["interval_seconds_per_query"]),
-                f"{1e6 * row['recording_seconds_per_search']:.0f}",
-                " to ".join(f"{1e6 * end:.0f}" for end in row["recording_interval"]),
             ]
             for row in rows
         ],
@@ -220,7 +192,7 @@ def main() -> None:
     results = {
         "environment": environment(started),
         "sizes": sizes,
-        "bounds": [RELATIVE, ABSOLUTE, RECORDING],
+        "bounds": [RELATIVE, ABSOLUTE],
         "rows": rows,
     }
     save("client_overhead", results, shown)

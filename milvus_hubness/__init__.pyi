@@ -47,13 +47,13 @@ from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOpti
 from milvus_hubness.jobs.refresh.plan import RefreshOptions as RefreshOptions
 from milvus_hubness.jobs.refresh.run import RefreshResult as RefreshResult
 from milvus_hubness.milvus.client.aio import AsyncHubnessClient as AsyncHubnessClient
-from milvus_hubness.milvus.client.experiments import Experiment as Experiment
 from milvus_hubness.milvus.client.matching import Matches as Matches
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig as CorrectionConfig
 from milvus_hubness.milvus.client.sync import HubnessClient as HubnessClient
 from milvus_hubness.milvus.store.milvus_store import MilvusStore as MilvusStore
 from milvus_hubness.milvus.store.server import connect as connect
 from milvus_hubness.reports.check import Check as Check
+from milvus_hubness.reports.experiment import experiment_report as experiment_report
 from milvus_hubness.reports.runs import RunFiles as RunFiles
 
 __version__: str

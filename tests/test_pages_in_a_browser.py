@@ -162,22 +162,11 @@ def test_the_documentation_site(browser, site, tmp_path, page):
     )
 
 
-def test_the_page_of_an_experiment(browser, tmp_path):
-    """With a long name, uneven arms, and a second in which everything came."""
-    for name, seconds in (("november", 86_400), ("x" * 64, 1)):
-        page = sample_pages.experiment_page(name, seconds)
-        noticed, texts = seen(browser, written(tmp_path, page), tmp_path)
-        assert noticed == []
-        assert texts > 40
-        assert browser.notice()["largest"].startswith("no difference proven yet")
-
-
 def test_no_page_is_forgotten():
     """A new template, or markup in a module, needs a test above."""
     templates = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.html")}
     assert templates == {
         "reports/report.html",
-        "reports/experiment.html",
         "extras/quari/curves.html",
         "serve/page.html",
     }

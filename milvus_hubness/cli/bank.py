@@ -35,10 +35,6 @@ class Settings:
         "Largest number of samples or, of a corrected field, of queries in its bank. [default: "
         "10,000, or the size of the bank]",
     ] = None
-    outcomes: Annotated[
-        float | None,
-        "Share of answers of which clients record outcomes, such as clicks; 0 for none. [default: 0]",
-    ] = None
     seed_share: Annotated[
         float | None, "Share of an online bank kept for its first queries. [default: 0.25]"
     ] = None
@@ -220,11 +216,6 @@ def _show(collection: str, statuses: list[SamplingStatus]) -> None:
             "sampled": f"{sampling.rate:.3%} of live queries, into {sampling.samples_collection}",
             "samples": f"{status.waiting:,} of at most {sampling.capacity:,}",
         }
-        if sampling.outcomes:
-            facts["outcomes"] = (
-                f"of {sampling.outcomes:.3%} of answers: {status.answers:,} answers, "
-                f"{status.outcomes:,} outcomes"
-            )
         if status.first is not None and status.last is not None:
             facts["from"] = f"{_moment(status.first)} to {_moment(status.last)} UTC"
         if status.variety is not None:

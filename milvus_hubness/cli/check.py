@@ -141,7 +141,7 @@ def _checked(
             bank.read(store, collection, field),
             queries=options.read_vectors(store, queries),
             target_bank=options.read_vectors(store, target_bank),
-            judgements=judging.read(store=store, collection=collection, field=field),
+            judgements=judging.read(),
             measure=judging.measure,
             kind=kind,
             field=field,

@@ -34,25 +34,25 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
+from typer.main import get_command, get_group
 from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
         "uri", "db", "token_file", "field", "filter", "vector", "pairs", "pairs_queries", "queries",
-        "query", "query_number", "items", "metric", "query_text", "collection", "name", "experiment",
+        "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "renamed_from",
     ),
     "Bank": (
         "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size",
-        "outcomes", "outcome", "seed_share", "half_life", "duplicate_cosine", "off", "live",
+        "seed_share", "half_life", "duplicate_cosine", "off", "live",
     ),
     "Method": (
         "method", "param", "k", "alpha", "gate", "strength", "profile", "where",
         "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
-        "no_prior", "experiment", "name", "outcome",
+        "no_prior", "control_arm", "share",
     ),
     "Hub guard": (
         "on_hub", "false_alarms", "suspicious", "alert_budget",
@@ -92,10 +92,10 @@ METAVARS = {
     "PORT": ("port",),
     "COLLECTION": ("collection", "source", "target", "bank_name", "drop", "renamed_from"),
     "ALIAS": ("alias",),
-    "NAME[:SHARE]": ("experiment",),
     "FIELD": ("field", "vector", "kind", "prior", "group_by", "slice_by", "image_field"),
     "COLUMN": ("bank_column", "column", "query_text"),
     "PROFILE": ("profile",),
+    "ARM": ("control_arm",),
     "METHOD": ("method",),
     "MEASURE": ("measure",),
     "NAME=VALUE": ("param", "index_param"),
@@ -109,7 +109,7 @@ METAVARS = {
     "BYTES": ("bytes_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (
-        "rate", "outcomes", "seed_share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
+        "rate", "share", "seed_share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
         "alert_budget",
     ),
 }  # fmt: skip
@@ -157,7 +157,7 @@ def command_line(
 def as_command(target: typer.Typer | Callable[..., None]) -> Any:
     """Return the click command of a command line or of a single function."""
     if isinstance(target, typer.Typer):
-        return get_command(target)
+        return get_group(target)
     # Typer makes no group of an app with one command, but this command.
     return get_command(command_line("", target))
 

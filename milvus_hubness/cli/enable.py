@@ -65,7 +65,7 @@ def enable(
             bank_collection=bank_name,
             max_miss_rate=max_miss_rate,
             gate=gate,
-            prior=preferring.read_prior(store, collection, field),
+            prior=preferring.read_prior(),
             prior_weight=preferring.prior_weight,
             kind=kind,
             verdict=judging.verdict,

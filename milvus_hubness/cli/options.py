@@ -229,8 +229,7 @@ class PairsOptions:
         str | None,
         "Queries with right rows: .npz, .parquet, .arrow, .csv or .jsonl file with 'query' and 'key', "
         "one or several of each, and optionally 'grade'; a qrels file, or a BEIR folder. 'weight' says "
-        "how often users send a query, which all measures follow. `outcomes` are those that clients "
-        "recorded.",
+        "how often users send a query, which all measures follow.",
     ] = None
     pairs_queries: PairsQueries = None
     measure: Annotated[
@@ -243,23 +242,13 @@ class PairsOptions:
         if self.measure != DEFAULT_MEASURE and self.pairs is None:
             raise typer.BadParameter("--measure needs right answers: pass --pairs")
 
-    def read(
-        self,
-        text_column: str | None = None,
-        *,
-        store: Store | None = None,
-        collection: str = "",
-        field: str | None = None,
-    ) -> Judgements | None:
+    def read(self, text_column: str | None = None) -> Judgements | None:
         """Return the judgements; None if none are named.
-
-        store, collection, field: whose outcomes `--pairs outcomes` means.
 
         text_column: the column with the texts of the queries. Raises as `Measure.of` and
         `Judgements.load`.
         """
         from milvus_hubness.jobs.common.judgements import Judgements
-        from milvus_hubness.jobs.common.outcomes import OUTCOMES, judgements_of_outcomes
         from milvus_hubness.quality.retrieval import Measure
 
         # Before the files, of which there may be much to read and to say.
@@ -268,10 +257,6 @@ class PairsOptions:
             if self.pairs_queries is not None:
                 raise typer.BadParameter("--pairs-queries needs --pairs, which names its queries")
             return None
-        if self.pairs == OUTCOMES:
-            if store is None:
-                raise typer.BadParameter(f"--pairs {OUTCOMES} needs the collection of the outcomes")
-            return judgements_of_outcomes(store, collection, field=field)
         return Judgements.load(self.pairs, self.pairs_queries, text_column=text_column)
 
 
@@ -300,19 +285,10 @@ class PriorOptions:
         if self.prior and self.prior_from:
             raise typer.BadParameter("give --prior or --prior-from: a prior has one source")
 
-    def read_prior(
-        self, store: Store | None = None, collection: str = "", field: str | None = None
-    ) -> PriorLike | None:
-        """Return the field or the clicks; None if neither is named.
-
-        store, collection, field: whose outcomes `--prior-from outcomes` means. Raises as
-        `read_clicks` does.
-        """
+    def read_prior(self) -> PriorLike | None:
+        """Return the field or the clicks; None if neither is named. Raises as `read_clicks` does."""
         from milvus_hubness.jobs.common.judgements import read_clicks
-        from milvus_hubness.jobs.common.outcomes import OUTCOMES, judgements_of_outcomes
 
-        if self.prior_from == OUTCOMES and store is not None:
-            return judgements_of_outcomes(store, collection, field=field).clicks_by_key()
         return read_clicks(self.prior_from) if self.prior_from else self.prior
 
 

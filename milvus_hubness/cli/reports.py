@@ -67,7 +67,7 @@ def tune(
     preferring = options.PriorOptions(prior, prior_from)
     store = connection.open()
     query_vectors = options.read_vectors(store, queries)
-    judgements = judging.read(store=store, collection=collection, field=field)
+    judgements = judging.read()
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -78,7 +78,7 @@ def tune(
             judgements=judgements,
             measure=judging.measure,
             target_bank=options.read_vectors(store, target_bank),
-            prior=preferring.read_prior(store, collection, field),
+            prior=preferring.read_prior(),
             kind=kind,
             progress=progress,
         ).to_dict()
@@ -214,7 +214,7 @@ def diagnose(
     check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
-    judgements = judging.read(query_text, store=store, collection=collection, field=field)
+    judgements = judging.read(query_text)
     query_vectors = options.read_vectors(store, queries)
     texts = None
     if query_text and queries and query_vectors is not None:

@@ -235,11 +235,6 @@ def proxy(
         "--max-message-mib]",
         {"min": 1},
     ] = None,
-    experiment: Annotated[
-        str | None,
-        "NAME or NAME:SHARE of a test on live queries: a share of the queries, 0.5 unless given, gets the "
-        "corrected ranking, the others the raw one.",
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search.
@@ -249,7 +244,6 @@ def proxy(
     # gRPC reads it when it is imported, so the imports come after it.
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)
     from milvus_hubness.cli.workers import run
-    from milvus_hubness.milvus.client.experiments import Experiment
     from milvus_hubness.milvus.proxy import ProxyOptions
 
     options = ProxyOptions(
@@ -259,7 +253,6 @@ def proxy(
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
         max_in_flight=max_in_flight_mib * MIB if max_in_flight_mib else None,
-        experiment=Experiment.parse(experiment) if experiment else None,
     )
 
     def listening(port: int) -> None:

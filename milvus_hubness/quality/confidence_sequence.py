@@ -6,13 +6,11 @@ are wider, by half or so, and the probability that any of them misses the true v
 
 The boundary is the two-sided normal mixture of Howard, Ramdas, McAuliffe and Sekhon (Annals of
 Statistics 49, 2021), with an estimated variance as in the asymptotic confidence sequences of
-Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (Annals of Statistics 52, 2024). The empirical
-Bernstein sequences, which need no estimate, are a third wider at 10,000 queries
-(`benchmarks/experiment.py`), and need a bound on the sum of a unit, which a popular query has not.
+Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (Annals of Statistics 52, 2024).
 
 No library is used. `confseq` is C++ that has to be built with Boost; `expectation` needs Python 3.12,
 pandas and plotly, and is under the GPL. Neither has the difference of randomised arms with many
-queries in a unit, which is the larger part of this file.
+rows in a unit, which is the larger part of this file.
 """
 
 from __future__ import annotations
@@ -27,16 +25,13 @@ Integers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
 TIGHTEST_AT = 10_000
-"""Queries at which the intervals are tightest, next to the best possible at that number. At a tenth
-of them and at ten times as many they are a quarter and a tenth wider than they could be."""
+"""Rows at which the intervals are tightest, next to the best possible at that number. At a tenth of
+them and at ten times as many they are a quarter and a tenth wider than they could be."""
 TYPICAL_VARIANCE = 0.15
-"""Variance of a query's outcome for which that holds: that of a reciprocal rank. It changes where the
-intervals are tightest, never whether they hold."""
-PREDICTED_FROM = 5
-"""Queries of average outcome that count in the prediction of a query, so that one that was sent
-twice is predicted as an average one and one that was sent a hundred times by itself."""
+"""Variance of the success of a row for which that holds. It changes where the intervals are tightest,
+never whether they hold."""
 FURTHEST = 1_000
-"""Factor on the present number of queries up to which the number that is needed is computed."""
+"""Factor on the present number of rows up to which the number that is needed is computed."""
 
 
 class Difference(NamedTuple):
@@ -50,38 +45,38 @@ class Difference(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        """The smallest difference that the present number of queries can show."""
+        """The smallest difference that the present number of rows can show."""
         return (self.high - self.low) / 2
 
 
 class Sequence(NamedTuple):
-    """How the interval of a difference narrows with further queries of the same kind."""
+    """How the interval of a difference narrows with further rows of the same kind."""
 
-    queries: int
+    rows: int
     """Those so far."""
 
-    variance_per_query: float
-    """Variance of the sum of the terms, over the number of queries."""
+    variance_per_row: float
+    """Variance of the sum of the terms, over the number of rows."""
 
     scale: float
     """ρ of the mixture."""
 
     alpha: float
 
-    def half_width(self, queries: float) -> float:
-        """Return half of the width of the interval after so many queries."""
-        return boundary(self.variance_per_query * queries, self.scale, self.alpha) / queries
+    def half_width(self, rows: float) -> float:
+        """Return half of the width of the interval after so many rows."""
+        return boundary(self.variance_per_row * rows, self.scale, self.alpha) / rows
 
-    def queries_to_show(self, difference: float) -> int | None:
-        """Return the number of queries from which on the interval around this leaves out zero.
+    def rows_to_show(self, difference: float) -> int | None:
+        """Return the number of rows from which on the interval around this leaves out zero.
 
         None if more than FURTHEST times the present number would be needed.
         """
         size = abs(difference)
-        if self.half_width(self.queries) < size:
-            return self.queries
-        too_few = self.queries
-        enough = FURTHEST * self.queries
+        if self.half_width(self.rows) < size:
+            return self.rows
+        too_few = self.rows
+        enough = FURTHEST * self.rows
         if self.half_width(enough) >= size:
             return None
 
@@ -113,11 +108,9 @@ def mixture_scale(variance: float, alpha: float) -> float:
 
 
 def effective_units(sizes: Integers) -> float:
-    """Return (Σ n)² / Σ n² of the numbers n of queries of units (u,): that many units of equal size
-    would vary as much.
+    """Return (Σ n)² / Σ n² of the numbers n of rows of units (u,), u ≥ 1: that many units of equal
+    size would vary as much.
     """
-    if not len(sizes):
-        return 0.0
     of_units = sizes.astype(np.float64)
     return float(of_units.sum() ** 2 / (of_units**2).sum())
 
@@ -128,23 +121,20 @@ def difference_of_arms(
     treated: npt.NDArray[np.bool_],
     share: float,
     alpha: float,
-    queries: Integers | None = None,
 ) -> tuple[Difference, Sequence] | None:
-    """Return the difference of the mean outcome per query, and the sequence of its intervals.
+    """Return the difference of the mean success of a row, and the sequence of its intervals.
 
-    sums: (u,) the outcomes of a unit's queries, added up. sizes: (u,) their numbers. treated: (u,).
-    share: the probability p of the treatment. queries: (u,) a hash of the query that a unit is about.
-    None if an arm has no unit, or there are fewer than three.
+    sums: (u,) the successes of a unit's rows, added up. sizes: (u,) the numbers of these rows.
+    treated: (u,). share: the probability p of the treatment. None if an arm has no unit, or there
+    are fewer than three.
 
-    Units are randomised, so units are the independent terms: the queries of a unit share an arm and
-    are alike, and count as one draw of their number. With the outcome m that is predicted for a
-    query, and N queries, the estimate is
+    Units are randomised, so units are the independent terms: the rows of a unit share an arm and
+    are alike, and count as one draw of their number. With N rows, and the mean success m of the
+    rows of the *other* units, the estimate is
 
         Σ (T − p) (sum − m · size) / (p (1 − p) N),
 
-    the estimator by inverse probabilities with predicted means. It is unbiased for any m from *other*
-    units. By default m is their mean outcome; with `queries`, that of the same query in other units,
-    which takes out that one arm had a popular query more often than the other.
+    the estimator by inverse probabilities, which is unbiased as m does not depend on the unit.
 
     If arms are alike, the variance of the sum follows from all units, Σ (sum − m · size)² / (p (1 − p)),
     even if one arm has hardly any of the large ones. If they are not, the variance of the terms as
@@ -154,7 +144,8 @@ def difference_of_arms(
         return None
     of_units = sizes.astype(np.float64)
     total = float(of_units.sum())
-    errors = sums - _predicted(sums, of_units, queries) * of_units
+    predicted = (sums.sum() - sums) / (total - of_units)
+    errors = sums - predicted * of_units
     terms = np.where(treated, 1 / share, -1 / (1 - share)) * errors
     estimate = float(terms.sum()) / total
 
@@ -162,22 +153,10 @@ def difference_of_arms(
     if_alike = float((errors**2).sum()) / randomised
     as_they_are = float(((terms - estimate * of_units) ** 2).sum())
     sequence = Sequence(
-        queries=round(total),
-        variance_per_query=max(if_alike, as_they_are) / total,
+        rows=round(total),
+        variance_per_row=max(if_alike, as_they_are) / total,
         scale=mixture_scale(TIGHTEST_AT * TYPICAL_VARIANCE / randomised, alpha),
         alpha=alpha,
     )
     half_width = sequence.half_width(total)
     return Difference(estimate, estimate - half_width, estimate + half_width), sequence
-
-
-def _predicted(sums: Values, sizes: Values, queries: Integers | None) -> Values:
-    """Return the mean outcome per query that the other units predict for each unit (u,)."""
-    average: Values = (sums.sum() - sums) / (sizes.sum() - sizes)
-    if queries is None:
-        return average
-    _, number = np.unique(queries, return_inverse=True)
-    others_sums = np.bincount(number, sums)[number] - sums
-    others_sizes = np.bincount(number, sizes)[number] - sizes
-    predicted: Values = (others_sums + PREDICTED_FROM * average) / (others_sizes + PREDICTED_FROM)
-    return predicted

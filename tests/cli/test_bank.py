@@ -47,7 +47,7 @@ def test_a_bank_lives_and_stops(run, files):
 
 def test_the_help_calls_values_by_their_units(run):
     text = run("bank", "sample", "--help").stdout
-    for option in ("--rate SHARE", "--outcomes SHARE", "--half-life HOURS", "--size N"):
+    for option in ("--rate SHARE", "--half-life HOURS", "--size N"):
         assert option in text
 
 

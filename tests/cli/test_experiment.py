@@ -1,43 +1,53 @@
-"""milvus-hubness experiment, and pairs that users gave, as a user runs them."""
+"""milvus-hubness experiment, as a user runs it, and the example of its page."""
 
+import contextlib
+import io
 import json
 
-import numpy as np
+import pytest
 
-from milvus_hubness import Experiment, HubnessClient
 from tests.cli.conftest import assert_fails
+from tests.docs import pages
+
+PAGE = pages.DOCS / "how-to" / "experiment.md"
 
 
-def test_a_test_on_live_traffic_from_the_first_search_to_the_page(run, files):
-    done = run("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--no-writers")
-    assert done.returncode == 0, done.stderr
-    assert_fails(run("experiment", "report", "products_hubness"), 1, "no outcomes", "--outcomes 1")
-    assert run("bank", "sample", "products_hubness", "--outcomes", "1").returncode == 0
-    assert_fails(run("experiment", "report", "products_hubness"), 1, "no answer of an experiment")
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """The log that the page makes, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [block.text for block in pages.blocks(PAGE) if block.language == "python"]
+    [splitting] = [text for text in blocks if "def arm_of" in text]
+    [logging] = [text for text in blocks if "writerow" in text]
+    # The client of the page needs a database.
+    names = {}
+    exec(splitting[: splitting.index("client =")], names)
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(logging, names)
+    return tmp_path / "log.csv"
 
-    client = HubnessClient("shop.db", experiment=Experiment("november"))
-    dim = np.load("bank.npy").shape[1]
-    for query in np.random.default_rng(9).standard_normal((40, dim), np.float32):
-        answer = client.search("products_hubness", [query], limit=5)
-        client.feedback(answer, answer[0][0].id)
-    client.close()
 
-    shown = run("experiment", "report", "products_hubness", "--output", "experiment.html")
-    assert shown.returncode == 0, shown.stderr
-    assert "Experiment november of products_hubness" in shown.stdout
-    assert "no difference proven yet" in shown.stdout
-    assert "no difference proven yet" in (files / "experiment.html").read_text("utf-8")
-    told = json.loads(run("experiment", "report", "products_hubness", "--json").stdout)
-    assert told["experiment"] == "november"
-    assert told["report"]["control"]["queries"] + told["report"]["treatment"]["queries"] == 40
-    assert "november" in run("experiment", "list", "products_hubness").stdout
-    assert_fails(
-        run("experiment", "report", "products_hubness", "--name", "other"), 1, "choose one of nov"
-    )
-    assert "40 answers, 40 outcomes" in run("bank", "status", "products_hubness").stdout
+def test_the_page_shows_what_the_command_prints(run, log):
+    [shown] = [block.text for block in pages.blocks(PAGE) if block.language == "text"]
+    done = run("experiment", "report", "log.csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.rstrip() == shown.rstrip()
 
-    tuned = run("tune", "products_hubness", "--pairs", "outcomes", "--json")
-    assert tuned.returncode == 0, tuned.stderr
-    assert json.loads(tuned.stdout)["tune"]["labelled"]
-    planned = run("migrate", "plan", "products", "--bank", "bank.npy", "--prior-from", "outcomes")
-    assert_fails(planned, 1, "no outcomes of 'products' are recorded")
+
+def test_the_report_is_json_too(run, log):
+    told = json.loads(run("experiment", "report", "log.csv", "--json").stdout)
+    assert told["verdict"] == "treatment is better"
+    assert told["treatment"]["name"] == "corrected"
+    swapped = run("experiment", "report", "log.csv", "--json", "--control-arm", "corrected")
+    assert json.loads(swapped.stdout)["verdict"] == "control is better"
+    lost = json.loads(run("experiment", "report", "log.csv", "--json", "--share", "0.1").stdout)
+    assert lost["verdict"] == "no difference proven yet"
+
+
+def test_a_table_that_cannot_be_compared_fails_in_one_line(run, log):
+    report = ("experiment", "report")
+    assert_fails(run(*report, "no.csv"), 1, "no.csv")
+    assert_fails(run(*report, "log.csv", "--control-arm", "x"), 1, "no arm 'x'")
+    assert_fails(run(*report, "log.csv", "--share", "2"), 2, "share must be above 0 and below 1")
+    log.write_text(log.read_text().replace("arm", "variant", 1))
+    assert_fails(run(*report, "log.csv"), 1, "no column 'arm'", "only 'unit', 'variant', 'success'")

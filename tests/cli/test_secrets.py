@@ -19,7 +19,6 @@ COMMANDS = {
     "enable": f"enable products {BANK}",
     "disable": "disable products",
     "bank": "bank status products",
-    "experiment": "experiment report products",
     "tune": f"tune products {BANK}",
     "diagnose": f"diagnose products --queries bank.npy {BANK}",
     "migrate plan": f"migrate plan products {BANK}",

@@ -723,8 +723,6 @@ ADDED = {
     "hubness_guarded",
     "hubness_samples",
     "write_import_files",
-    "feedback",
-    "feedback_by_token",
 }
 OVERRIDDEN = sorted(
     name

@@ -176,10 +176,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
         "profile",
         "sample",
         "queried_at",
-        "event",
-        "facts",
     }
-    assert {(row["event"], row["facts"]) for row in rows} == {("query", "")}
     assert {row["profile"] for row in rows} == {"default"}
     assert client.hubness_samples == Sampled(stored=10, dropped=0, waiting=0)
 

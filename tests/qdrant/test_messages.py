@@ -242,7 +242,6 @@ ELSEWHERE = {
     "--drop": "an option of clean",
     "--pairs": "as --pairs-queries",
     "--pairs-queries": "qdrant-hubness takes no queries with right rows; clicks need no vectors",
-    "--outcomes": "an option of bank sample: clients of Qdrant sample nothing",
     "--restart-ttl": "rows of Qdrant do not expire",
     "--where": "Qdrant has no side collections and no time to live; QdrantStore.bias_fields says what to do instead",
     "--renamed-from": "collections of Qdrant cannot be renamed: its Commands have no adopt",

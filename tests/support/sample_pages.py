@@ -10,12 +10,7 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 
 from milvus_hubness.extras.quari.checkpoint import Epoch
-from milvus_hubness.jobs.common.outcomes import RecordedAnswer
-from milvus_hubness.jobs.store.records import AnswerFacts, TrialFacts
 from milvus_hubness.quality.data_faults import Fault
-from milvus_hubness.quality.experiment import report
-from milvus_hubness.reports.experiments import render as render_experiment
-from milvus_hubness.reports.experiments import trials_of
 from milvus_hubness.reports.report import diagnose
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.reconcile import Course, Reconciliation
@@ -167,31 +162,3 @@ def png(width=64, height=48, colour=(18, 104, 122)):
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     start = b"\x89PNG\r\n\x1a\n"
     return start + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-
-
-def experiment_page(name, seconds):
-    """The page of an experiment whose answers came within so many seconds; a tenth is treated."""
-    rng = np.random.default_rng(0)
-    answers = [
-        RecordedAnswer(
-            np.ones(2, np.float32),
-            1_800_000_000 + int(seconds * i / 400),
-            AnswerFacts(
-                keys=(1, 2),
-                offset=0,
-                trial=TrialFacts(
-                    experiment=name,
-                    share=0.1,
-                    treated=bool(rng.random() < 0.1),
-                    unit=i,
-                    query=i,
-                    milliseconds=float(rng.random()),
-                ),
-            ),
-            [(1, 1 + i % 3)] if i % 4 == 0 else [],
-        )
-        for i in range(400)
-    ]
-    shown = report(trials_of(answers, 1_000))
-    sampled = np.array([1_800_000_000, 1_800_000_000 + seconds])
-    return render_experiment(name, "products", shown, answers, sampled)

@@ -334,6 +334,24 @@ class _CsvNumbers(Columns):
         return np.column_stack(columns)
 
 
+def columns_of_frame(frame: Any, noun: str) -> Columns:
+    """Return the columns of a frame of pandas, Polars or another library that exports to Arrow.
+
+    noun: what messages call it. Raises InvalidInput, and MissingExtra without pyarrow.
+    """
+    with naming_extras():
+        import pyarrow as pa
+
+    try:
+        table = pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(
+            f"{noun} must be a frame of pandas, Polars or Arrow ({reason})"
+        ) from error
+    return TableColumns("the frame", table)
+
+
 @contextmanager
 def open_columns(
     path: str | os.PathLike[str], noun: str = "a file of vectors"

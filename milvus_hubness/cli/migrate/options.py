@@ -113,7 +113,7 @@ class Planning(
             field=self.field,
             target=self.target,
             gate=self.gate,
-            prior=self.read_prior(store, source, self.field),
+            prior=self.read_prior(),
             prior_weight=self.prior_weight,
             kind=self.kind,
             profiles=self.profiles,
@@ -138,7 +138,6 @@ class Planning(
         """
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
-        from milvus_hubness.jobs.common.outcomes import OUTCOMES
         from milvus_hubness.jobs.common.priors import ChosenPrior, PriorRequest
         from milvus_hubness.jobs.common.samples import SAMPLES
 
@@ -148,9 +147,7 @@ class Planning(
         # More queries may have been sampled since: the migration goes on with those it began with.
         bank = None if self.bank == SAMPLES else self.read(store, migration.source, self.field)
         targets = options.read_vectors(store, self.target_bank)
-        # More outcomes may have come since, as more samples may.
-        prior_from = None if self.prior_from == OUTCOMES else self.read_prior()
-        prior = ChosenPrior.of(PriorRequest.of(prior_from)).arguments or {}
+        prior = ChosenPrior.of(PriorRequest.of(self.read_prior())).arguments or {}
         former_prior = former.get("prior") or {}
         slots = None if self.profiles == 1 else slots_for(self.profiles)
         index_type = self.index_type and self.index_type.upper()

@@ -34,7 +34,7 @@ from milvus_hubness.basics.files.columns import (
     FORMATS,
     ONLY,
     Columns,
-    TableColumns,
+    columns_of_frame,
     format_of,
     lines_of,
     open_columns,
@@ -160,16 +160,8 @@ def rows_of_frame(frame: Any, text_column: str | None = None) -> JudgedRows:
 
     Raises InvalidInput.
     """
-    import pyarrow as pa
-
-    try:
-        table = pa.table(frame)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInput(
-            f"the judgements must be a frame of pandas, Polars or Arrow ({reason})"
-        ) from error
-    return JudgedColumns("the frame", TableColumns("the frame", table)).rows(text_column)
+    columns = columns_of_frame(frame, "the judgements")
+    return JudgedColumns("the frame", columns).rows(text_column)
 
 
 def rows_of_lists(

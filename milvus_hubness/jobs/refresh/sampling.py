@@ -27,9 +27,7 @@ from milvus_hubness.jobs.store.protocols import (
     expect_store,
 )
 from milvus_hubness.jobs.store.records import (
-    ANSWER,
     EVERY_PROFILE,
-    OUTCOME,
     SAMPLINGS_PROPERTY,
     CollectionInfo,
     FieldSampling,
@@ -53,7 +51,7 @@ BANK_SETTINGS = {
     "duplicate_cosine": DUPLICATE_COSINE,
 }
 """The settings of a new online bank, see `OnlineBank` and `Terms`."""
-FIELD_SETTINGS = ("rate", "size", "outcomes")
+FIELD_SETTINGS = ("rate", "size")
 """The settings of a sampled field without an online bank."""
 
 ENOUGH = 1_000
@@ -114,10 +112,6 @@ class SamplingStatus(ShownAsTable):
     """Unix time of the newest one."""
     variety: Variety | None = None
     """None for fewer than two samples."""
-    answers: int = 0
-    """Number of recorded answers."""
-    outcomes: int = 0
-    """Number of recorded outcomes."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -144,11 +138,10 @@ def start_sampling(
     A field that is corrected gets an online bank of the profile, which takes the samples in. Any
     other field is sampled as it is; nothing else changes for its searches.
 
-    settings: those of `OnlineBank`, or `rate`, `size` and `outcomes` of `FieldSampling`; omitted
-    ones stay, and are at first BANK_SETTINGS and the bank's own size, or DEFAULT_RATE and
-    DEFAULT_SIZE. Raises CollectionNotFound, InvalidInput, InvalidParameter, CannotMigrate for a
-    field whose vectors the database computes, and CollectionExists if the name of the collection of
-    samples is taken.
+    settings: those of `OnlineBank`, or `rate` and `size` of `FieldSampling`; omitted ones stay, and
+    are at first BANK_SETTINGS and the bank's own size, or DEFAULT_RATE and DEFAULT_SIZE. Raises
+    CollectionNotFound, InvalidInput, InvalidParameter, CannotMigrate for a field whose vectors the
+    database computes, and CollectionExists if the name of the collection of samples is taken.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, _):
@@ -395,8 +388,6 @@ def _drop_surplus(store: Store, sampling: Sampling) -> None:
 def _status(store: Store, state: CollectionState | None, sampling: Sampling) -> SamplingStatus:
     samples = samples_of(store, sampling)
     times = samples.origins.at
-    sampler = capability(store, QuerySampling)
-    whose = (sampling.samples_collection, sampling.profile)
     seed: int | None = None
     live: int | None = None
     if state is not None and sampling.profile != EVERY_PROFILE:
@@ -412,8 +403,6 @@ def _status(store: Store, state: CollectionState | None, sampling: Sampling) -> 
         first=int(times.min()) if len(times) else None,
         last=int(times.max()) if len(times) else None,
         variety=variety_of(samples) if len(times) > 1 else None,
-        answers=len(sampler.read_query_samples(*whose, event=ANSWER).origins),
-        outcomes=len(sampler.read_query_samples(*whose, event=OUTCOME).origins),
     )
 
 

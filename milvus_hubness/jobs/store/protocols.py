@@ -20,7 +20,6 @@ from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.jobs.store.generations import Batch, Made
 from milvus_hubness.jobs.store.ownership import CollectionId, Commands
 from milvus_hubness.jobs.store.records import (
-    QUERY,
     CollectionInfo,
     Fences,
     Note,
@@ -509,9 +508,7 @@ class QuerySampling(Protocol):
         Raises CollectionExists, DimensionMismatch.
         """
 
-    def read_query_samples(
-        self, samples_collection: str, *profiles: str, event: str = QUERY
-    ) -> QuerySamples:
+    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
         """Return the samples of these profiles; none if the collection does not exist."""
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:

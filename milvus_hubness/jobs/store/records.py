@@ -6,18 +6,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from milvus_hubness.basics.bounds import (
-    LARGEST,
-    LONGEST_TEXT,
     CollectionName,
     Count,
     Depth,
@@ -262,11 +259,9 @@ class Sampling(FrozenModel):
     profile: str = EVERY_PROFILE
     """The bias profile whose searches are sampled."""
     samples_collection: CollectionName
-    """Where clients put sampled queries and outcomes."""
+    """Where clients put sampled queries."""
     rate: float = Field(ge=SMALLEST_RATE, le=1)
     """The share of live queries that clients sample."""
-    outcomes: float = Field(default=0.0, ge=0, le=1)
-    """The share of answers of which clients record outcomes, such as clicks; 0 for none."""
 
     @property
     def capacity(self) -> int:
@@ -547,93 +542,18 @@ def taken_keys(counts: Mapping[str, int]) -> list[str]:
     ]
 
 
-MOST_RECORDED = 100
-"""Keys that the record of an answer may have."""
-
-QUERY = "query"
-"""A sampled query."""
-ANSWER = "answer"
-"""A query with its answer, whose outcomes are recorded."""
-OUTCOME = "outcome"
-"""What a user did with an answer, such as a click."""
-
-LONGEST_RECORDED_KEY = 64
-"""Characters of a text key among those of an answer; a longer one is recorded as its digest."""
-LONGEST_CHOSEN_KEY = 1_500
-"""Characters of a text key that a user chose; a longer one is recorded as its digest, which is the key
-of no row."""
-
-RecordedKey = Annotated[int, Field(strict=True)] | Annotated[str, Field(max_length=LONGEST_TEXT)]
-
-
-def recorded_key(key: Any, longest: int = LONGEST_RECORDED_KEY) -> int | str:
-    """Return a key as records have it: a text of more than so many characters as its digest."""
-    if not isinstance(key, str):
-        return int(key)
-    if len(key) <= longest:
-        return key
-    return "sha256:" + sha256(key.encode()).hexdigest()
-
-
-class TrialFacts(FrozenModel):
-    """The part of an answer in an experiment."""
-
-    experiment: Name
-    share: float = Field(gt=0, lt=1)
-    """Probability of the corrected arm."""
-    treated: bool
-    """Whether the answer is of that arm."""
-    unit: int = Field(ge=0)
-    """Hash of the query and its window of time, by which arms were drawn."""
-    query: int = Field(ge=0)
-    """Hash of the query."""
-    milliseconds: float = Field(ge=0, le=LARGEST)
-    """Time that the search took."""
-
-
-class AnswerFacts(FrozenModel):
-    """What is recorded of an answer, apart from its query."""
-
-    keys: tuple[RecordedKey, ...] = Field(max_length=MOST_RECORDED)
-    """The keys of its first hits, in their order."""
-    offset: int = Field(ge=0)
-    """Rank of the first of them, from 0."""
-    trial: TrialFacts | None = None
-    """None outside of experiments."""
-
-    def rank_of(self, key: RecordedKey) -> int:
-        """Return the rank of a hit, from 1; that after the recorded ones if it is not among them."""
-        recorded = recorded_key(key)
-        position = self.keys.index(recorded) if recorded in self.keys else len(self.keys)
-        return self.offset + position + 1
-
-
-class OutcomeFacts(FrozenModel):
-    """What is recorded of an outcome, apart from the number of its answer."""
-
-    key: RecordedKey
-    """The key of the hit that the user chose."""
-    kind: Name
-    """What the user did with it, as the application calls it."""
-    rank: int = Field(ge=0)
-    """From 1; 0 if the client did not have the answer at hand."""
-
-
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
-    """Samples of live queries, of answers, or of outcomes."""
+    """Samples of live queries."""
 
     vectors: Floats
     """(n, d) float32, as the user sent them; (0, 0) if there are none."""
     origins: Origins
     """Where and when each was sampled."""
-    facts: Sequence[str] = ()
-    """n texts in JSON, of answers and outcomes; nothing of queries."""
 
     def take(self, which: npt.NDArray[np.integer[Any]]) -> QuerySamples:
         """Return these samples only, by their numbers."""
-        facts = [self.facts[row] for row in which] if self.facts else ()
-        return QuerySamples(self.vectors[which], self.origins[which], facts)
+        return QuerySamples(self.vectors[which], self.origins[which])
 
 
 @dataclass(frozen=True, eq=False)
@@ -654,12 +574,6 @@ class Sample:
 
     vector: Floats
     """(d,) float32."""
-
-    event: str = QUERY
-    """QUERY, or what else is sampled: ANSWER or OUTCOME."""
-
-    facts: str = ""
-    """JSON: what was answered, or what came of it."""
 
 
 @dataclass(frozen=True)

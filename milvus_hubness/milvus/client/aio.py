@@ -60,8 +60,6 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
     # -- the methods that both clients share ------------------------------------------------------
 
     insert = _coroutine(Methods.insert)
-    feedback = _coroutine(Methods.feedback)
-    feedback_by_token = _coroutine(Methods.feedback_by_token)
     upsert = _coroutine(Methods.upsert)
     delete = _coroutine(Methods.delete)
     write_import_files = _coroutine(Methods.write_import_files)

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
-
-if TYPE_CHECKING:
-    from milvus_hubness.milvus.client.trials import Trial
 
 USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""
@@ -219,8 +216,6 @@ class Question:
     filter: str = ""
     ids: Any = None
     """Keys of rows to search with, in place of `data`."""
-    trial: Trial | None = None
-    """The search in an experiment; None outside of experiments."""
 
     def pool(self, how: GloballyCorrected | Adaptive) -> int:
         """Return how many candidates a re-ranker needs: at least up to the end of the page."""

@@ -35,7 +35,6 @@ from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.store.records import Sample, SamplesOf
-    from milvus_hubness.milvus.client.experiments import Experiment
     from milvus_hubness.milvus.client.guarding import Guarded
     from milvus_hubness.milvus.client.query_samples import Sampled
 
@@ -102,7 +101,6 @@ class Methods(CollectionMethods):
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
         sample_queries: bool = True,
-        experiment: Experiment | None = None,
         **kwargs: Any,
     ) -> None:
         # Here, as they need more modules than pymilvus's client:
@@ -122,13 +120,7 @@ class Methods(CollectionMethods):
 
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(
-                strength,
-                state_ttl,
-                bank_budget,
-                self._sampler,
-                self.policy,
-                kinds=kinds,
-                experiment=experiment,
+                strength, state_ttl, bank_budget, self._sampler, self.policy, kinds=kinds
             )
 
         kwargs = with_keepalive(uri, kwargs)
@@ -435,30 +427,6 @@ class Methods(CollectionMethods):
             collection_name, reqs, ranker, limit, output_fields, options, strength, profile, kinds
         )
         return self._run(operation)
-
-    def feedback(self, answer: Any, key: Any, kind: str = "click", *, query: int = 0) -> Any:
-        """Record what a user did with an answer; return whether it is recorded.
-
-        answer: what a search returned. key: of the hit. kind: a word for what was done. query: the
-        number of the query, where the search had several.
-
-        Nothing is recorded unless outcomes of the collection are wanted (`bank sample --outcomes`),
-        and this returns False then. No text, filter or user is recorded, and nothing waits for it.
-        Raises InvalidInput for a key that the answer does not have, and InvalidParameter for a kind
-        that is no word.
-        """
-        return self._run(self._operations.searches.recorder.feedback(answer, key, kind, query))
-
-    def feedback_by_token(
-        self, collection_name: str, token: str, key: Any, kind: str = "click"
-    ) -> Any:
-        """Record an outcome as `feedback` does, of the answer that a token stands for.
-
-        Raises InvalidParameter for a text that is no token.
-        """
-        return self._run(
-            self._operations.searches.recorder.feedback_by_token(collection_name, token, key, kind)
-        )
 
     @property
     def hubness_guarded(self) -> Guarded:

@@ -26,7 +26,6 @@ from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.catalog import Catalog, Reads
 from milvus_hubness.milvus.client.dual_write import DualWrites
-from milvus_hubness.milvus.client.experiments import Experiment
 from milvus_hubness.milvus.client.messages import (
     Question,
     SearchRequest,
@@ -413,7 +412,6 @@ class Operations:
         policy: ClientPolicy | None = None,
         *,
         kinds: float | None = None,
-        experiment: Experiment | None = None,
     ) -> None:
         self.states = StateCache(state_ttl, policy or ClientPolicy())
         self.biases = Biases(self.states, bank_budget)
@@ -422,7 +420,5 @@ class Operations:
         self.intents = WriteIntents(self.states)
         self.writes = Writes(self.states, self.biases, self.intents)
         self.dual_writes = DualWrites(self.states, self.reads, self.writes, self.intents)
-        self.searches = Searches(
-            self.states, self.biases, self.reads, strength, kinds, sampler, experiment
-        )
+        self.searches = Searches(self.states, self.biases, self.reads, strength, kinds, sampler)
         self.pages = Pages(self.states, self.biases, self.reads, self.searches)

@@ -8,23 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.codec.arrays import Dtype, Floats, decode
+from milvus_hubness.correction.codec.arrays import Dtype, decode
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import (
-    Sample,
-    SamplesOf,
-    Sampling,
-    Samplings,
-)
-from milvus_hubness.milvus.client.trials import NUMBER_BITS
+from milvus_hubness.jobs.store.records import Sample, SamplesOf, Sampling, Samplings
 
 BUFFERED = 1_000
 """Largest number of samples that are not yet stored; further samples are dropped."""
@@ -38,13 +31,11 @@ REST_SECONDS = 60.0
 """Time for which samples of a collection are dropped after a failed write to it, in seconds."""
 CLOSE_SECONDS = 2.0
 """Longest wait of a client that closes, until the waiting samples are written."""
-
+NUMBER_BITS = 52
+"""Bits of a sample's random number: what a float64 holds exactly."""
 
 Write = Callable[[SamplesOf, Sequence[Sample]], None]
 """Writes samples of a collection."""
-
-Made = Callable[[], Sample | None]
-"""Makes a sample when it is written; None if there is nothing to store."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +49,6 @@ class Target:
     def of(cls, sampling: Sampling, owner: CollectionId) -> Target:
         """owner: the searched collection."""
         return cls(sampling, SamplesOf(sampling.helper, owner))
-
-    @property
-    def owner(self) -> CollectionId:
-        return self.samples.owner
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ class Sampler:
         """How many queries to skip before the next sample, by field, profile and rate."""
         self._resting: dict[SamplesOf, float] = {}
         """Until when samples of a collection are dropped, after a failed write."""
-        self._waiting: list[tuple[SamplesOf, Made]] = []
+        self._waiting: list[tuple[SamplesOf, Sample]] = []
         self._stored = 0
         self._dropped = 0
 
@@ -118,10 +105,9 @@ class Sampler:
 
             count = len(queries)
             while gap < count:
-                query = queries[gap]
-                # The caller may use its array for the next query.
-                query = query if isinstance(query, bytes) else query.copy()
-                self.put(samples, partial(_query, sampling, dim, dtype, query, int(time.time())))
+                sample = _sample(sampling, dim, dtype, queries[gap])
+                if sample is not None:
+                    self._put(samples, sample)
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
@@ -159,20 +145,19 @@ class Sampler:
         if thread is not None:
             thread.join(seconds)
 
-    def put(self, target: SamplesOf, make: Made) -> bool:
-        """Have a sample made and written by the thread; return whether there was room for it."""
+    def _put(self, target: SamplesOf, sample: Sample) -> None:
+        """Have a sample written by the thread, if there is room for it."""
         # No search may wait for a sample: what cannot be taken at once is dropped.
         with self._changed:
             rests = bool(self._resting) and time.monotonic() < self._resting.get(target, 0.0)
             if self._closing or rests or self._unstored >= BUFFERED:
                 self._dropped += 1
-                return False
+                return
 
-            self._waiting.append((target, make))
+            self._waiting.append((target, sample))
             count = len(self._waiting)
             if count == 1 or count == BATCH:
                 self._have_written()
-            return True
 
     def _have_written(self) -> None:
         """Start the thread if there is none, and wake it up."""
@@ -186,27 +171,12 @@ class Sampler:
     def _run(self) -> None:
         while batch := self._next_batch():
             by_target: dict[SamplesOf, list[Sample]] = {}
-            for target, make in batch:
-                sample = self._made(target, make)
-                if sample is None:
-                    with self._changed:
-                        self._being_written -= 1
-                else:
-                    by_target.setdefault(target, []).append(sample)
+            for target, sample in batch:
+                by_target.setdefault(target, []).append(sample)
             for target, samples in by_target.items():
                 self._write(target, samples)
 
-    def _made(self, target: SamplesOf, make: Made) -> Sample | None:
-        try:
-            return make()
-        except Exception as error:
-            # The search was answered: no fault of a sample may end the thread.
-            with self._changed:
-                self._dropped += 1
-            log.warning("a query of %r was not sampled: %s", target.owner.name, error)
-            return None
-
-    def _next_batch(self) -> list[tuple[SamplesOf, Made]]:
+    def _next_batch(self) -> list[tuple[SamplesOf, Sample]]:
         """Return the samples to write now; an empty list ends the thread."""
         with self._changed:
             # Whoever discards waits until nothing is being written.
@@ -257,23 +227,20 @@ def samplings_in(properties: Mapping[str, str], collection: str) -> Samplings:
         return Samplings()
 
 
-def _query(sampling: Sampling, dim: int, dtype: Dtype, query: Any, at: int) -> Sample | None:
-    """Return a sampled query; None for one that no bank can hold."""
-    vector = stored_vector(query, dim, dtype)
-    if vector is None:
-        return None
-    place = random.randrange(sampling.capacity)
-    return Sample(sampling.profile, place, random.getrandbits(NUMBER_BITS), at, vector)
-
-
-def stored_vector(query: Any, dim: int, dtype: Dtype) -> Floats | None:
-    """Return a query as numbers (d,); None unless it is one that searches of the field take."""
+def _sample(sampling: Sampling, dim: int, dtype: Dtype, query: Any) -> Sample | None:
+    """Return a query as a sample; None for one that no bank can hold."""
     if dtype == "float32" and isinstance(query, bytes):
         query = np.frombuffer(query, "<f4")
-    vector: Floats = decode([query], dtype)[0]
+    vector = decode([query], dtype)[0]
     if vector.shape != (dim,) or not np.isfinite(vector).all() or not vector.any():
         return None
-    return vector
+    return Sample(
+        profile=sampling.profile,
+        place=random.randrange(sampling.capacity),
+        number=random.getrandbits(NUMBER_BITS),
+        at=int(time.time()),
+        vector=vector,
+    )
 
 
 def _gap(rate: float) -> int:

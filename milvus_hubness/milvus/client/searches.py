@@ -17,10 +17,10 @@ from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness.jobs.store.records import FieldSampling
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.catalog import Reads
-from milvus_hubness.milvus.client.experiments import Experiment
 from milvus_hubness.milvus.client.messages import (
     USE_SCORES,
     Question,
@@ -34,11 +34,9 @@ from milvus_hubness.milvus.client.messages import (
 )
 from milvus_hubness.milvus.client.parts import REFUSALS, held_for_parts, in_two
 from milvus_hubness.milvus.client.query_samples import Sampler
-from milvus_hubness.milvus.client.recording import Recorder
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
-from milvus_hubness.milvus.client.trials import Trial
 from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 from milvus_hubness.milvus.store.server import exceeds_limit
@@ -67,7 +65,6 @@ class Searches:
         strength: float | None,
         kinds: float | None,
         sampler: Sampler | None,
-        experiment: Experiment | None = None,
     ) -> None:
         expect_strength(strength)
         expect_factor(kinds)
@@ -76,8 +73,7 @@ class Searches:
         self._states = states
         self._biases = biases
         self._reads = reads
-        self.experiment = experiment
-        self.recorder = Recorder(states, sampler)
+        self._sampler = sampler
 
     def search(
         self,
@@ -94,14 +90,6 @@ class Searches:
         If the request exceeds a limit of the server, because it is larger than the user's, its
         queries are sent in parts.
         """
-        if self.experiment is not None and ids is None:
-            self.experiment.assign(question)
-        return (yield from self._searched(collection, question, filter, options, ids))
-
-    def _searched(
-        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], ids: Any
-    ) -> Operation[Any]:
-        """Search as `search` does, in the arm of the question."""
         timeout = options.get("timeout")
         data: Any = question.data
         with held_for_parts(collection) as held:
@@ -119,8 +107,8 @@ class Searches:
 
             results: Any = None
             for part in in_two(data):
-                answer = yield from self._searched(
-                    collection, replace(question, data=part), filter, options, None
+                answer = yield from self.search(
+                    collection, replace(question, data=part), filter, options
                 )
                 results = answer if results is None else _joined(results, answer)
 
@@ -152,10 +140,7 @@ class Searches:
         search_request = prepared.ask(question.data)
         results = yield _request(collection, prepared.field, filter, search_request, options)
         answer = search_request.answer(results)
-        self.recorder.sample(cached, prepared.state, question.profile, question.data)
-        self.recorder.record(
-            cached, prepared.state, question, answer, _offset({}, question.search_params)
-        )
+        self.sample(cached, prepared.state, question.profile, question.data)
         return answer
 
     def _search(
@@ -210,8 +195,7 @@ class Searches:
             _prepare(cached, kind, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            self.recorder.sample(cached, state, question.profile, question.data)
-            self.recorder.record(cached, state, question, results, question.offset)
+            self.sample(cached, state, question.profile, question.data)
         return results
 
     def _uncorrected(
@@ -238,11 +222,29 @@ class Searches:
         )
         results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
         if question.ids is None:
-            field = options.get("anns_field")
-            self.recorder.sample_uncorrected(cached, field, question.data)
-            offset = _offset(options, question.search_params)
-            self.recorder.record_uncorrected(cached, field, question, results, offset)
+            self.sample_uncorrected(cached, options.get("anns_field"), question.data)
         return cached.reading.hits_out(results, fields) if cached.states else results
+
+    def sample(
+        self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
+    ) -> None:
+        """Offer the queries of an answered corrected search to the sampler."""
+        if cached.is_sampled and self._sampler is not None:
+            target = cached.sampling_of(state.field, profile or state.active)
+            if target is not None:
+                sampling, samples = target.sampling, target.samples
+                self._sampler.offer(sampling, samples, state.dim, state.dtype, data)
+
+    def sample_uncorrected(self, cached: CachedState, field: str | None, data: Any) -> None:
+        """Offer the queries of an answered search that nothing corrects to the sampler.
+
+        field: the searched one; None for the only one that the collection has.
+        """
+        if cached.is_sampled and self._sampler is not None:
+            target = cached.sampled_field(field)
+            if target is not None and isinstance(sampling := target.sampling, FieldSampling):
+                queries = without_tensors(data)
+                self._sampler.offer(sampling, target.samples, sampling.dim, sampling.dtype, queries)
 
     def _with_options(
         self, question: Question, options: Mapping[str, Any]
@@ -329,25 +331,16 @@ class Searches:
         strength: float | None,
         profile: str | None,
         kinds: float | None,
-        *,
-        trial: Trial | None = None,
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
         Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it
         cannot merge answers.
         """
-        if self.experiment is not None and trial is None and strength is None and kinds is None:
-            trial = self.experiment.trial_of_requests(requests)
-            if trial is not None:
-                strength, kinds = self.experiment.settings_of(trial)
-
         arguments = (ranker, limit, output_fields, options, strength, profile, kinds)
         with held_for_parts(collection) as held:
             try:
-                return (
-                    yield from self._hybrid_search_at_once(collection, requests, *arguments, trial)
-                )
+                return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
             except REFUSALS as error:
                 can_be_divided = all(can_be_halved(request.data) for request in requests)
                 if not can_be_divided or not exceeds_limit(error):
@@ -364,7 +357,7 @@ class Searches:
                 [_asking(request, data) for data in in_two(request.data)] for request in requests
             ]
             for part in zip(*divided, strict=True):
-                answer = yield from self.hybrid_search(collection, part, *arguments, trial=trial)
+                answer = yield from self.hybrid_search(collection, part, *arguments)
                 results = answer if results is None else _joined(results, answer)
             return results
 
@@ -379,7 +372,6 @@ class Searches:
         strength: float | None,
         profile: str | None,
         kinds: float | None,
-        trial: Trial | None,
     ) -> Operation[Any]:
         call = partial(
             self._hybrid_search_on,
@@ -392,7 +384,6 @@ class Searches:
             self.strength if strength is None else strength,
             profile,
             self.kinds if kinds is None else kinds,
-            trial,
         )
         return self._states.retrying(collection, options.get("timeout"), call)
 
@@ -407,7 +398,6 @@ class Searches:
         strength: float | None,
         profile: str | None,
         kinds: float | None,
-        trial: Trial | None,
         cached: CachedState,
     ) -> Operation[Any]:
         """Search by this collection state, by one request if the server can merge the answers."""
@@ -434,9 +424,7 @@ class Searches:
         if ranking.must_merge(merging, corrected):
             offset = int(options.get("offset") or 0)
             page = slice(offset, offset + limit)
-            merged = yield from self._merged(collection, parts, merging, page, options)
-            self._record_hybrid(cached, corrected, trial, merged, options)
-            return merged
+            return (yield from self._merged(collection, parts, merging, page, options))
 
         sent = [
             ranking.rewritten(request, rewrite, question) if rewrite else request
@@ -447,25 +435,10 @@ class Searches:
         results = yield Ask("hybrid_search", args, dict(options))
         for request, question, rewrite in parts:
             if rewrite is None:
-                self.recorder.sample_uncorrected(cached, request.anns_field, request.data)
+                self.sample_uncorrected(cached, request.anns_field, request.data)
             else:
-                self.recorder.sample(cached, rewrite.state, question.profile, question.data)
-        self._record_hybrid(cached, corrected, trial, results, options)
+                self.sample(cached, rewrite.state, question.profile, question.data)
         return cached.reading.hits_out(results, fields)
-
-    def _record_hybrid(
-        self,
-        cached: CachedState,
-        corrected: Sequence[tuple[Rewrite, Question]],
-        trial: Trial | None,
-        results: Any,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Record a hybrid answer as one to the queries of its first corrected field."""
-        if corrected:
-            rewrite, question = corrected[0]
-            question = replace(question, trial=trial)
-            self.recorder.record(cached, rewrite.state, question, results, _offset(options))
 
     def _merged(
         self,
@@ -493,9 +466,7 @@ class Searches:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            answer = yield from self._searched(
-                collection, question, request.expr or "", further, None
-            )
+            answer = yield from self.search(collection, question, request.expr or "", further)
             answers.append(answer)
 
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
@@ -580,11 +551,6 @@ def _request(
         search_request.search_params,
     )
     return Ask("search", args, further)
-
-
-def _offset(options: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> int:
-    """Return the rank of the first hit, from 0."""
-    return int(options.get("offset") or (params or {}).get("offset") or 0)
 
 
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:

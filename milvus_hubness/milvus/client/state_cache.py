@@ -207,11 +207,6 @@ class CachedState:
         """Whether clients sample any of its queries."""
         return bool(self.samplings.all)
 
-    @cached_property
-    def has_outcomes(self) -> bool:
-        """Whether clients record outcomes of any of its answers."""
-        return any(sampling.outcomes for sampling in self.samplings.all)
-
     def sampling_of(self, field: str, profile: str) -> Target | None:
         """Return what samples a search of this field with this profile, and where the samples go;
         None for nothing.

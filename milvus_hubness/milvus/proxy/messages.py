@@ -49,19 +49,6 @@ class Send(Ask):
         super().__init__(method_of(request), (request, with_bytes))
 
 
-ARM = "hubness-arm"
-"""Metadata of an answer: the arm of its experiment."""
-ANSWER = "hubness-answer"
-"""Metadata of an answer: the token with which an outcome of it is given."""
-
-
-class Announce(Ask):
-    """Say something to the caller, in the trailing metadata of the answer."""
-
-    def __init__(self, entries: Mapping[str, str]) -> None:
-        super().__init__("announce", (entries,))
-
-
 def expect_single_vectors(cached: CachedState) -> None:
     """Raises UnsupportedOperation if a corrected field has several vectors a row."""
     for state in cached.states.values():

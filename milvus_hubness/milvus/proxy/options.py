@@ -22,7 +22,6 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.basics.files.opening import read_bytes
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.errors import InvalidParameter, UnreadableFile, redacted
-from milvus_hubness.milvus.client.experiments import Experiment
 from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_strength
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
@@ -98,9 +97,6 @@ class ProxyOptions:
 
     kinds: float | None = None
     """The factor of kinds of every search that names none; None uses 1."""
-
-    experiment: Experiment | None = None
-    """A test on live queries, for searches that name neither a strength nor kinds."""
 
     state_ttl: float = STATE_TTL
     """Of the cached collection states, in seconds."""

@@ -11,7 +11,7 @@ is prepared once, and kept with the cached state (`_direct`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -32,9 +32,7 @@ from milvus_hubness.errors import (
     UnsupportedOperation,
 )
 from milvus_hubness.milvus.client import ranking
-from milvus_hubness.milvus.client.answers import Answered
 from milvus_hubness.milvus.client.candidates import rewrite_of
-from milvus_hubness.milvus.client.experiments import hashed_bytes
 from milvus_hubness.milvus.client.messages import (
     GROUPED,
     ORDERED,
@@ -48,14 +46,10 @@ from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import MAX_PREPARED
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
-from milvus_hubness.milvus.client.trials import Trial
 from milvus_hubness.milvus.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
 from milvus_hubness.milvus.proxy.messages import (
-    ANSWER,
-    ARM,
     FIELD,
     METRIC,
-    Announce,
     Overrides,
     SearchParameters,
     Send,
@@ -77,7 +71,6 @@ MAX_KIND_BYTES = 8_192
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 """Values as pymilvus writes them, and as JSON has them."""
 
-FLOATS = common_pb2.PlaceholderType.FloatVector
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
     "float16": common_pb2.PlaceholderType.Float16Vector,
@@ -94,17 +87,8 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
     Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server
     would use scores before they are corrected.
     """
-    trial = _trial_of(operations, request, overrides, [request])
-    overrides = _in_its_arm(operations, overrides, trial)
-    return (yield from _searched(operations, request, overrides, trial))
-
-
-def _searched(
-    operations: Operations, request: Any, overrides: Overrides, trial: Trial | None
-) -> Operation[Any]:
-    """Search as `search` does, in the arm of the trial."""
     try:
-        return (yield from _search_at_once(operations, request, overrides, trial))
+        return (yield from _search_at_once(operations, request, overrides))
     except REFUSALS as error:
         parts = _parts_of(request)
         if len(parts) < 2 or not exceeds_limit(error):
@@ -114,65 +98,7 @@ def _searched(
         if cached.searched(SearchParameters(request, overrides).value(FIELD)) is None:
             raise
 
-    return (yield from _joined(_searched(operations, part, overrides, trial) for part in parts))
-
-
-def _trial_of(
-    operations: Operations, request: Any, overrides: Overrides, parts: Iterable[Any]
-) -> Trial | None:
-    """Return the trial of a search by the queries of its first part; None outside of experiments, and
-    for a search that names its own strength or kinds.
-    """
-    experiment = operations.searches.experiment
-    if experiment is None:
-        return None
-    for part in parts:
-        if part.WhichOneof("search_input") == "ids":
-            return None
-        own = SearchParameters(part, overrides).overrides
-        if own.strength is not None or own.kinds is not None:
-            return None
-        group = common_pb2.PlaceholderGroup.FromString(part.placeholder_group)
-        values = [value for placeholder in group.placeholders for value in placeholder.values]
-        if any(placeholder.type == FLOATS for placeholder in group.placeholders):
-            values = [np.frombuffer(value, "<f4") for value in values]
-        queries = hashed_bytes(values)
-        return None if queries is None else experiment.trial_of(queries)
-    return None
-
-
-def _in_its_arm(operations: Operations, overrides: Overrides, trial: Trial | None) -> Overrides:
-    experiment = operations.searches.experiment
-    if experiment is None or trial is None:
-        return overrides
-    strength, kinds = experiment.settings_of(trial)
-    return overrides._replace(strength=strength, kinds=kinds)
-
-
-class _Keys(list[tuple[Any, ...]]):
-    """The keys of the hits of each query, to which the recorder attaches what the answer is."""
-
-    hubness: Answered | None = None
-
-
-def _recorded(
-    operations: Operations,
-    cached: CachedState,
-    state: CollectionState,
-    question: Question,
-    response: Any,
-) -> Operation[None]:
-    """Record a corrected answer if its outcomes are wanted, and say the arm to the caller."""
-    if question.trial is None and not cached.has_outcomes:
-        return
-
-    results = getattr(response, "results", response)
-    keys = iter(keys_of(results.ids))
-    answers = _Keys(tuple(islice(keys, count)) for count in results.topks)
-    operations.searches.recorder.record(cached, state, question, answers, question.offset)
-    if (answered := answers.hubness) is not None:
-        facts = {ARM: answered.arm, ANSWER: answered.token()}
-        yield Announce({name: value for name, value in facts.items() if value is not None})
+    return (yield from _joined(search(operations, part, overrides) for part in parts))
 
 
 def _joined(searches: Iterable[Operation[Any]]) -> Operation[Any]:
@@ -207,9 +133,7 @@ def _parts_of(request: Any) -> list[Any]:
     return parts
 
 
-def _search_at_once(
-    operations: Operations, request: Any, overrides: Overrides, trial: Trial | None
-) -> Operation[Any]:
+def _search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         expect_single_vectors(cached)
         if not cached.states:
@@ -220,7 +144,7 @@ def _search_at_once(
         # Most searches repeat a former one with other queries, and end here.
         kind = _kind_of(request, overrides)
         if direct := cached.prepared.get(kind):
-            return (yield from direct(request, trial))
+            return (yield from direct(request))
 
         params = SearchParameters(request, overrides)
         options = _options(params)
@@ -246,7 +170,7 @@ def _search_at_once(
         if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
             if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
                 cached.prepared[kind] = direct
-            return (yield from direct(request, trial))
+            return (yield from direct(request))
 
         if is_gated:
             profile = rewrite.profile(question)
@@ -257,12 +181,9 @@ def _search_at_once(
         answers = []
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
-        answer = joined(answers)
         if not by_ids:
-            operations.searches.recorder.sample(cached, state, question.profile, question.data)
-            tried = replace(question, trial=trial)
-            yield from _recorded(operations, cached, state, tried, answer)
-        return answer
+            operations.searches.sample(cached, state, question.profile, question.data)
+        return joined(answers)
 
     return operations.states.retrying(request.collection_name, None, call)
 
@@ -283,7 +204,7 @@ def _direct(
     rewrite: Rewrite,
     question: Question,
     params: SearchParameters,
-) -> Callable[[Any, Trial | None], Operation[Any]] | None:
+) -> Callable[[Any], Operation[Any]] | None:
     """Return a function that answers any search of this kind: only the queries, the parameters and
     the output fields of the request change.
 
@@ -304,7 +225,7 @@ def _direct(
         search_params=rewritten.search_params, output_fields=rewritten.output_fields
     )
 
-    def answer(request: Any, trial: Trial | None) -> Operation[Any]:
+    def answer(request: Any) -> Operation[Any]:
         queries = queries_in(request.placeholder_group, state)
         sent = deepcopy(request)
         sent.ClearField("search_params")
@@ -312,9 +233,7 @@ def _direct(
         sent.MergeFrom(fixed)
         _put_queries(sent, ask(queries).data, state)
         response, content = yield Send(sent, with_bytes=True)
-        operations.searches.recorder.sample(cached, state, profile, queries)
-        tried = replace(kind, data=queries, trial=trial)
-        yield from _recorded(operations, cached, state, tried, response)
+        operations.searches.sample(cached, state, profile, queries)
         return response if columns_out(cached, response.results, fields) else content
 
     return answer
@@ -342,7 +261,7 @@ def _sample_uncorrected(operations: Operations, cached: CachedState, request: An
         # Milvus has answered the search: what only this proxy cannot read must not fail it.
         log.warning("queries of %r were not sampled: %s", cached.collection_id.name, error)
     else:
-        operations.searches.recorder.sample_uncorrected(cached, field, queries)
+        operations.searches.sample_uncorrected(cached, field, queries)
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
@@ -429,17 +348,8 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
 
     Raises as it does, and UnsupportedOperation if the proxy must merge answers and cannot.
     """
-    trial = _trial_of(operations, request, overrides, request.requests)
-    overrides = _in_its_arm(operations, overrides, trial)
-    return (yield from _hybrid_searched(operations, request, overrides, trial))
-
-
-def _hybrid_searched(
-    operations: Operations, request: Any, overrides: Overrides, trial: Trial | None
-) -> Operation[Any]:
-    """Search as `hybrid_search` does, in the arm of the trial."""
     try:
-        return (yield from _hybrid_search_at_once(operations, request, overrides, trial))
+        return (yield from _hybrid_search_at_once(operations, request, overrides))
     except REFUSALS as error:
         divided = [_parts_of(part) for part in request.requests]
         if {len(parts) for parts in divided} != {2} or not exceeds_limit(error):
@@ -459,15 +369,11 @@ def _hybrid_searched(
         whole.requests.extend(parts)
         wholes.append(whole)
 
-    return (
-        yield from _joined(
-            _hybrid_searched(operations, whole, overrides, trial) for whole in wholes
-        )
-    )
+    return (yield from _joined(hybrid_search(operations, whole, overrides) for whole in wholes))
 
 
 def _hybrid_search_at_once(
-    operations: Operations, request: Any, overrides: Overrides, trial: Trial | None
+    operations: Operations, request: Any, overrides: Overrides
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         expect_single_vectors(cached)
@@ -493,9 +399,7 @@ def _hybrid_search_at_once(
 
         ranker = _ranker(request)
         if ranking.must_merge(ranker, list(questions.values())):
-            merged = yield from _merged_here(operations, states, params, ranker, request)
-            yield from _hybrid_recorded(operations, cached, questions, trial, merged)
-            return merged
+            return (yield from _merged_here(operations, states, params, ranker, request))
 
         sent = deepcopy(request)
         for i, (rewrite, question) in questions.items():
@@ -504,32 +408,12 @@ def _hybrid_search_at_once(
         for i, part in enumerate(request.requests):
             if i in questions:
                 rewrite, question = questions[i]
-                operations.searches.recorder.sample(
-                    cached, rewrite.state, question.profile, question.data
-                )
+                operations.searches.sample(cached, rewrite.state, question.profile, question.data)
             else:
                 _sample_uncorrected(operations, cached, part)
-        yield from _hybrid_recorded(operations, cached, questions, trial, response)
         return response
 
     return operations.states.retrying(request.collection_name, None, call)
-
-
-def _hybrid_recorded(
-    operations: Operations,
-    cached: CachedState,
-    questions: Mapping[int, tuple[Rewrite, Question]],
-    trial: Trial | None,
-    response: Any,
-) -> Operation[None]:
-    """Record a hybrid answer as one to the queries of its first corrected part."""
-    if not questions or not (trial or cached.has_outcomes):
-        return
-    rewrite, question = questions[min(questions)]
-    if isinstance(response, bytes):
-        response = milvus_pb2.SearchResults.FromString(response)
-    tried = replace(question, trial=trial, offset=0)
-    yield from _recorded(operations, cached, rewrite.state, tried, response)
 
 
 def _merged_here(
@@ -550,8 +434,7 @@ def _merged_here(
     answers: list[Any] = []
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
-        alone = _alone(part.request, request)
-        answer = yield from _searched(operations, alone, part.overrides, None)
+        answer = yield from search(operations, _alone(part.request, request), part.overrides)
         answers.append(
             milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer
         )

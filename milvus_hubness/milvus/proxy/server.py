@@ -39,7 +39,7 @@ from milvus_hubness.milvus.proxy.intake import (
 )
 from milvus_hubness.milvus.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
 from milvus_hubness.milvus.proxy.options import ProxyOptions
-from milvus_hubness.milvus.proxy.sessions import Caller, CollectionPool, Session, Sessions
+from milvus_hubness.milvus.proxy.sessions import Caller, Sessions
 
 T = TypeVar("T")
 
@@ -254,8 +254,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._forget_after(method)
 
         if call is not None and isinstance(outcome, Answer):
-            initial, trailing = await call.metadata_of_answer()
-            return Answer(outcome.content, initial, (*trailing, *call.announced.items()))
+            return Answer(outcome.content, *await call.metadata_of_answer())
 
         return outcome
 
@@ -283,15 +282,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             # A request may be large, and the operation drops it before this function ends.
             del request
             return await call.drive(
-                operation, partial(self._step, session=session, call=call, pool=pool)
+                operation, lambda step: session.answer(step, call.caller, pool, call.send)
             )
-
-    async def _step(self, step: Step, session: Session, call: _Call, pool: CollectionPool) -> Any:
-        """Return the outcome of a step of the call's operation."""
-        if isinstance(step, messages.Announce):
-            call.announced.update(step.args[0])
-            return None
-        return await session.answer(step, call.caller, pool, call.send)
 
     def _ended(self, method: str, error: Exception) -> Answer | Ending:
         if isinstance(error, grpc.RpcError):
@@ -329,8 +321,6 @@ class _Call:
         self._unary = unary
         self._intake = intake
         self._last: Any = None
-        self.announced: dict[str, str] = {}
-        """What the trailing metadata of the answer has in addition to the upstream's."""
 
     async def request(self) -> Any:
         """Receive and parse the request. Raises CallEnded, DecodeError."""

@@ -230,7 +230,6 @@ class Session:
             DEFAULT_BANK_BUDGET,
             self._sampler,
             kinds=options.kinds,
-            experiment=options.experiment,
         )
         self.pools = CollectionPools(options.max_calls)
 

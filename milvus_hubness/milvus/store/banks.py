@@ -28,7 +28,7 @@ from milvus_hubness.jobs.store.ownership import (
     CollectionId,
     owner_in,
 )
-from milvus_hubness.jobs.store.records import QUERY, QuerySamples, Record, Sample, SamplesOf
+from milvus_hubness.jobs.store.records import QuerySamples, Record, Sample, SamplesOf
 from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
@@ -39,9 +39,6 @@ QUERIES_PER_PAGE = 8_000
 
 SAMPLES_PER_REQUEST = 1_000
 """Samples that one request writes."""
-
-LONGEST_FACTS = 8_192
-"""Bytes of what a sample of an answer or an outcome says."""
 
 LONGEST_ID = 512
 """Bytes of the id of a bank's row, and of its generation."""
@@ -184,15 +181,13 @@ def put_samples(
     # Of the samples of one slot, the last one is written.
     rows = {}
     for sample in samples:
-        place = f"{sample.event}:{sample.profile}/{sample.place}"
+        place = f"{sample.profile}/{sample.place}"
         rows[place] = {
             "place": place,
             "profile": sample.profile,
             "sample": sample.number,
             "queried_at": sample.at,
             "vector": sample.vector,
-            "event": sample.event,
-            "facts": sample.facts,
         }
 
     client.upsert(target.helper.collection, list(rows.values()), timeout=timeout)
@@ -207,8 +202,6 @@ class MilvusQuerySamples(OwnCollections):
         schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
         schema.add_field("sample", DataType.INT64)
         schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
-        schema.add_field("event", DataType.VARCHAR, max_length=16)
-        schema.add_field("facts", DataType.VARCHAR, max_length=LONGEST_FACTS, description="JSON")
 
         value = owner.model_dump_json()
         described = self._ensure(
@@ -229,21 +222,17 @@ class MilvusQuerySamples(OwnCollections):
                 "dimensions"
             )
 
-    def read_query_samples(
-        self, samples_collection: str, *profiles: str, event: str = QUERY
-    ) -> QuerySamples:
+    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
 
         # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self.count(samples_collection)
 
-        where = f"{is_one_of('profile', profiles)} and event == {literal(event)}"
-        samples = self.scan(samples_collection, "vector", where=where)
+        samples = self.scan(samples_collection, "vector", where=is_one_of("profile", profiles))
         numbers = np.array([row["sample"] for row in samples.rows], np.int64)
         times = np.array([row["queried_at"] for row in samples.rows], np.int64)
-        facts = () if event == QUERY else [str(row["facts"]) for row in samples.rows]
-        return QuerySamples(samples.vectors, Origins(numbers, times), facts)
+        return QuerySamples(samples.vectors, Origins(numbers, times))
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         for part in in_parts(samples, SAMPLES_PER_REQUEST):

@@ -150,9 +150,9 @@ def test_queries_of_half_precision_are_sampled_as_numbers(rng, dtype):
     )
     queries = rounded(vectors(rng, 4, DIM), dtype)
     as_sent = encode(queries, dtype)
-    searches.recorder.sample_uncorrected(cached, None, as_sent[:2])
-    searches.recorder.sample_uncorrected(cached, "vector", as_sent[2:])
-    searches.recorder.sample_uncorrected(cached, "another", as_sent)
+    searches.sample_uncorrected(cached, None, as_sent[:2])
+    searches.sample_uncorrected(cached, "vector", as_sent[2:])
+    searches.sample_uncorrected(cached, "another", as_sent)
     sampler.close()
     assert [row.tolist() for row in stored] == queries.tolist()
 

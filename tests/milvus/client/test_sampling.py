@@ -89,8 +89,7 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
     assert name == "t"
     assert sample.vector.tolist() == [1, 2, 3, 4]
     assert (sample.profile, sample.place in range(terms.capacity)) == ("images", True)
-    assert set(vars(sample)) == {"profile", "place", "number", "at", "vector", "event", "facts"}
-    assert (sample.event, sample.facts) == ("query", "")
+    assert set(vars(sample)) == {"profile", "place", "number", "at", "vector"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from urllib.parse import urlsplit
 
-import grpc
 import numpy as np
 import pytest
 from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
@@ -15,16 +14,8 @@ from pymilvus.exceptions import MilvusException
 from scipy.stats import binomtest
 
 from milvus_hubness import (
-    Blend,
-    Experiment,
     HubnessClient,
-    MigrationOptions,
-    MilvusStore,
-    QueryBank,
-    migrate,
-    plan_migration,
 )
-from milvus_hubness.jobs.common.outcomes import recorded_answers
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
 from milvus_hubness.milvus.client.query_samples import BATCH
@@ -49,20 +40,6 @@ def plain(lite, rng, *, alias=None):
     if alias:
         lite.client().create_alias(name, f"{name}{alias}")
     return name
-
-
-class Listening(grpc.UnaryUnaryClientInterceptor):
-    """Notes what the trailing metadata of searches says of the correction."""
-
-    def __init__(self, said):
-        self._said = said
-
-    def intercept_unary_unary(self, continuation, details, request):
-        answer = continuation(details, request)
-        if details.method.endswith("/Search"):
-            entries = dict(answer.trailing_metadata())
-            self._said.append({k: v for k, v in entries.items() if k.startswith("hubness-")})
-        return answer
 
 
 def as_set(rows):
@@ -256,41 +233,3 @@ def test_a_killed_proxy_loses_no_sample_that_it_stored(lite, rng):
     ):
         client.search(name, queries[BATCH + 29 :].tolist(), limit=1)
     assert as_set(sampled_bank(store, name).vectors) == kept | as_set(queries[BATCH + 29 :])
-
-
-def test_a_proxy_puts_searches_into_arms_and_says_which(lite_server_uri):
-    """As a client with the same settings would; the arm and a token are in the trailing metadata."""
-    rng = np.random.default_rng(5)
-    plain = MilvusClient(lite_server_uri)
-    store = MilvusStore(plain)
-    plain_collection(plain, "experimented", vectors(rng, 200, DIM), "IP")
-    plan = plan_migration(
-        store, "experimented", QueryBank(vectors(rng, 100, DIM)), estimator=Blend(), verdict="skip"
-    )
-    name = migrate(store, plan, MigrationOptions(no_writers=True)).target
-    start_sampling(store, name, rate=1e-9, outcomes=1.0)
-
-    experiment = Experiment("november")
-    upstream = lite_server_uri.removeprefix("http://")
-    direct = HubnessClient(lite_server_uri, experiment=experiment, sample_queries=False)
-    said = []
-    with ProxyHere(upstream, experiment=experiment) as proxy:
-        listening = grpc.intercept_channel(grpc.insecure_channel(proxy.address), Listening(said))
-        client = MilvusClient(proxy.uri, channel=listening, dedicated=True)
-        arms = []
-        for query in vectors(rng, 12, DIM):
-            expected = direct.search(name, [query.tolist()], limit=5)
-            answer = client.search(name, [query.tolist()], limit=5)
-            assert answer[0].ids == expected[0].ids
-            arms.append(expected.hubness.arm)
-        client.close()
-    assert [entries["hubness-arm"] for entries in said] == arms
-    assert direct.feedback_by_token(name, said[0]["hubness-answer"], 1) is False, (
-        "it samples nothing"
-    )
-    assert len(set(arms)) == 2
-    recorded = recorded_answers(store, name)
-    assert sorted(each.facts.trial.treated for each in recorded) == sorted(
-        arm == "corrected" for arm in arms
-    )
-    direct.close()
