@@ -261,10 +261,13 @@ TUNED = {
     "field": "vector", "verdict": "apply", "choice": {"name": "NNN"}, "strength": 1.0, "reason": "", "labelled": False,
     "bank_fingerprint": "", "tuned_at": "2026-01-02T00:00:00Z",
 }  # fmt: skip
-ONLINE = {
-    "size": 9, "seed_share": 0.5, "half_life_seconds": 60.0, "duplicate_cosine": 0.9, "field": "vector",
-    "profile": "default", "samples_collection": "s", "rate": 0.5,
-}  # fmt: skip
+SAMPLING = {
+    "field": "vector",
+    "samples_collection": "s",
+    "rate": 0.5,
+    "size": 9,
+    "dim": 4,
+}
 RECORDS = [
     (
         Verdicts,
@@ -294,15 +297,20 @@ RECORDS = [
     (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),
     (DualWrite, {"collection": "c"}, {"collection": ""}, "collection"),
     (WriteIntentLog, {"collection": "c", "made": "1"}, {"made": "x" * 65}, "made"),
-    (Samplings, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "rate": 5e-324}]}, "banks.0.rate"),
     (
         Samplings,
-        {"banks": [ONLINE]},
-        {"banks": [{**ONLINE, "half_life_seconds": 1e-300}]},
-        "banks.0.half_life_seconds",
+        {"fields": [SAMPLING]},
+        {"fields": [{**SAMPLING, "rate": 5e-324}]},
+        "fields.0.rate",
     ),
-    (Samplings, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "size": 10**400}]}, "banks.0.size"),
-    (Samplings, {"banks": [ONLINE]}, {"banks": [ONLINE] * 2_000}, "banks"),
+    (
+        Samplings,
+        {"fields": [SAMPLING]},
+        {"fields": [{**SAMPLING, "size": 10**400}]},
+        "fields.0.size",
+    ),
+    (Samplings, {"fields": [SAMPLING]}, {"fields": [{**SAMPLING, "dim": 0}]}, "fields.0.dim"),
+    (Samplings, {"fields": [SAMPLING]}, {"fields": [SAMPLING] * 2_000}, "fields"),
 ]
 
 
@@ -379,7 +387,7 @@ ROW = {
 @pytest.mark.parametrize(
     "change",
     [
-        {"number": "x"}, {"added_at": None}, {"added_at": 10**40}, {"sample": [1]}, {"potentials": 3},
+        {"number": "x"}, {"potentials": 3},
         {"potentials": [math.nan]}, {"potentials": ["a"]}, {"potentials": [[1.0]]}, {"part": None}, {"number": None},
         {"count": 0}, {"count": "x"}, {"count": math.nan}, {"count": [1]}, {"group": "x"}, {"group": 0.5},
         {"group": [0]},

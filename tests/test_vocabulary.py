@@ -33,7 +33,6 @@ REPLACED = {
     "excess answers taken by hubs": "unevenness, Robin Hood, robin_hood",
     "bias location": "stored_in, keeps_vectors, placement, Placed",
     "candidate re-ranking": "beside",
-    "online bank": "living, bank that lives, banks that live",
     "query samples": "traffic",
     "collection state": "says of itself, say of themselves",
     "state cache": "knowledge",

@@ -45,5 +45,5 @@ def read_named(store: Store, arguments: inspect.BoundArguments) -> None:
 
 def _read(store: Store, name: str, text: str, collection: Any, named: dict[str, Any]) -> Any:
     if name == "bank" and text == SAMPLES and isinstance(collection, str):
-        return sampled_bank(store, collection, named.get("field"), named.get("profile"))
+        return sampled_bank(store, collection, named.get("field"))
     return read_bank(store, text) if text.startswith(COLLECTION_PREFIX) else text

@@ -47,8 +47,6 @@ HUB_SCAN_ROWS = 200_000
 Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 
-Live = Literal["never", "on drift", "always"]
-"""When sampled queries enter an online bank."""
 
 BiasLocation = Literal["vector", "second_vector", "fields", "side_collection"]
 """Where the bias of an item is kept: in columns of its vector, in those of a second vector, in

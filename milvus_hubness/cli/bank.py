@@ -15,12 +15,8 @@ from milvus_hubness.errors import InvalidInput
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.sampling import SamplingStatus, Variety
-    from milvus_hubness.jobs.store.records import OnlineBank, Sampling
-
-HOUR = 3_600.0
 
 Collection = Annotated[str, typer.Argument(help="Collection or its alias, corrected or not.")]
-Profile = Annotated[str | None, "Bias profile of a corrected field. [default: the active one]"]
 
 
 @dataclass(frozen=True)
@@ -30,30 +26,12 @@ class Settings:
     rate: Annotated[float | None, "Share of live queries that clients sample. [default: 0.01]"] = (
         None
     )
-    size: Annotated[
-        int | None,
-        "Largest number of samples or, of a corrected field, of queries in its bank. [default: "
-        "10,000, or the size of the bank]",
-    ] = None
-    seed_share: Annotated[
-        float | None, "Share of an online bank kept for its first queries. [default: 0.25]"
-    ] = None
-    half_life: Annotated[
-        float | None,
-        "Hours after which the weight of a query in an online bank is divided by two. [default: 168]",
-    ] = None
-    duplicate_cosine: Annotated[
-        float | None,
-        "Cosine above which two queries of an online bank are duplicates. [default: 0.99]",
-    ] = None
+    size: Annotated[int | None, "Largest number of samples. [default: 10,000]"] = None
 
     @property
     def given(self) -> dict[str, float]:
         """Those that were given, by the names of `start_sampling`."""
-        settings = vars(self).copy()
-        half_life = settings.pop("half_life")
-        settings["half_life_seconds"] = None if half_life is None else HOUR * half_life
-        return {name: value for name, value in settings.items() if value is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 def sample(
@@ -61,17 +39,16 @@ def sample(
     connection: options.Connection,
     settings: Settings,
     field: options.Field = None,
-    profile: Profile = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Turn the sampling of live queries on, in clients and proxies; searches stay as they are.
 
-    Of a corrected field, the samples are those of its online bank, into which refresh --live takes
-    them. The samples hold vectors and times, no texts, filters or users.
+    The newest samples are kept, and --bank samples takes them as the bank. They hold vectors and
+    times, no texts, filters or users.
 
     Example: milvus-hubness bank sample products --rate 0.01
     """
-    _start(collection, connection, field, profile, settings, as_json=as_json)
+    _start(collection, connection, field, settings, as_json=as_json)
 
 
 def update(
@@ -79,7 +56,6 @@ def update(
     connection: options.Connection,
     settings: Settings,
     field: options.Field = None,
-    profile: Profile = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change how a collection is sampled; what is not given stays.
@@ -89,12 +65,12 @@ def update(
     from milvus_hubness.jobs.common.samples import sampling_of
 
     if not settings.given:
-        raise typer.BadParameter("nothing to change: pass --rate, --size or another setting")
-    if sampling_of(connection.open().info(collection, counted=False), field, profile) is None:
+        raise typer.BadParameter("nothing to change: pass --rate or --size")
+    if sampling_of(connection.open().info(collection, counted=False), field) is None:
         raise InvalidInput(
             f"{collection!r} is not sampled: start with milvus-hubness bank sample {collection}"
         )
-    _start(collection, connection, field, profile, settings, as_json=as_json)
+    _start(collection, connection, field, settings, as_json=as_json)
 
 
 def status(
@@ -117,16 +93,15 @@ def off(
     collection: Collection,
     connection: options.Connection,
     field: options.Field = None,
-    profile: Profile = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Turn the sampling of a collection off and drop the samples; a bank stays as it is.
+    """Turn the sampling of a collection off and drop the samples.
 
     Example: milvus-hubness bank off products
     """
     from milvus_hubness.jobs.refresh.sampling import stop_sampling
 
-    stopped = stop_sampling(connection.open(), collection, field=field, profile=profile)
+    stopped = stop_sampling(connection.open(), collection, field=field)
     result: dict[str, Any] = {"stopped": stopped.model_dump() if stopped else None}
     text = "Turned off." if stopped else f"{collection!r} is not sampled."
     console.show_result(as_json, result, lambda: console.say(text))
@@ -137,7 +112,6 @@ def export(
     file: Annotated[Path, typer.Argument(help=".npy, or .npz with the times of the queries too.")],
     connection: options.Connection,
     field: options.Field = None,
-    profile: Profile = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write the sampled queries to a file that --bank takes.
@@ -148,7 +122,7 @@ def export(
     from milvus_hubness.jobs.common.samples import write_samples
 
     check_writable(file)
-    count = write_samples(connection.open(), collection, file, field=field, profile=profile)
+    count = write_samples(connection.open(), collection, file, field=field)
     result = {"file": str(file), "queries": count}
     console.show_result(as_json, result, lambda: console.say(f"Wrote {count:,} queries to {file}."))
 
@@ -159,7 +133,6 @@ def import_(
     connection: options.Connection,
     column: Annotated[str | None, "Array, column or vector field that holds the queries."] = None,
     field: options.Field = None,
-    profile: Profile = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Add the queries of a file to the samples of a collection, as if users had sent them now.
@@ -171,7 +144,7 @@ def import_(
 
     store = connection.open()
     queries = read_bank(store, file, column)
-    count = import_samples(store, collection, queries, field=field, profile=profile)
+    count = import_samples(store, collection, queries, field=field)
     result = {"queries": count}
     console.show_result(as_json, result, lambda: console.say(f"Added {count:,} queries."))
 
@@ -192,36 +165,29 @@ def _start(
     collection: str,
     connection: options.Connection,
     field: str | None,
-    profile: str | None,
     settings: Settings,
     *,
     as_json: bool,
 ) -> None:
     from milvus_hubness.jobs.refresh.sampling import start_sampling
 
-    status = start_sampling(
-        connection.open(), collection, field=field, profile=profile, **settings.given
-    )
+    status = start_sampling(connection.open(), collection, field=field, **settings.given)
     result = {"samplings": [status.to_dict()]}
     console.show_result(as_json, result, lambda: _show(collection, [status]))
 
 
 def _show(collection: str, statuses: list[SamplingStatus]) -> None:
-    from milvus_hubness.jobs.store.records import OnlineBank
-
     for status in statuses:
         sampling = status.sampling
         facts: dict[str, object] = {
-            "queries of": _described(sampling),
+            "queries of": f"field {sampling.field}",
             "sampled": f"{sampling.rate:.3%} of live queries, into {sampling.samples_collection}",
-            "samples": f"{status.waiting:,} of at most {sampling.capacity:,}",
+            "samples": f"{status.samples:,} of at most {sampling.size:,}",
         }
         if status.first is not None and status.last is not None:
             facts["from"] = f"{_moment(status.first)} to {_moment(status.last)} UTC"
         if status.variety is not None:
             facts |= _variety_facts(status.variety)
-        if isinstance(sampling, OnlineBank):
-            facts |= _bank_facts(sampling, status)
         console.show_facts(collection, facts)
 
     if not statuses:
@@ -230,32 +196,15 @@ def _show(collection: str, statuses: list[SamplingStatus]) -> None:
         )
 
 
-def _described(sampling: Sampling) -> str:
-    name = f"field {sampling.field}"
-    return f"{name}, profile {sampling.profile}" if sampling.profile else name
-
-
 def _variety_facts(variety: Variety) -> dict[str, object]:
-    from milvus_hubness.jobs.refresh.online_bank import DUPLICATE_COSINE
+    from milvus_hubness.jobs.common.samples import NEAR_COPIES
 
-    drift = variety.drift
     return {
         "varied as": f"{variety.effective:,.0f} queries, each sent equally often; "
         f"{variety.distinct:,} of {variety.compared:,} are no near copies (cosine above "
-        f"{DUPLICATE_COSINE:g}), the largest group has "
+        f"{NEAR_COPIES:g}), the largest group has "
         f"{variety.largest:.1%}",
-        "drift": f"{'yes' if drift.fired else 'no'}, older to newer half: {drift.reason}",
         "enough": f"{variety.enough}; with labels, R@1 to ± {variety.interval:.1f} points",
-    }
-
-
-def _bank_facts(bank: OnlineBank, status: SamplingStatus) -> dict[str, object]:
-    return {
-        "bank": f"{status.seed:,} first queries and {status.live:,} live ones, of at most "
-        f"{bank.size:,}",
-        "share of the first": f"{bank.seed_share:.0%} of the bank",
-        "half-life": f"{bank.half_life_seconds / HOUR:g} h",
-        "duplicates": f"cosine above {bank.duplicate_cosine:g}",
     }
 
 

@@ -46,7 +46,7 @@ PANELS = {
     ),
     "Bank": (
         "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size",
-        "seed_share", "half_life", "duplicate_cosine", "off", "live",
+        "off",
     ),
     "Method": (
         "method", "param", "k", "alpha", "gate", "strength", "profile", "where",
@@ -104,12 +104,11 @@ METAVARS = {
     "KEY": ("key", "release", "forget"),
     "EXPRESSION": ("filter",),
     "SECONDS": ("chunk_seconds", "client_ttl", "state_ttl", "load_every", "every", "drain"),
-    "HOURS": ("half_life",),
     "ROWS": ("rows_per_second", "rebuild_rows"),
     "BYTES": ("bytes_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (
-        "rate", "share", "seed_share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
+        "rate", "share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
         "alert_budget",
     ),
 }  # fmt: skip

@@ -169,17 +169,15 @@ class BankOptions:
             raise typer.BadParameter(f"no reference queries: {where_from}")
         return bank
 
-    def read(
-        self, store: Store, collection: str, field: str | None = None, profile: str | None = None
-    ) -> QueryBank | None:
+    def read(self, store: Store, collection: str, field: str | None = None) -> QueryBank | None:
         """Return the bank; None if none is named.
 
-        collection, field, profile: whose samples `--bank samples` means.
+        collection, field: whose samples `--bank samples` means.
         """
         from milvus_hubness.jobs.common.samples import SAMPLES, sampled_bank
 
         if self.bank == SAMPLES:
-            return sampled_bank(store, collection, field, profile)
+            return sampled_bank(store, collection, field)
         return read_vectors(store, self.bank, self.bank_column)
 
 

@@ -12,13 +12,14 @@ from milvus_hubness.basics.defaults import (
     REBUILD_ROWS,
     REBUILD_SHARE,
     STATE_TTL,
-    Live,
 )
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
+    from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.jobs.refresh.run import RefreshResult
+    from milvus_hubness.jobs.store.protocols import Store
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,11 @@ class Refreshing:
         bool,
         "Write all biases again, even if they are unchanged, evaluated as worse, or advised against.",
     ] = False
-    live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
     refit_share: Annotated[
         float | None,
-        "Share of rows that are new or changed since the bank was fitted, from which on sampled "
-        "queries are taken into it and all biases are computed. [default: never]",
+        "Share of rows that are new or changed since the bank was fitted, from which on the "
+        "sampled queries become the bank and all biases are computed. [default: never]",
     ] = None
     no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = (
@@ -56,6 +56,18 @@ class Refreshing:
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
     client_ttl: options.ClientTtl = STATE_TTL
     engine: options.EngineName = "local"
+
+
+def _bank_of(
+    bank: options.BankOptions, store: Store, collection: str, field: str | None
+) -> QueryBank | None:
+    """Return the bank that the options name; None for the one in use."""
+    from milvus_hubness.jobs.common.samples import SAMPLES
+    from milvus_hubness.jobs.refresh.refit import samples_for_refresh
+
+    if bank.bank == SAMPLES:
+        return samples_for_refresh(store, collection, field)
+    return bank.read(store, collection, field)
 
 
 def refresh(
@@ -84,9 +96,6 @@ def refresh(
     from milvus_hubness.jobs.refresh.plan import RefreshOptions
     from milvus_hubness.jobs.refresh.run import refresh
 
-    if (refreshing.revert or refreshing.refit) and refreshing.live != "never":
-        raise typer.BadParameter("--live takes neither --revert nor --refit")
-
     store = connection.open()
     # --k or --alpha alone changes the estimator of the profile, so its state is read first.
     estimator = None
@@ -97,7 +106,7 @@ def refresh(
 
     refresh_options = RefreshOptions(
         **vars(refreshing),
-        bank=bank.read(store, collection, refreshing.field, refreshing.profile),
+        bank=_bank_of(bank, store, collection, refreshing.field),
         target_bank=options.read_vectors(store, target_bank),
         estimator=estimator,
         prior=preferring.read_prior(),
@@ -153,8 +162,6 @@ def show_refresh(result: RefreshResult) -> None:
     if result.unfitted_share is not None:
         facts["rows new or changed"] = f"{result.unfitted_share:.1%} since the bank was fitted"
     facts["former copy"] = result.former_copy
-    facts["drift of the queries"] = result.drift.reason if result.drift else None
-    facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in result.online_banks.items())
 
     title = "Would refresh" if planned else "Refreshed"
     if result.action == "refused":

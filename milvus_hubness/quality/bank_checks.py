@@ -1,8 +1,7 @@
-"""Checks of a bank: its reach, its coverage of the gallery, and drift of recent queries."""
+"""Checks of a bank: its reach, its coverage of the gallery, and whether it consists of items."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +9,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.kernels import topk, topk_mean
-from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.token_rows import pooled
-from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.quality.clusters import clusters_of
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 
@@ -84,177 +81,52 @@ def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
     return region, by_region[first_of_region]
 
 
-THRESHOLD = 0.002
-"""Share of the variance from which drift counts. On the banks of `benchmarks/online_bank.py`, such a
-share costs one point of R@1. `quality.verdict` takes a bank for one of items if its share to the
-gallery is smaller."""
-LEVEL = 0.001
-"""p-value up to which drift counts. `benchmarks/online_bank.py` counts the false alarms."""
+ALIKE = 0.002
+"""Share of the variance between two sets of vectors below which they may be of one distribution.
+`quality.verdict` takes a bank for one of items if its share to the gallery is smaller."""
 AT_LEAST = 50
-"""Queries of either side below which nothing is compared."""
-AT_MOST = 1_000
-"""Queries of either side that are compared, drawn at random."""
-PERMUTATIONS = 1_999
-DIRECTIONS = 128
-"""Random directions of the sliced earth mover's distance."""
-
-Squares = npt.NDArray[np.float64]
+"""Vectors of either set below which nothing is compared."""
 
 
-@dataclass(frozen=True)
-class Drift:
-    """The drift between a bank and recent queries."""
+def share_between(first: npt.ArrayLike, second: npt.ArrayLike, *, at_most: int, seed: int) -> float:
+    """Return the share of the variance that is between two sets of vectors (n, d) and (m, d).
 
-    reason: str
-    """The figures, or why nothing was compared."""
-
-    bank: int
-    """Number of compared queries of the bank."""
-
-    recent: int
-    """Number of compared recent queries."""
-
-    statistic: float = 0.0
-    """Share of the variance that is between the two."""
-
-    p: float = 1.0
-    """Probability of such a statistic between two samples of one distribution."""
-
-    mmd2: float = 0.0
-    """The unbiased squared discrepancy."""
-
-    earth_mover: float = 0.0
-    """The sliced earth mover's distance, in standard deviations."""
-
-    earth_mover_by_chance: float = 0.0
-    """That distance for a random split of both together."""
-
-    fired: bool = False
-    """Whether the drift is large and significant."""
-
-
-def drift_between(
-    bank: npt.ArrayLike,
-    recent: npt.ArrayLike,
-    *,
-    at_most: int = AT_MOST,
-    permutations: int = PERMUTATIONS,
-    seed: int = 0,
-) -> Drift:
-    """Compare recent queries (m, d) with the bank's queries (n, d).
-
-    At most `at_most` of each are drawn at random. With fewer than 50 of either, drift never fires.
-    Raises DimensionMismatch, InvalidInput, NonFiniteVectors.
+    It sets a large shift apart from one that is merely significant: a quarter of the unbiased squared
+    maximum mean discrepancy (Gretton et al., JMLR 2012, eq. 3) as a share of all variance in the
+    kernel's space. At most `at_most` of each are drawn at random; of fewer than AT_LEAST, it is 1.
     """
-    at_most = whole_number("at_most", at_most)
-    permutations = whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
     first, second = (
         pooled(vectors)[rng.permutation(len(vectors))[:at_most]]
-        for vectors in (as_vectors(bank, "the bank"), as_vectors(recent, "queries"))
+        for vectors in (as_vectors(first, "the bank"), as_vectors(second, "the gallery"))
     )
-    if min(len(first), len(second)) < AT_LEAST:
-        too_few = (
-            f"{len(second)} recent queries and {len(first)} in the bank; "
-            f"{AT_LEAST} of each are needed"
-        )
-        return Drift(too_few, len(first), len(second))
-    if first.shape[1] != second.shape[1]:
-        raise DimensionMismatch(
-            f"{second.shape[1]}-d queries cannot be compared with a {first.shape[1]}-d bank"
-        )
-
-    mmd2, statistic, p = _discrepancy(first, second, permutations, rng)
-
-    # A distance says little by itself: that of a random split shows what chance does.
-    both = np.concatenate([first, second])
-    shuffled = rng.permutation(both)
-    moved = _earth_mover(first, second, rng)
-    by_chance = _earth_mover(shuffled[: len(first)], shuffled[len(first) :], rng)
-
-    reason = (
-        f"{statistic:.2%} of the variance is between bank and recent queries (p {p:.2g}); "
-        f"{THRESHOLD:.2%} and p {LEVEL:.2g} count. Earth mover's distance {moved:.2f}, "
-        f"{by_chance:.2f} by chance"
-    )
-    # Both: of many queries a tiny shift is significant, and of few a large one may be chance.
-    fired = statistic >= THRESHOLD and p <= LEVEL
-    return Drift(reason, len(first), len(second), statistic, p, mmd2, moved, by_chance, fired)
-
-
-def _earth_mover(first: Vectors, second: Vectors, rng: np.random.Generator) -> float:
-    """Return the mean earth mover's distance between projections on random directions.
-
-    It is a share of the root mean square deviation of all projections (Bonneel et al., JMIV 2015).
-    """
-    directions = rng.standard_normal((first.shape[1], DIRECTIONS), np.float32)
-    directions /= np.linalg.norm(directions, axis=0)
-    projected = np.concatenate([first, second]).astype(np.float64) @ directions
-
-    # On a line, the distance is the area between the two distribution functions: the gap between
-    # neighbouring points, times the difference of the shares to their left.
-    order = projected.argsort(axis=0)
-    weights = np.where(order < len(first), 1 / len(first), -1 / len(second))
-    share_differences = np.abs(weights.cumsum(0)[:-1])
-    gaps = np.diff(np.take_along_axis(projected, order, 0), axis=0)
-    distances = (share_differences * gaps).sum(0)
-
-    spread = np.sqrt(projected.var(axis=0).mean())
-    return float(distances.mean() / spread) if spread > 0 else 0.0
-
-
-def _discrepancy(
-    first: Vectors, second: Vectors, permutations: int, rng: np.random.Generator
-) -> tuple[float, float, float]:
-    """Return the unbiased MMD², the share of the variance between the samples, and the p-value.
-
-    The share sets a large shift apart from one merely significant; the p-value is by permutations
-    (Gretton et al., JMLR 2012, eq. 3 and section 8).
-    """
     n = len(first)
     m = len(second)
+    if min(n, m) < AT_LEAST:
+        return 1.0
+
     kernel = _kernel(np.concatenate([first, second]))
-
-    # A column marks the rows of the first sample: in column 0 as they are, then permuted.
-    is_first = np.zeros((n + m, 1 + permutations), np.float32)
-    is_first[:n, 0] = 1
-    for column in range(1, 1 + permutations):
-        is_first[rng.permutation(n + m)[:n], column] = 1
-
-    # One product gives all permutations the sums within the first sample. What is left of the sums
-    # over its rows is across, and what is left of the whole kernel is within the second.
-    within_first = (is_first * (kernel.astype(np.float32) @ is_first)).sum(0, dtype=np.float64)
-    across = is_first.T.astype(np.float64) @ kernel.sum(1) - within_first
-    within_second = kernel.sum() - within_first - 2 * across
-
-    # The diagonal is 0, so n(n − 1) pairs count: without bias (eq. 3).
-    mean_first = within_first / (n * (n - 1))
-    mean_second = within_second / (m * (m - 1))
-    mean_across = across / (n * m)
-    mmd2 = mean_first + mean_second - 2 * mean_across
+    # The diagonal is 0, so n(n − 1) pairs count: without bias.
+    mean_first = kernel[:n, :n].sum() / (n * (n - 1))
+    mean_second = kernel[n:, n:].sum() / (m * (m - 1))
+    mean_across = kernel[:n, n:].mean()
 
     # In the kernel's space every point has length 1. So a sample has the variance 1 − its mean
     # kernel, and two samples of equal weight have a quarter of MMD² between them.
-    between = mmd2[0] / 4
-    total = (2 - mean_first[0] - mean_second[0]) / 2 + between
-    return (
-        float(mmd2[0]),
-        float(between / total) if total > 0 else 0.0,
-        float((mmd2 >= mmd2[0]).mean()),
-    )
+    between = (mean_first + mean_second - 2 * mean_across) / 4
+    total = (2 - mean_first - mean_second) / 2 + between
+    return float(between / total) if total > 0 else 0.0
 
 
-def _kernel(rows: Vectors) -> Squares:
+def _kernel(rows: Vectors) -> npt.NDArray[np.float64]:
     """Return (N, N) exp(−‖x−y‖² / 2σ²), with the median distance as σ; 0 on the diagonal."""
     # Centred first: the squares below cancel less if the rows are short.
     centred = rows.astype(np.float64) - rows.mean(0, dtype=np.float64)
     lengths = (centred**2).sum(1)
-    squares: Squares = np.maximum(lengths[:, None] + lengths[None, :] - 2 * centred @ centred.T, 0)
+    squares = np.maximum(lengths[:, None] + lengths[None, :] - 2 * centred @ centred.T, 0)
     width = np.median(squares[np.triu_indices(len(rows), 1)])
-    if width > 0:
-        kernel: Squares = np.exp(-squares / (2 * width))
-    else:
-        # More than half of all pairs are equal: the limit of a narrow kernel.
-        kernel = (squares == 0).astype(np.float64)
+    # Where more than half of all pairs are equal, the limit of a narrow kernel.
+    kernel = np.exp(-squares / (2 * width)) if width > 0 else (squares == 0)
+    kernel = np.asarray(kernel, np.float64)
     np.fill_diagonal(kernel, 0)
     return kernel

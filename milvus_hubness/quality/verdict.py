@@ -28,7 +28,7 @@ from milvus_hubness.correction.kernels.token_rows import (
     scored,
 )
 from milvus_hubness.correction.kinds import GalleryKinds
-from milvus_hubness.quality.bank_checks import AT_LEAST, THRESHOLD, drift_between, reach
+from milvus_hubness.quality.bank_checks import ALIKE, reach, share_between
 from milvus_hubness.quality.measures import DEPTH, nearest
 from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
 
@@ -37,7 +37,7 @@ MOST_ITEMS = 10_000
 MOST_QUERIES = 5_000
 """Queries of the bank that are read, drawn at random."""
 SCORED = 1_000
-"""Queries whose scores of all items are read for the best score and for the drift."""
+"""Queries whose scores of all items are read for the best score, and that are compared with items."""
 MOST_OF_TOKENS = 2_000
 """Queries, and items, that are read if each has several vectors, of which a score takes long."""
 COMPARED_DOCUMENTS = 100
@@ -251,8 +251,7 @@ def examine(
     # No bias may be judged by the queries that it was fitted on: they flatter it. So all near
     # copies are in one half, which is fitted on their means, and only one of them is searched.
     singles, means = _in_random_order(sample)
-    # One permutation: the share of the variance is read, its p-value is not.
-    drift = drift_between(singles, items, at_most=SCORED, permutations=1, seed=seed)
+    alike = share_between(singles, items, at_most=SCORED, seed=seed)
     middle = len(means) // 2
     searched = singles[middle:] if queries is None else queries[:most_queries]
     items = scored(scored(items, singles), searched)
@@ -284,7 +283,7 @@ def examine(
         noise=float(noise_of_change(outcome, len(items), rng)[0]),
         searched=len(searched),
         by_chance=chance_excess(answers_per_item),
-        alike=drift.statistic if min(drift.bank, drift.recent) >= AT_LEAST else 1.0,
+        alike=alike,
         signal=agreement / max(1 - agreement, 1e-9) / max(len(fitted), 1),
         real_queries=queries is not None,
         by_kind=kinds is not None,
@@ -344,7 +343,7 @@ def findings(figures: Figures) -> list[Finding]:
 
 
 def _on_kind(figures: Figures) -> Finding:
-    is_alike = figures.alike < THRESHOLD
+    is_alike = figures.alike < ALIKE
     # Items agree with items more than queries do.
     agrees_as_items = figures.bank_views >= LIKE_ITEMS * figures.item_views
     # Users repeat themselves, but a gallery has most items once.

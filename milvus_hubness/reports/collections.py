@@ -40,8 +40,7 @@ from milvus_hubness.jobs.common.priors import (
     PriorRequest,
     on_gallery,
 )
-from milvus_hubness.jobs.common.samples import missing_bank
-from milvus_hubness.jobs.refresh.online_bank import live_queries
+from milvus_hubness.jobs.common.samples import distinct_samples, missing_bank
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality import tuning
@@ -518,7 +517,7 @@ def tune_collection(
     if queries is not None and judgements is not None:
         raise InvalidInput("judgements have queries of their own: leave out the other ones")
     if queries is None and judgements is None and state is not None:
-        queries = live_queries(store, info, state)
+        queries = distinct_samples(store, info, state.field)
 
     field = field or only_field(info)
     info.require_correctable(field)

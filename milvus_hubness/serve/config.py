@@ -27,9 +27,9 @@ from milvus_hubness.basics.defaults import (
     DEFAULT_TOLERANCE,
     HUB_SCAN_ROWS,
     REFIT_SHARE,
-    Live,
 )
 from milvus_hubness.basics.texts import span
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
@@ -38,7 +38,9 @@ from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
+from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
+from milvus_hubness.jobs.refresh.refit import samples_for_refresh
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.quality.retrieval import Measure
 
@@ -142,9 +144,16 @@ class Calendar:
 
 
 def _from_folder(path: str, info: ValidationInfo) -> str:
-    """Return a path in the folder of the configuration; collections and addresses as they are."""
+    """Return a path in the folder of the configuration; the samples, collections and addresses as they
+    are.
+    """
     # Without a context the table was made by a program, whose paths are its own.
-    if info.context is None or path.startswith(COLLECTION_PREFIX) or "://" in path:
+    if (
+        info.context is None
+        or path == SAMPLES
+        or path.startswith(COLLECTION_PREFIX)
+        or "://" in path
+    ):
         return path
     return str(info.context / path)
 
@@ -235,7 +244,7 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    `field`, `profile`, `tolerance`, `live`, `client_ttl`
+    `field`, `profile`, `tolerance`, `client_ttl`
     and `restart_ttl` are those of `RefreshOptions`.
     """
 
@@ -244,7 +253,7 @@ class CollectionTable(_Table):
     field: Name | None = None
     profile: Name | None = None
     bank: FilePath | None = None
-    """A file, or collection:NAME."""
+    """A file, collection:NAME, or samples for the newest queries that clients have sampled."""
     bank_column: Name | None = None
     """The array, column or vector field of `bank` that holds the queries, as in `read_bank`."""
     target_bank: FilePath | None = None
@@ -270,11 +279,10 @@ class CollectionTable(_Table):
     full_schedule: When = Timing.parse("0 3 * * *")
     """When, as at the start, the bank is checked and the values of a prior are read; if one of
     them or the method has changed, all biases are computed."""
-    live: Live = "never"
     refit_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = REFIT_SHARE
     """Share of the rows that are new or changed since the bank was fitted: from there on, at
-    `full_schedule`, sampled queries are taken into the bank and all biases are computed; where these
-    are too few, a new bank is due."""
+    `full_schedule`, the sampled queries become the bank and all biases are computed; where these are
+    too few, a new bank is due."""
     refit_every: Interval | None = None
     """Interval after which that is done whatever the share."""
     hub_scan_rows: Annotated[int, Field(ge=0)] = HUB_SCAN_ROWS
@@ -303,16 +311,6 @@ class CollectionTable(_Table):
         if column is not None and info.data.get("bank", column) is None:
             raise ValueError("needs a bank: add the key bank, or remove this one")
         return column
-
-    @field_validator("live")
-    @classmethod
-    def _has_no_bank(cls, live: Live, info: ValidationInfo) -> Live:
-        if live != "never" and info.data.get("bank") is not None:
-            raise ValueError(
-                "adds sampled queries to the bank in use: remove the key bank, or this one"
-            )
-
-        return live
 
     @field_validator("refit_every")
     @classmethod
@@ -375,12 +373,11 @@ class CollectionTable(_Table):
         # Rows without a bias get one from the bank in use, so only a full refresh reads the files.
         if full:
             options |= {
-                "bank": read_bank(store, self.bank, self.bank_column) if self.bank else None,
+                "bank": self._bank(store),
                 "target_bank": read_bank(store, self.target_bank) if self.target_bank else None,
                 "estimator": self.estimator(),
                 "prior": self._prior(),
                 "prior_weight": self.prior_weight,
-                "live": self.live,
                 "judgements": self._judgements(),
                 "measure": self.measure,
                 "refit_share": self.refit_share,
@@ -398,6 +395,12 @@ class CollectionTable(_Table):
             throttle=Throttle(self.rows_per_second),
             **options,
         )
+
+    def _bank(self, store: Store) -> QueryBank | None:
+        """Return the bank for a refresh; None for the one in use. Raises as `read_bank` does."""
+        if self.bank == SAMPLES:
+            return samples_for_refresh(store, self.name, self.field)
+        return read_bank(store, self.bank, self.bank_column) if self.bank else None
 
     def _prior(self) -> PriorLike | None:
         """Return the field, or the clicks, of the prior. Raises as `read_clicks` does."""

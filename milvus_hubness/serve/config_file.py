@@ -31,6 +31,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
+from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TuningRecord
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
@@ -337,8 +338,8 @@ def _problem(read: Callable[[], object]) -> str | None:
 
 
 def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
-    """Yield the key, the value and the column of each bank."""
-    if table.bank is not None:
+    """Yield the key, the value and the column of each bank in a file or a collection."""
+    if table.bank is not None and table.bank != SAMPLES:
         yield "bank", table.bank, table.bank_column
     if table.target_bank is not None:
         yield "target_bank", table.target_bank, None
@@ -402,6 +403,12 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         if message := _differs_from_verdict(table, verdict):
             yield "method", message
 
+    if table.bank == SAMPLES and info.samplings.of(state.field) is None:
+        yield (
+            "bank",
+            f"no queries of {info.name!r} are sampled: start with milvus-hubness bank sample "
+            f"{info.name}",
+        )
     for key, bank, column in _banks(table):
         try:
             read_bank(store, bank, column).expect_dim(

@@ -105,9 +105,11 @@ def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str
     lines.append("# Is the bank or the method another one? Then all biases are computed.")
     lines.append(f"full_schedule = {_quoted(defaults.full_schedule.text)}")
 
-    if info.samplings.bank_of(state.field, profile) is not None:
-        lines.append("# Its online bank takes in the queries that clients have sampled.")
-        lines.append('live = "on drift"')
+    if info.samplings.of(state.field) is not None:
+        lines.append(
+            "# At full_schedule, the newest queries that clients have sampled are the bank."
+        )
+        lines.append('bank = "samples"')
         return "\n".join(lines) + "\n"
     bank = BANK.format(count=used.bank.count, bank=_one_line(used.bank.collection))
     return "\n".join(lines) + "\n" + bank

@@ -76,9 +76,6 @@ class Reconciliation(BaseModel):
     """The greatest age of the biases since the previous stored result."""
     excess_answers: dict[str, float] = {}
     overlap: float | None = None
-    drift: float | None = None
-    """The statistic of the drift of the queries."""
-    online_banks: dict[str, int] = {}
     write_intents: int = 0
     unfitted_share: float | None = None
     new_bank_due: str = ""
@@ -93,8 +90,7 @@ class Reconciliation(BaseModel):
         shared = {
             name: getattr(refreshed, name) for name in cls.model_fields if hasattr(refreshed, name)
         }
-        drift = refreshed.drift.statistic if refreshed.drift else None
-        further = {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift}
+        further = {"at": now(), "result": "ok", "message": refreshed.reason}
         return cls(**(shared | further))
 
     @property

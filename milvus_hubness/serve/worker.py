@@ -63,7 +63,6 @@ class ServiceMetrics:
         self._excess = gauge("excess_answers_ratio", "Excess answers taken by hubs.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
         self._failures = gauge("failures_in_a_row", "Failed runs since the last success.")
-        self._drift = gauge("drift_ratio", "Share of variance between the bank and recent queries.")
         self._unfitted = gauge(
             "unfitted_rows_ratio",
             "Share of rows that are new or changed since the bank was fitted.",
@@ -170,7 +169,6 @@ class ServiceMetrics:
             (self._rows, outcome.rows),
             (self._pending, outcome.pending),
             (self._intents, outcome.write_intents),
-            (self._drift, outcome.drift),
             (self._overlap, outcome.overlap),
             (self._unfitted, outcome.unfitted_share),
             (self._new_bank_due, outcome.is_new_bank_due),

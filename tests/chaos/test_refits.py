@@ -42,18 +42,16 @@ class Refit:
 
     def make(self, database):
         self.corrected.make(database, self.biases)
-        self.corrected.kept.add(f"{self.name}__query_samples")
+        self.corrected.kept.add(f"{self.name}__query_samples_vector")
         start_sampling(database.store, self.name, rate=1e-9)
         self.corrected.insert_pending(database, 120)
         self.sample(database, 0, 250)
 
     def sample(self, database, first, count):
-        helper = samples_helper(f"{self.name}__query_samples", SAMPLINGS_PROPERTY)
+        helper = samples_helper(f"{self.name}__query_samples_vector", SAMPLINGS_PROPERTY)
         info = database.store.info(self.name, counted=False)
         asked = vectors(np.random.default_rng(first), count, DIM)
-        samples = [
-            Sample("default", first + n, first + n, LATER, query) for n, query in enumerate(asked)
-        ]
+        samples = [Sample(first + n, first + n, LATER, query) for n, query in enumerate(asked)]
         put_samples(database.store.client, SamplesOf(helper, info.collection_id), samples, 10)
 
     def assert_refitted_once(self, database):

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 
-from tests.cli.conftest import assert_fails, collections
+from tests.cli.conftest import DIM, assert_fails, collections
+from tests.support.galleries import vectors
 
 
-def test_a_bank_lives_and_stops(run, files):
+def test_sampling_starts_serves_a_refresh_and_stops(run, files):
+    np.save("queries.npy", vectors(np.random.default_rng(7), 60, DIM))
     assert (
         run(
             "migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--no-writers"
@@ -17,22 +19,25 @@ def test_a_bank_lives_and_stops(run, files):
     shown = run("bank", "status", "products_hubness")
     assert (shown.returncode, "'products_hubness' is not sampled" in shown.stdout) == (0, True)
 
-    begun = run(
-        "bank", "sample", "products_hubness", "--rate", "0.05", "--size", "100", "--half-life", "48"
-    )
+    begun = run("bank", "sample", "products_hubness", "--rate", "0.05", "--size", "100")
     assert begun.returncode == 0, begun.stderr
     for fact in (
         "5.000% of live queries",
-        "products_hubness__query_samples",
-        "40 first queries",
-        "48 h",
+        "products_hubness__query_samples_vector",
+        "0 of at most",
     ):
         assert fact in begun.stdout
-    assert run("bank", "update", "products_hubness", "--seed-share", "0.5").returncode == 0
+    assert run("bank", "update", "products_hubness", "--rate", "0.5").returncode == 0
     [told] = json.loads(run("bank", "status", "products_hubness", "--json").stdout)["samplings"]
-    terms = told["sampling"]
-    assert (terms["rate"], terms["size"], terms["seed_share"]) == (0.05, 100, 0.5)
-    assert (told["seed"], told["live"], told["waiting"]) == (40, 0, 0)
+    settings = told["sampling"]
+    assert (settings["rate"], settings["size"], told["samples"]) == (0.5, 100, 0)
+
+    # What is sampled is the bank of a refresh.
+    assert_fails(run("refresh", "products_hubness", "--bank", "samples"), 1, "is sampled yet")
+    assert run("bank", "import", "products_hubness", "queries.npy").returncode == 0
+    done = run("refresh", "products_hubness", "--bank", "samples", "--force", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["refresh"]["action"] == "full"
 
     assert_fails(
         run("bank", "sample", "products_hubness", "--rate", "2"),
@@ -42,12 +47,12 @@ def test_a_bank_lives_and_stops(run, files):
     assert run("bank", "update", "products_hubness").returncode == 2
     assert "Turned off" in run("bank", "off", "products_hubness").stdout
     assert "is not sampled" in run("bank", "off", "products_hubness").stdout
-    assert "products_hubness__query_samples" not in collections(files)
+    assert "products_hubness__query_samples_vector" not in collections(files)
 
 
 def test_the_help_calls_values_by_their_units(run):
     text = run("bank", "sample", "--help").stdout
-    for option in ("--rate SHARE", "--half-life HOURS", "--size N"):
+    for option in ("--rate SHARE", "--size N"):
         assert option in text
 
 

@@ -103,7 +103,7 @@ def test_every_option_is_in_a_panel_of_the_help(words):
     [
         ("enable", "auto|second_vector|fields|side_collection"),
         ("migrate run", "local|ray"),
-        ("refresh", "never|on drift|always"),
+        ("hubs", "off|warn|refuse"),
     ],
 )
 def test_the_help_lists_the_choices_of_an_option(words, choices):

@@ -131,7 +131,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_no_command_prints_what_a_terminal_obeys(folder, run, command, option):
     (folder / "hubness.toml").write_text(
-        '[[collection]]\nname = "\\u001b[2J"\n"none\\u001b[2J\\u202e" = 1\nlive = "\\u001b[2J"\n'
+        '[[collection]]\nname = "\\u001b[2J"\n"none\\u001b[2J\\u202e" = 1\nbank_column = "\\u001b[2J"\n'
     )
     if command[:2] == ["match", "products"]:
         command = [*command[:3], "queries.npy", *command[4:]]

@@ -90,7 +90,7 @@ class Enabled:
         start_sampling(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
         self.bank, self.side = f"{self.name}__bank", f"{self.name}__bias"
-        self.samples = f"{self.name}__query_samples"
+        self.samples = f"{self.name}__query_samples_vector"
 
     def described(self, **changes):
         """The state with other values."""
@@ -181,10 +181,10 @@ def side(world, name):
 
 
 def samples(world, name):
-    online = Samplings.model_validate_json(world.public.properties[SAMPLINGS_PROPERTY])
-    [bank] = online.banks
-    stolen = bank.model_copy(update={"samples_collection": name})
-    return {SAMPLINGS_PROPERTY: Samplings(banks=(stolen,)).model_dump_json()}
+    own = Samplings.model_validate_json(world.public.properties[SAMPLINGS_PROPERTY])
+    [sampling] = own.fields
+    stolen = sampling.model_copy(update={"samples_collection": name})
+    return {SAMPLINGS_PROPERTY: Samplings(fields=(stolen,)).model_dump_json()}
 
 
 def notes(name):

@@ -68,9 +68,8 @@ def test_queries_of_a_plain_collection_are_sampled_and_answered_as_before(lite, 
     client.close()
     assert [hits.ids for hits in after] == [hits.ids for hits in before]
     [status] = list_samplings(store, plain)
-    assert status.waiting == 31
+    assert status.samples == 31
     assert as_set(sampled_bank(store, plain).vectors) == as_set(queries)
-    assert (status.seed, status.live) == (None, None)
     assert status.variety.distinct == 30
     assert status.variety.effective == pytest.approx(31**2 / (29 + 4))
 
@@ -92,7 +91,7 @@ def test_samples_are_bounded_and_their_rate_holds(lite, plain, rng):
     stored = client.hubness_samples.stored
     assert 120 < stored < 290
     [status] = list_samplings(lite.store(), plain)
-    assert 30 < status.waiting <= 40
+    assert 30 < status.samples <= 40
 
 
 def test_a_bank_of_samples_is_the_bank_of_a_file(lite, plain, rng, tmp_path):
@@ -119,34 +118,29 @@ def test_a_bank_of_samples_is_the_bank_of_a_file(lite, plain, rng, tmp_path):
     # The copy is sampled as its source was, into a collection of its own.
     [status] = list_samplings(store, done.target)
     assert status.sampling.samples_collection == f"{done.target}__query_samples_vector"
-    assert (status.sampling.rate, status.waiting) == (1.0, 0)
+    assert (status.sampling.rate, status.samples) == (1.0, 0)
     client = lite.hubness_client()
     client.search(done.target, queries[:9].tolist(), limit=1)
     client.close()
-    assert list_samplings(store, done.target)[0].waiting == 9
-    assert list_samplings(store, plain)[0].waiting == 100
+    assert list_samplings(store, done.target)[0].samples == 9
+    assert list_samplings(store, plain)[0].samples == 100
 
 
-def test_a_field_that_is_corrected_in_place_stays_sampled_until_its_bank_is_online(
-    lite, plain, rng
-):
+def test_a_field_that_is_corrected_in_place_stays_sampled(lite, plain, rng):
     store = lite.store()
     start_sampling(store, plain, rate=1.0, size=10**7)
     client = lite.hubness_client()
     client.search(plain, vectors(rng, 60, DIM).tolist(), limit=1)
     client.close()
     bank = sampled_bank(store, plain)
+    lite.made.append(f"{plain}__bank")
     enable(store, plan_enable(store, plain, bank, verdict="skip"))
-    assert list_samplings(store, plain)[0].waiting == 60
+    assert list_samplings(store, plain)[0].samples == 60
 
-    started = start_sampling(store, plain, size=80)
-    assert started.sampling.profile == "default"
-    assert started.waiting == 60, "the samples are those of the bank now"
-    assert [status.sampling.profile for status in list_samplings(store, plain)] == ["default"]
-    assert f"{plain}__query_samples_vector" not in lite.client().list_collections()
-    lite.made += [started.sampling.samples_collection, f"{plain}__bank"]
-    refreshed = refresh(store, plain, live="always", force=True)
-    assert refreshed.online_banks["duplicates"] == 60, "they are in the bank already"
+    client = lite.hubness_client()
+    client.search(plain, vectors(rng, 5, DIM).tolist(), limit=1)
+    client.close()
+    assert list_samplings(store, plain)[0].samples == 65
 
 
 def test_imported_queries_count_as_sampled(lite, plain, rng):
@@ -175,9 +169,9 @@ def test_fewer_places_hold_the_newest_samples(lite, plain, rng):
     start_sampling(store, plain, size=100)
     queries = vectors(rng, 90, DIM)
     import_samples(store, plain, QueryBank(queries))
-    assert start_sampling(store, plain, size=30).waiting == 30
+    assert start_sampling(store, plain, size=30).samples == 30
     assert as_set(sampled_bank(store, plain).vectors) <= as_set(queries)
-    assert start_sampling(store, plain, size=60).waiting == 30
+    assert start_sampling(store, plain, size=60).samples == 30
 
 
 def test_commands_say_that_samples_exist(lite, plain, rng):
@@ -265,17 +259,15 @@ def sampled_after(lite, store, name, rng):
     client.search(name, vectors(rng, 5, DIM).tolist(), limit=1)
     client.close()
     [status] = list_samplings(store, name)
-    return status.waiting
+    return status.samples
 
 
 def test_settings_that_make_no_sense_are_refused(lite, plain):
     store = lite.store()
     with pytest.raises(InvalidParameter, match="rate"):
         start_sampling(store, plain, rate=2.0)
-    with pytest.raises(InvalidParameter, match="seed_share is a setting of an online bank"):
-        start_sampling(store, plain, seed_share=0.5)
-    with pytest.raises(InvalidInput, match="is not corrected, so it has no profile 'images'"):
-        start_sampling(store, plain, profile="images")
+    with pytest.raises(InvalidParameter, match="places"):
+        start_sampling(store, plain, places=5)
     with pytest.raises(InvalidInput, match="no float vector field 'nothing'"):
         start_sampling(store, plain, field="nothing")
     with pytest.raises(InvalidInput, match=r"no queries of .* are sampled"):
@@ -283,10 +275,3 @@ def test_settings_that_make_no_sense_are_refused(lite, plain):
     with pytest.raises(StoreError):
         start_sampling(store, "nowhere")
     assert list_samplings(store, plain) == []
-
-
-def test_drift_between_the_halves_of_the_samples_shows(lite, plain, rng):
-    store = lite.store()
-    start_sampling(store, plain)
-    import_samples(store, plain, QueryBank(vectors(rng, 200, DIM)))
-    assert not list_samplings(store, plain)[0].variety.drift.fired

@@ -143,7 +143,7 @@ def test_a_migration_is_made_and_undone_beside_them(database, neighbours, caplog
     assert migration.target not in {left.target for left in Ledger(store).migrations()}
 
 
-def test_a_correction_and_an_online_bank_end_beside_them(database, neighbours):
+def test_a_correction_and_a_sampling_end_beside_them(database, neighbours):
     name, store = enabled(database), database.store()
     if isinstance(database, OnMilvus):
         start_sampling(store, name, rate=0.5)

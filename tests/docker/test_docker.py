@@ -184,7 +184,6 @@ def metrics():
         "excess_answers": {"new": 0.1},
         "bias_age_seconds": 1.0,
         "overlap": 1.0,
-        "drift": 1.0,
         "unfitted_share": 0.3,
         "suspicious": 3,
         "suspicious_share": 0.01,

@@ -118,7 +118,6 @@ def test_a_database_keeps_the_last_of_each_collection(lite):
     facts = {
         "excess_answers": {"raw": 0.3, "new": 0.1},
         "bias_age_seconds": 2.5,
-        "online_banks": {"seed": 4},
     }
     given = [outcome(minute, "full", **facts) for minute in range(25)]
     products, others = History("products", 10), History("products/vector", 10)

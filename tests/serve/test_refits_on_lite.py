@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import refresh
+from milvus_hubness.serve.config_file import database_faults
 from tests.serve.worlds import Running, config_file
 from tests.support.databases import OnMilvus
 from tests.support.growing import Growing
@@ -116,3 +117,26 @@ def test_a_bank_of_the_configuration_is_not_undone_by_a_refit(growing, lite, tmp
     assert [first.action, second.action] == ["none", "none"]
     assert "the given bank is the one in use" in second.new_bank_due
     assert growing.profile.epoch == 1
+
+
+def test_sampled_queries_are_the_bank_of_a_schedule(growing, lite, tmp_path):
+    text = (
+        f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{growing.name}"\n'
+        'bank = "samples"\nqueries = "real.npy"\nclient_ttl = 0\n'
+    )
+    np.save(tmp_path / "real.npy", growing.real.vectors)
+    file = config_file(tmp_path, text)
+    [fault] = database_faults(file, growing.store)
+    assert fault.path == ("collection", 0, "bank")
+    assert "are sampled: start with milvus-hubness bank sample" in fault.message
+
+    growing.sample(200)
+    assert database_faults(file, growing.store) == []
+    outcomes = []
+    for _ in range(2):
+        outcomes += Running(file, refresh, open_store=lite.store).service.once()
+    assert [outcome.action for outcome in outcomes] == ["full", "none"]
+    bank = growing.store.load_bank(growing.profile.bank).queries.vectors
+    sampled = {query.tobytes() for query in growing.queries[:100]}
+    assert sum(row.tobytes() in sampled for row in bank) == 100
+    growing.assert_biases()

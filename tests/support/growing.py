@@ -45,7 +45,7 @@ class Growing:
             self.name = self._enabled(where)
         else:
             self.name = self._created() if is_created else self._migrated()
-        database.made.append(f"{self.name}__query_samples")
+        database.made.append(f"{self.name}__query_samples_vector")
 
     def _migrated(self):
         keys = [self.database.key(number) for number in self.rows]
@@ -113,9 +113,9 @@ class Growing:
         half = count // 2
         asked = np.concatenate([self.queries[:half], vectors(np.random.default_rng(9), half, DIM)])
         asked = asked if queries is None else queries
-        helper = samples_helper(f"{self.name}__query_samples", SAMPLINGS_PROPERTY)
+        helper = samples_helper(f"{self.name}__query_samples_vector", SAMPLINGS_PROPERTY)
         where = SamplesOf(helper, self.store.info(self.name, counted=False).collection_id)
-        samples = [Sample("default", n, n, at, query) for n, query in enumerate(asked)]
+        samples = [Sample(n, n, at, query) for n, query in enumerate(asked)]
         put_samples(self.store.client, where, samples, 10)
 
     def refresh(self, share=0.2, **options):

@@ -37,6 +37,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.correction.state import CollectionState, Incoming, Profile
+from milvus_hubness.jobs.refresh.refit import samples_for_refresh
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from milvus_hubness.reports.collections import read_biased
@@ -518,7 +519,7 @@ class World:
                 s, n, self.bank, estimator=NNN(4), verdict="warn"
             ),
             "hubness_state": lambda: c.hubness_state(n),
-            "online banks": lambda: list_samplings(s, n),
+            "samplings": lambda: list_samplings(s, n),
             "refresh pending": lambda: refresh(s, n, client_ttl=0.0),
             "upsert of a part": lambda: c.upsert(n, [{"id": 4, "group": 3}], partial_update=True),
             "describe index": lambda: c.describe_index(n, "vector"),
@@ -527,7 +528,9 @@ class World:
             "disable": lambda: disable(s, n),
             "search iterator": lambda: c.search_iterator(n, data=self.query, batch_size=4).next(),
             "list indexes": lambda: c.list_indexes(n),
-            "refresh with samples": lambda: refresh(s, n, live="always", client_ttl=0.0),
+            "refresh with samples": lambda: refresh(
+                s, n, bank=samples_for_refresh(s, n), client_ttl=0.0
+            ),
             "drop": lambda: c.drop_collection(n),
         }
 

@@ -1,1 +1,1 @@
-"""Query banks: in memory, online, and in generations in the database."""
+"""Query banks: in memory, and in generations in the database."""

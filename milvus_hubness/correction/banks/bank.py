@@ -50,37 +50,6 @@ else:
 
 
 @dataclass(frozen=True, eq=False)
-class Origins:
-    """Origins of n queries."""
-
-    numbers: npt.NDArray[np.int64]
-    """(n,): the number of a live query's sample, from 0 up; below 0 for a query that the bank
-    started with."""
-    at: npt.NDArray[np.int64]
-    """(n,): the time of the query in Unix seconds."""
-
-    @classmethod
-    def seeds(cls, count: int, at: int) -> Origins:
-        """Return the origins of queries that a bank starts with."""
-        return cls(-1 - np.arange(count, dtype=np.int64), np.full(count, at, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def are_seeds(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether the bank started with the query."""
-        seeds: npt.NDArray[np.bool_] = self.numbers < 0
-        return seeds
-
-    def __getitem__(self, which: npt.NDArray[Any]) -> Origins:
-        return Origins(self.numbers[which], self.at[which])
-
-    def __add__(self, others: Origins) -> Origins:
-        return Origins(np.r_[self.numbers, others.numbers], np.r_[self.at, others.at])
-
-
-@dataclass(frozen=True, eq=False)
 class QueryBank:
     """Reference queries, one vector per row.
 
@@ -94,8 +63,6 @@ class QueryBank:
     rows are allowed."""
     source: str = "array"
     """Where they came from, for people."""
-    origins: Origins | None = field(default=None, repr=False)
-    """Origins of the queries, if the bank is or was online."""
     counts: npt.NDArray[Any] | None = field(default=None, repr=False)
     """(n,): how often users sent each query, above 0; stored as float64. None: once each."""
     groups: npt.NDArray[Any] | None = field(default=None, repr=False)
@@ -125,8 +92,6 @@ class QueryBank:
         # The only way to set a field of a frozen dataclass.
         object.__setattr__(self, "vectors", vectors)
 
-        if self.origins is not None and len(self.origins) != len(vectors):
-            raise InvalidInput(f"{len(vectors)} queries have {len(self.origins)} origins")
         if self.counts is not None:
             object.__setattr__(self, "counts", self._valid_counts(self.counts))
         if self.groups is not None:
@@ -183,7 +148,6 @@ class QueryBank:
         return QueryBank(
             self.vectors[which],
             self.source,
-            None if self.origins is None else self.origins[which],
             None if self.counts is None else self.counts[which],
             groups,
         )

@@ -9,59 +9,54 @@ import numpy as np
 from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.errors import EmptyBank, InvalidInput, UnreadableFile
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store, capability
-from milvus_hubness.jobs.store.records import (
-    EVERY_PROFILE,
-    CollectionInfo,
-    QuerySamples,
-    Sampling,
-)
+from milvus_hubness.jobs.store.records import CollectionInfo, QuerySamples, Sampling
+from milvus_hubness.quality.tuning import FEWEST_QUERIES
 
 SAMPLES = "samples"
 """The name of a bank that is read from the samples of the collection itself, not from a file."""
 
 
-def sampling_of(
-    info: CollectionInfo, field: str | None = None, profile: str | None = None
-) -> Sampling | None:
+NEAR_COPIES = 0.99
+"""Cosine from which on sampled queries are near copies of each other."""
+
+MOST_JUDGED = 2_000
+"""Samples of which a bank is judged on those that are no near copies."""
+
+
+def sampling_of(info: CollectionInfo, field: str | None = None) -> Sampling | None:
     """Return how a field of a collection is sampled; None if it is not.
 
-    field: None for the only one. profile: that of a corrected field; None for the active one.
-    Raises InvalidInput.
+    field: None for the only one. Raises InvalidInput.
     """
     field = field or only_field(info)
     info.require_field(field)
-    state = info.states.get(field)
-    if profile is None:
-        profile = state.active if state else EVERY_PROFILE
-    return info.samplings.of(field, profile)
+    return info.samplings.of(field)
 
 
 def samples_of(store: Store, sampling: Sampling) -> QuerySamples:
-    """Return the samples of a field or a profile."""
+    """Return the samples of a field."""
     sampler = capability(store, QuerySampling)
-    return sampler.read_query_samples(sampling.samples_collection, sampling.profile)
+    return sampler.read_query_samples(sampling.samples_collection)
 
 
-def drawn_samples(store: Store, sampling: Sampling, most: int) -> QuerySamples:
+def drawn(samples: QuerySamples, most: int, *, seed: int = 0) -> QuerySamples:
     """Return at most this number of samples, drawn at random: they come in the order of places."""
-    samples = samples_of(store, sampling)
-    chosen = np.random.default_rng(0).permutation(len(samples.origins))[:most]
-    return samples.take(chosen)
+    return samples.take(np.random.default_rng(seed).permutation(len(samples))[:most])
 
 
-def sampled_bank(
-    store: Store, collection: str, field: str | None = None, profile: str | None = None
-) -> QueryBank:
-    """Return the sampled queries of a field as a bank, (m, d) as users sent them, with repeats.
+def sampled_bank(store: Store, collection: str, field: str | None = None) -> QueryBank:
+    """Return the sampled queries of a field as a bank, (m, d) as users sent them, with repeats: a fit
+    lets near copies share a weight.
 
     Raises InvalidInput if the field is not sampled, and EmptyBank if nothing is sampled yet.
     """
     capability(store, QuerySampling)
     info = store.info(collection, counted=False)
-    sampling = sampling_of(info, field, profile)
+    sampling = sampling_of(info, field)
     if sampling is None:
         raise InvalidInput(
             f"no queries of {info.name!r} are sampled: start with milvus-hubness bank sample "
@@ -77,25 +72,35 @@ def sampled_bank(
     return QueryBank(vectors, source=sampling.samples_collection)
 
 
+def distinct_samples(store: Store, info: CollectionInfo, field: str) -> QueryBank | None:
+    """Return sampled queries of which no two are near copies, if there are enough to judge a bank on;
+    None otherwise.
+    """
+    sampling = sampling_of(info, field)
+    if sampling is None:
+        return None
+
+    vectors = drawn(samples_of(store, sampling), MOST_JUDGED).vectors
+    if len(vectors) < FEWEST_QUERIES:
+        return None
+    _, first = np.unique(groups_at(directions_of(vectors), NEAR_COPIES), return_index=True)
+    if len(first) < FEWEST_QUERIES:
+        return None
+    return QueryBank(vectors[np.sort(first)], source=sampling.samples_collection)
+
+
 def missing_bank(store: Store, collection: str, field: str | None = None) -> str:
     """Return where a bank could come from, for the message that there is none."""
     if isinstance(store, QuerySampling):
         info = store.info(collection, counted=False)
         sampling = sampling_of(info, field)
-        count = len(samples_of(store, sampling).origins) if sampling else 0
+        count = len(samples_of(store, sampling)) if sampling else 0
         if count:
             return f"{count:,} queries of {info.name!r} are sampled, pass --bank {SAMPLES}"
     return f"pass --bank FILE ({WHERE_FROM})"
 
 
-def write_samples(
-    store: Store,
-    collection: str,
-    path: Path,
-    *,
-    field: str | None = None,
-    profile: str | None = None,
-) -> int:
+def write_samples(store: Store, collection: str, path: Path, *, field: str | None = None) -> int:
     """Write the sampled queries of a field to a .npy or .npz file; return their number.
 
     The .npz also has `at`, their Unix times. Raises as `sampled_bank` does, UnreadableFile for
@@ -105,13 +110,13 @@ def write_samples(
     if suffix not in (".npy", ".npz"):
         raise UnreadableFile(f"{path}: sampled queries are written to a .npy or .npz file")
 
-    sampled_bank(store, collection, field, profile)
-    sampling = sampling_of(store.info(collection, counted=False), field, profile)
+    sampled_bank(store, collection, field)
+    sampling = sampling_of(store.info(collection, counted=False), field)
     assert sampling is not None, "sampled_bank has read its samples"
     samples = samples_of(store, sampling)
     with whole_file(path) as file:
         if suffix == ".npy":
             np.save(file.buffer, samples.vectors)
         else:
-            np.savez(file.buffer, queries=samples.vectors, at=samples.origins.at)
-    return len(samples.origins)
+            np.savez(file.buffer, queries=samples.vectors, at=samples.at)
+    return len(samples)

@@ -245,7 +245,7 @@ def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
         owner = info.collection_id
         lease.drop(collection)
         _forget_fits(store, [*info.states.values()], other)
-        for sampling in info.samplings.all:
+        for sampling in info.samplings.fields:
             if store.exists(sampling.samples_collection):
                 store.drop(sampling.samples_collection)
 

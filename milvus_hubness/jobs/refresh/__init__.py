@@ -1,1 +1,1 @@
-"""Refresh: compute new biases for a corrected collection, and update online banks."""
+"""Refresh: compute new biases for a corrected collection, and sample live queries."""

@@ -26,7 +26,6 @@ from milvus_hubness.basics.defaults import (
     REBUILD_SHARE,
     WHERE_FROM,
     Engine,
-    Live,
     VerdictMode,
 )
 from milvus_hubness.basics.progress import Progress, silent
@@ -108,8 +107,8 @@ class RefreshOptions:
     refit: bool = False
     """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
     refit_share: float | None = None
-    """Refit with sampled queries as soon as this share of the rows, above 0 and up to 1, is new or
-    changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
+    """Refit with the sampled queries as bank as soon as this share of the rows, above 0 and up to 1, is
+    new or changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
     """
     refit_every: timedelta | None = None
     """Refit with sampled queries too when the bank was fitted this long ago; None for never."""
@@ -145,8 +144,6 @@ class RefreshOptions:
     """What becomes of a verdict against a given bank: see VerdictMode; by default as the environment
     says, else "require", with which such a bank is refused, unless `force`.
     """
-    live: Live = "never"
-    """When sampled queries enter the bank, if no other bank is given."""
     rebuild_share: float = REBUILD_SHARE
     """If at least this share of at least `rebuild_rows` rows must be written, and the collection is
     named by an alias, make a copy with the new biases, which takes over the alias.
@@ -239,18 +236,6 @@ def refit_share(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Refit:
-    """Whether a refit is due, for a plan."""
-
-    reason: str = ""
-    """Why, and with which queries; empty if none is due, or none is possible."""
-    takes_samples: bool = False
-    """Whether the bank of the options is the one in use with sampled queries."""
-
-
-NO_REFIT = Refit()
-
 SPARE_BANKS = "spare banks"
 """The group of the ledger's notes of spare bank generations, one for each collection."""
 
@@ -340,7 +325,7 @@ class RefreshPlan:
     """The unfinished rebuild that this continues."""
     fits_bank: bool = False
     """Whether rows count as new or changed from now on: the bank is another one, or the refresh is a
-    refit. Samples that join the bank otherwise are too few for that.
+    refit.
     """
     needs_evaluation: bool = False
     """Whether the biases are not adopted without an evaluation: no user has requested them."""
@@ -354,14 +339,15 @@ def plan_refresh(
     load_bank: Callable[[], StoredBank],
     options: RefreshOptions,
     rebuilding: Migration | None,
-    refit: Refit = NO_REFIT,
+    refit_reason: str = "",
 ) -> RefreshPlan:
     """Choose the bank and the estimator of the next refresh.
 
     state: with the profile to refresh as the active one. is_new: whether the collection lacks this
     profile so far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this
-    collection. Raises InvalidInput if biases are reverted that were never refreshed, and for a prior
-    whose values are no numbers from 0 up.
+    collection. refit_reason: why a refit is due; empty if none is, or none is possible. Raises
+    InvalidInput if biases are reverted that were never refreshed, and for a prior whose values are no
+    numbers from 0 up.
     """
     if options.revert:
         return _reverting(store, info, state)
@@ -415,10 +401,10 @@ def plan_refresh(
     if estimator is not None or not is_same(fitting, profile.estimator):
         estimator = fitting
 
-    if refit.reason:
-        reasons.append(refit.reason)
+    if refit_reason:
+        reasons.append(refit_reason)
     is_other = bank.fingerprint != profile.bank.fingerprint
-    if (is_other or not holds(profile.bank, stored)) and not refit.reason:
+    if (is_other or not holds(profile.bank, stored)) and not refit_reason:
         reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
         reasons.append("the parameters changed")
@@ -460,8 +446,8 @@ def plan_refresh(
         gate=gate,
         prior=prior.prior,
         kinds=profile.kinds,
-        fits_bank=options.refit or bool(refit.reason) or (is_other and not refit.takes_samples),
-        needs_evaluation=bool(refit.reason),
+        fits_bank=options.refit or bool(refit_reason) or is_other,
+        needs_evaluation=bool(refit_reason),
     )
 
 

@@ -1,7 +1,7 @@
 """Whether a refit is due because the gallery has changed, and whether the sampled queries suffice.
 
 A bank has no query for a topic that came after it. A refit with such a bank can be worse than none,
-so a refit takes queries of today, which clients have sampled. Where these are too few, nothing is
+so a refit takes the queries that clients have sampled as its bank. Where these are too few, nothing is
 refitted, and a new bank is due.
 """
 
@@ -12,15 +12,15 @@ from datetime import timedelta
 from math import ceil
 
 from milvus_hubness.basics.texts import span
-from milvus_hubness.correction.banks.bank import optional_bank
+from milvus_hubness.correction.banks.bank import QueryBank, optional_bank
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
 from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.common.samples import sampled_bank, samples_of
 from milvus_hubness.jobs.refresh.biases import FEWEST_ITEMS
-from milvus_hubness.jobs.refresh.online_bank import Absorbed, absorbed
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state, rebuildings, unfinished
 from milvus_hubness.jobs.store.protocols import QuerySampling, Store
-from milvus_hubness.jobs.store.records import CollectionInfo, OnlineBank
+from milvus_hubness.jobs.store.records import CollectionInfo, Sampling
 
 FEWEST_COUNTED = 1_000
 """Rows from which on a collection that was created empty is noted: fewer may be the first of many."""
@@ -34,7 +34,7 @@ some time after its refresh began, and the next run of a schedule would be too e
 """
 
 FEWEST_SAMPLES = 50
-"""Sampled queries that a refit takes at least, however few rows have changed."""
+"""Queries sampled since the last fit that a refit takes at least, however few rows have changed."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,17 @@ class RefitCheck:
     """The share of the rows that are new or changed since then; None if that is not counted yet."""
     reason: str = ""
     """Why all rows are to be refitted, and with which queries; empty if they are not."""
-    samples: Absorbed | None = None
+    bank: QueryBank | None = None
     """The sampled queries for that."""
     new_bank_due: str = ""
     """Why a refit is due that is not possible."""
 
 
-def check_refit(
-    store: Store, info: CollectionInfo, options: RefreshOptions, samples: Absorbed | None
-) -> RefitCheck:
+def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> RefitCheck:
     """Return whether a refit is due, and with which queries.
 
-    samples: those that are taken into the bank anyway. Notes the rows of a fit that has no note,
-    except for a plan. Raises as `absorbed` does, and StateError for a broken record in the ledger.
+    Notes the rows of a fit that has no note, except for a plan. Raises StateError for a broken record
+    in the ledger.
     """
     state = ready_state(info, options.field)
     name = options.profile or state.active
@@ -79,33 +77,55 @@ def check_refit(
     if not why or rows < FEWEST_ITEMS or is_unfinished(store, info, state):
         return RefitCheck(fit, share)
 
-    online_bank = info.samplings.bank_of(state.field, name)
-    if options.bank is not None and samples is None:
+    if options.bank is not None:
         return RefitCheck(fit, share, new_bank_due=_of_given_bank(state, name, why, options))
-    if online_bank is None:
+    sampling = info.samplings.of(state.field)
+    if sampling is None:
         lacking = (
             f"a new bank is due: {why}, and no queries of {info.name!r} are sampled: refresh with "
             "a bank of today's queries"
         )
         if isinstance(store, QuerySampling):
-            lacking += ", or turn its online bank on"
+            lacking += f", or start with milvus-hubness bank sample {info.name}"
         return RefitCheck(fit, share, new_bank_due=lacking)
 
-    samples = samples or absorbed(store, info.name, field=state.field, profile=name)
+    samples = samples_of(store, sampling)
     profile = state.profiles[name]
-    sampled = samples.since(profile.fitted_at) if samples else 0
-    needed = _needed(online_bank, profile.bank.count, share or 0.0)
-    if samples is None or sampled < needed:
+    sampled = int((samples.at > profile.fitted_at.timestamp()).sum())
+    needed = _needed(sampling, profile.bank.count, share or 0.0)
+    if sampled < needed:
         lacking = (
             f"a new bank is due: {why}, and {sampled:,} queries were sampled since, of "
-            f"{needed:,} that a refit needs: wait for more, raise the rate of the online bank of "
-            f"{info.name!r}, or refresh with a bank of today's queries"
+            f"{needed:,} that a refit needs: wait for more, raise the rate (milvus-hubness bank "
+            f"update {info.name} --rate), or refresh with a bank of today's queries"
+        )
+        return RefitCheck(fit, share, new_bank_due=lacking)
+    least = min(profile.bank.count, sampling.size) // 2
+    if len(samples) < least:
+        lacking = (
+            f"a new bank is due: {why}, and only {len(samples):,} queries are sampled, of {least:,} "
+            f"for a bank in place of one of {profile.bank.count:,}: wait for more, or refresh with a "
+            "bank of today's queries"
         )
         return RefitCheck(fit, share, new_bank_due=lacking)
 
-    of_samples = f"{why}: refitted with {sampled:,} queries sampled since, {samples.taken:,} of "
-    reason = f"{of_samples}them new in the bank of {profile.bank.count:,}"
-    return RefitCheck(fit, share, reason=reason, samples=samples)
+    bank = QueryBank(samples.vectors, source=sampling.samples_collection)
+    reason = f"{why}: refitted with {len(bank):,} sampled queries, {sampled:,} of them sent since"
+    return RefitCheck(fit, share, reason=reason, bank=bank)
+
+
+def samples_for_refresh(
+    store: Store, collection: str, field: str | None = None
+) -> QueryBank | None:
+    """Return the sampled queries as the bank of a refresh; None while one is unfinished.
+
+    That goes on with the bank it began with: with the samples that have come since, it would begin
+    again each time that it is killed. Raises as `sampled_bank` does.
+    """
+    info = store.info(collection, counted=False)
+    if is_unfinished(store, info, ready_state(info, field)):
+        return None
+    return sampled_bank(store, collection, field)
 
 
 def is_unfinished(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
@@ -164,12 +184,10 @@ def _of_given_bank(state: CollectionState, name: str, why: str, options: Refresh
     )
 
 
-def _needed(online_bank: OnlineBank, bank_size: int, unfitted_share: float) -> int:
-    """Return how many queries a refit needs: as large a share of the bank as the unfitted rows are of
-    the gallery, but no more than its places that no first queries have reserved.
+def _needed(sampling: Sampling, bank_size: int, unfitted_share: float) -> int:
+    """Return how many queries must have been sampled since the last fit: as large a share of the bank
+    as the unfitted rows are of the gallery.
     """
-    bank_share = min(unfitted_share, 1 - online_bank.seed_share)
     # A sample takes a random place, so half of the places are full long before all are.
-    return max(
-        FEWEST_SAMPLES, min(ceil(bank_share * bank_size - ROUNDING), online_bank.capacity // 2)
-    )
+    places = sampling.size // 2
+    return max(FEWEST_SAMPLES, min(ceil(unfitted_share * bank_size - ROUNDING), places))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,6 +34,7 @@ from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.common.row_writer import rewriting
+from milvus_hubness.jobs.common.samples import distinct_samples
 from milvus_hubness.jobs.enable.plan import measure
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
@@ -52,15 +52,7 @@ from milvus_hubness.jobs.refresh.biases import (
     steady_kinds,
     steady_mean,
 )
-from milvus_hubness.jobs.refresh.online_bank import (
-    Absorbed,
-    absorbed,
-    drift,
-    drop_processed,
-    live_queries,
-)
 from milvus_hubness.jobs.refresh.plan import (
-    Refit,
     RefreshOptions,
     RefreshPlan,
     SpareBanks,
@@ -76,11 +68,10 @@ from milvus_hubness.jobs.refresh.plan import (
     unfinished,
     with_profile,
 )
-from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit, is_unfinished
+from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit
 from milvus_hubness.jobs.store.helpers import expect_own_banks
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
-from milvus_hubness.quality.bank_checks import Drift
 from milvus_hubness.quality.measures import as_plain
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, WEAK
 
@@ -128,10 +119,6 @@ class RefreshResult(ShownAsTable):
     """The evaluation of the new biases; None without any, or with too little data."""
     verdict: TuningRecord | None = None
     """The verdict on a given bank, or on a bank in use that had none; None if none was judged."""
-    drift: Drift | None = None
-    """The drift of live queries; None if it was not measured."""
-    online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
-    """What became of sampled queries, in numbers; empty if none were taken in."""
     planned: bool = False
     """Whether this is only a plan."""
     write_intents: int = 0
@@ -207,27 +194,14 @@ def refresh(
         stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
 
-        measured_drift, samples = _live_queries(store, info, options)
-        check = check_refit(store if options.plan else lease.store, info, options, samples)
-        samples = samples or check.samples
-        refit = Refit(check.reason)
-        if samples and samples.bank:
+        check = check_refit(store if options.plan else lease.store, info, options)
+        if check.bank is not None:
             # Queries of the application themselves: the evaluation decides on them.
-            options = replace(options, bank=samples.bank, verdict="skip")
-            refit = Refit(check.reason, takes_samples=True)
-        result = _refreshed(lease, store, info, collection, options, refit)
-
-        # Samples go last: a job that is killed before this takes them in once more.
-        if samples and result.action != "refused" and not options.plan:
-            drop_processed(lease.store, samples)
+            options = replace(options, bank=check.bank, verdict="skip")
+        result = _refreshed(lease, store, info, collection, options, check.reason)
         result = _with_refit(result, check)
 
-    return replace(
-        result,
-        seconds=round(time.perf_counter() - began, 2),
-        drift=measured_drift,
-        online_banks=samples.counts if samples else {},
-    )
+    return replace(result, seconds=round(time.perf_counter() - began, 2))
 
 
 def _with_refit(result: RefreshResult, check: RefitCheck) -> RefreshResult:
@@ -255,34 +229,13 @@ def _with_refit(result: RefreshResult, check: RefitCheck) -> RefreshResult:
     )
 
 
-def _live_queries(
-    store: Store, info: CollectionInfo, options: RefreshOptions
-) -> tuple[Drift | None, Absorbed | None]:
-    """Return the drift of the sampled queries and a bank with them, each if it is wanted."""
-    if options.live == "never" or options.bank is not None:
-        return None, None
-    # Samples that have come since wait: with them, the bank would be another one, and the refresh
-    # would begin again at each kill.
-    if is_unfinished(store, info, ready_state(info, options.field)):
-        return None, None
-
-    measured_drift = None
-    if options.live == "on drift":
-        measured_drift = drift(store, info.name, field=options.field, profile=options.profile)
-        if not measured_drift.fired:
-            return measured_drift, None
-
-    samples = absorbed(store, info.name, field=options.field, profile=options.profile)
-    return measured_drift, samples
-
-
 def _refreshed(
     lease: Lease,
     store: Store,
     info: CollectionInfo,
     requested: str,
     options: RefreshOptions,
-    refit: Refit,
+    refit_reason: str,
 ) -> RefreshResult:
     """Finish what a killed job left, plan the refresh, and carry it out.
 
@@ -312,7 +265,14 @@ def _refreshed(
         waiting = pending_count.result()
         noted = noted_banks.result()
         plan = plan_refresh(
-            store, info, state, is_new, stored_bank.result, options, unfinished_rebuild, refit
+            store,
+            info,
+            state,
+            is_new,
+            stored_bank.result,
+            options,
+            unfinished_rebuild,
+            refit_reason,
         )
 
     # The state of an unfinished rebuild may name a noted bank, and no collection has it yet.
@@ -636,7 +596,9 @@ class Refreshing:
         """How banks are judged: on the caller's queries, or on those that clients have sampled."""
         judging = self.options.judging
         if judging.queries is None and judging.mode != "skip":
-            judging = replace(judging, queries=live_queries(self.store, self.info, self.state))
+            judging = replace(
+                judging, queries=distinct_samples(self.store, self.info, self.state.field)
+            )
         return judging
 
     def _names_other_bank(self, plan: RefreshPlan) -> bool:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.bounds import shown
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.banks.bank import Origins, QueryBank, are_numbered
+from milvus_hubness.correction.banks.bank import QueryBank, are_numbered
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
@@ -106,17 +106,12 @@ MOST_WRITES = 3
 
 def generation_of(bank: StoredBank) -> str:
     """Return a digest of queries, potentials and targets, of the counts and groups of queries, if
-    they have some, of origins if an online bank took in some queries, and of the clicks of a prior.
+    they have some, and of the clicks of a prior.
     """
     arrays = [*_arrays_of(bank.queries), bank.potentials]
     if bank.targets is not None:
         arrays += _arrays_of(bank.targets)
 
-    origins = bank.queries.origins
-    if origins is not None:
-        seeds = Origins.seeds(len(origins), 0)
-        if not np.array_equal(origins.numbers, seeds.numbers):
-            arrays += [origins.numbers, origins.at]
     for numbers in (bank.queries.counts, bank.queries.groups):
         if numbers is not None:
             arrays.append(numbers)
@@ -225,17 +220,11 @@ def _bank_of_rows(
     if len(lengths) != 1:
         potentials = [[]] * len(queries)
 
-    # Rows that users have inserted themselves have no `sample`; seeds have negative numbers.
-    numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]
-    times = [row["added_at"] for row in queries]
-    origins = Origins(np.array(numbers, np.int64), np.array(times, np.int64))
-
     source = f"{database}:{reference.collection}"
     return StoredBank(
         QueryBank(
             _bank_vectors(vectors, rows, positions_of[QUERIES]),
             source=source,
-            origins=origins,
             counts=_counts_in(queries),
             groups=_groups_in(queries),
         ),
@@ -295,11 +284,10 @@ def _finite_matrix(potentials: Sequence[Any]) -> Floats:
 def _bank_rows(bank: QueryBank, potentials: Sequence[Sequence[float]]) -> list[Row]:
     """Return the fields of a row for each vector of `bank`, without those that place the row."""
     source = bank.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
-    origins = bank.origins or Origins.seeds(len(bank), int(time.time()))
-    facts = zip(origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True)
+    added_at = int(time.time())
     rows: list[Row] = []
-    for number, (sample, added_at, numbers) in enumerate(facts):
-        row: Row = {"source": source, "added_at": added_at, "sample": sample}
+    for number, numbers in enumerate(potentials):
+        row: Row = {"source": source, "added_at": added_at}
         if bank.counts is not None:
             row["count"] = float(bank.counts[number])
         if bank.groups is not None:

@@ -66,10 +66,7 @@ def own_samplings(store: HelperReads, samplings: Samplings, owner: CollectionId)
             return False
         return True
 
-    return Samplings(
-        banks=tuple(bank for bank in samplings.banks if is_own(bank)),
-        fields=tuple(field for field in samplings.fields if is_own(field)),
-    )
+    return Samplings(fields=tuple(each for each in samplings.fields if is_own(each)))
 
 
 def list_helpers(

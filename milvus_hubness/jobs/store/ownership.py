@@ -132,14 +132,9 @@ def side_name(collection: str, suffix: str) -> str:
     return f"{collection}__bias{suffix}"
 
 
-def samples_name(collection: str, suffix: str) -> str:
-    """Return the name of the collection with a field's query samples. suffix: of its state."""
-    return f"{collection}__query_samples{suffix}"
-
-
-def field_samples_name(collection: str, field: str) -> str:
-    """Return the name of the collection with the samples of a field that need not be corrected."""
-    return samples_name(collection, f"_{field}")
+def samples_name(collection: str, field: str) -> str:
+    """Return the name of the collection with a field's query samples."""
+    return f"{collection}__query_samples_{field}"
 
 
 def bank_name(collection: str) -> str:
@@ -158,9 +153,7 @@ def side_helper(state: CollectionState) -> Helper | None:
 
 def samples_helper(samples_collection: str, property_name: str) -> Helper:
     """Return a collection of query samples as a helper. property_name: what names it."""
-    return Helper(
-        samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples(_.+)?"
-    )
+    return Helper(samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples_.+")
 
 
 def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Helper]:

@@ -508,8 +508,8 @@ class QuerySampling(Protocol):
         Raises CollectionExists, DimensionMismatch.
         """
 
-    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
-        """Return the samples of these profiles; none if the collection does not exist."""
+    def read_query_samples(self, samples_collection: str) -> QuerySamples:
+        """Return all samples; none if the collection does not exist."""
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         """Write samples, each into its place. Raises StateError if another collection is named."""

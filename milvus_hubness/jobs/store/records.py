@@ -26,8 +26,6 @@ from milvus_hubness.basics.bounds import (
     Text,
     shown,
 )
-from milvus_hubness.correction.banks.bank import Origins
-from milvus_hubness.correction.banks.online import Terms
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
 from milvus_hubness.correction.codec.layout import Layout
@@ -242,31 +240,25 @@ SMALLEST_RATE = 1e-9
 """Least share of sampled queries; who wants none stops the sampling."""
 
 MOST_SAMPLINGS = 1_000
-"""Number of online banks, and of sampled fields, that a collection may have: clients read them all
-with its state."""
+"""Number of sampled fields that a collection may have: clients read them all with its state."""
 
 LARGEST_SAMPLING = 10_000_000
 """Largest number of places for samples of a field."""
 
-EVERY_PROFILE = ""
-"""The profile of samples that are of a field, whichever profile its searches use, if any."""
-
 
 class Sampling(FrozenModel):
-    """How clients sample the live queries of a vector field."""
+    """How clients sample the live queries of a vector field, which need not be corrected."""
 
     field: Name
-    profile: str = EVERY_PROFILE
-    """The bias profile whose searches are sampled."""
     samples_collection: CollectionName
     """Where clients put sampled queries."""
     rate: float = Field(ge=SMALLEST_RATE, le=1)
     """The share of live queries that clients sample."""
-
-    @property
-    def capacity(self) -> int:
-        """Number of places for samples in `samples_collection`; a sample takes a random place."""
-        raise NotImplementedError
+    size: int = Field(ge=1, le=LARGEST_SAMPLING)
+    """Number of places for samples. A sample takes a random place, so the newest ones are kept."""
+    dim: int = Field(ge=1)
+    """Dimension of the queries."""
+    dtype: Dtype = "float32"
 
     @property
     def helper(self) -> Helper:
@@ -274,78 +266,23 @@ class Sampling(FrozenModel):
         return samples_helper(self.samples_collection, SAMPLINGS_PROPERTY)
 
 
-class FieldSampling(Sampling):
-    """The sampling of a field for which no job takes the samples in; the field need not be
-    corrected.
-    """
-
-    dim: int = Field(ge=1)
-    """Dimension of its queries."""
-    dtype: Dtype = "float32"
-    size: int = Field(ge=1, le=LARGEST_SAMPLING)
-    """Largest number of samples."""
-
-    @property
-    def capacity(self) -> int:
-        return self.size
-
-
-class OnlineBank(Sampling, Terms):
-    """Settings of the online bank of one profile: a job takes the samples into its bank."""
-
-    profile: Name
-    """The profile whose searches are sampled."""
-
-    @property
-    def capacity(self) -> int:
-        return max(2 * self.size, 2_000)
-
-
 class Samplings(PropertyModel):
     """What of a collection is sampled."""
 
     property_name: ClassVar[str] = SAMPLINGS_PROPERTY
-    banks: tuple[OnlineBank, ...] = Field(default=(), max_length=MOST_SAMPLINGS)
-    """The profiles whose banks take in live queries."""
-    fields: tuple[FieldSampling, ...] = Field(default=(), max_length=MOST_SAMPLINGS)
-    """The fields that are sampled whatever the profile."""
+    fields: tuple[Sampling, ...] = Field(default=(), max_length=MOST_SAMPLINGS)
 
-    @property
-    def all(self) -> tuple[Sampling, ...]:
-        return (*self.banks, *self.fields)
-
-    def of(self, field: str, profile: str) -> Sampling | None:
-        """Return what samples a search of this field with this profile; None for nothing."""
-        for sampling in self.all:
-            if sampling.field == field and sampling.profile in (profile, EVERY_PROFILE):
-                return sampling
-        return None
-
-    def bank_of(self, field: str, profile: str) -> OnlineBank | None:
-        """Return the online bank of this profile; None if it has none."""
-        return next((b for b in self.banks if (b.field, b.profile) == (field, profile)), None)
-
-    def field_of(self, field: str) -> FieldSampling | None:
-        """Return the sampling of this field whatever the profile; None if it has none."""
+    def of(self, field: str) -> Sampling | None:
+        """Return the sampling of this field; None if it has none."""
         return next((each for each in self.fields if each.field == field), None)
 
-    def with_bank(self, bank: OnlineBank) -> Samplings:
-        """Return these with an online bank in place of the former one of its profile."""
-        others = self.without(bank).banks
-        return Samplings(banks=(*others, bank), fields=self.fields)
-
-    def with_field(self, field: FieldSampling) -> Samplings:
+    def with_field(self, sampling: Sampling) -> Samplings:
         """Return these with the sampling of a field in place of the former one."""
-        others = self.without(field).fields
-        return Samplings(banks=self.banks, fields=(*others, field))
+        return Samplings(fields=(*self.without(sampling.field).fields, sampling))
 
-    def without(self, sampling: Sampling) -> Samplings:
-        """Return these without the sampling of the same field and profile."""
-        this = (sampling.field, sampling.profile)
-        return Samplings(
-            banks=tuple(b for b in self.banks if (b.field, b.profile) != this),
-            fields=tuple(f for f in self.fields if (f.field, f.profile) != this),
-        )
+    def without(self, field: str) -> Samplings:
+        """Return these without the sampling of a field."""
+        return Samplings(fields=tuple(each for each in self.fields if each.field != field))
 
 
 class Fences(Protocol):
@@ -464,7 +401,7 @@ class CollectionInfo:
         """The helper collections that the properties name,
         apart from banks, which collections may share.
         """
-        return [*self.biases_and_notes, *(sampling.helper for sampling in self.samplings.all)]
+        return [*self.biases_and_notes, *(sampling.helper for sampling in self.samplings.fields)]
 
     def users_shape(self, field: str) -> tuple[int, str]:
         """Return the dimension and the metric of a field as users see them, corrected or not."""
@@ -548,23 +485,25 @@ class QuerySamples:
 
     vectors: Floats
     """(n, d) float32, as the user sent them; (0, 0) if there are none."""
-    origins: Origins
-    """Where and when each was sampled."""
+    numbers: npt.NDArray[np.int64]
+    """(n,) what identifies each."""
+    at: npt.NDArray[np.int64]
+    """(n,) when each was sent, in Unix seconds."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
     def take(self, which: npt.NDArray[np.integer[Any]]) -> QuerySamples:
-        """Return these samples only, by their numbers."""
-        return QuerySamples(self.vectors[which], self.origins[which])
+        """Return these samples only, by their positions."""
+        return QuerySamples(self.vectors[which], self.numbers[which], self.at[which])
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
     """A live query."""
 
-    profile: str
-    """The bias profile of its search."""
-
     place: int
-    """A place of the profile; a later sample in the same place replaces it."""
+    """A later sample in the same place replaces it."""
 
     number: int
     """Identifies the query."""

@@ -343,7 +343,7 @@ class Catalog:
         states = tuple(read_states(properties, owner.name).values())
         sides = [side for state in states if (side := side_helper(state))]
         samplings = Samplings.read(properties, owner.name) or Samplings()
-        samples = [sampling.helper for sampling in samplings.all]
+        samples = [sampling.helper for sampling in samplings.fields]
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
 
         dual_write = DualWrite.read(properties, owner.name)

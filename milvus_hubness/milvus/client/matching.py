@@ -247,7 +247,7 @@ def match(
 
         stored = yield from operations.biases.bank(info.name, state, state.profile)
         joined = np.concatenate([bank.vectors, stored.queries.vectors])
-        bank = replace(bank, vectors=joined, origins=None)
+        bank = replace(bank, vectors=joined)
 
     # Files of an interrupted call count only if all of this is the same.
     inputs = {

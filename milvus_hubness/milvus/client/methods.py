@@ -435,7 +435,7 @@ class Methods(CollectionMethods):
 
     @property
     def hubness_samples(self) -> Sampled:
-        """Counts of the queries that this client sampled for online banks."""
+        """Counts of the queries that this client sampled."""
         from milvus_hubness.milvus.client.query_samples import Sampled
 
         return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.codec.arrays import Dtype, decode
+from milvus_hubness.correction.codec.arrays import decode
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import Sample, SamplesOf, Sampling, Samplings
@@ -70,8 +70,8 @@ class Sampler:
 
     def __init__(self, write: Write) -> None:
         self._write_samples = write
-        self._gaps: dict[tuple[str, str, float], int] = {}
-        """How many queries to skip before the next sample, by field, profile and rate."""
+        self._gaps: dict[tuple[str, float], int] = {}
+        """How many queries to skip before the next sample, by collection of samples and rate."""
         self._resting: dict[SamplesOf, float] = {}
         """Until when samples of a collection are dropped, after a failed write."""
         self._waiting: list[tuple[SamplesOf, Sample]] = []
@@ -84,36 +84,30 @@ class Sampler:
         self._being_written = 0
         """How many samples of the last batch were neither stored nor dropped yet."""
 
-    def offer(
-        self,
-        sampling: Sampling,
-        samples: SamplesOf,
-        dim: int,
-        dtype: Dtype,
-        queries: Sequence[Any] | npt.NDArray[Any],
-    ) -> None:
+    def offer(self, target: Target, queries: Sequence[Any] | npt.NDArray[Any]) -> None:
         """Sample some of the queries of an answered search.
 
-        queries: m vectors, as pymilvus takes them for a field of this dimension and type.
+        queries: m vectors, as pymilvus takes them for the sampled field.
         """
+        sampling = target.sampling
         try:
             rate = sampling.rate
-            name = (sampling.samples_collection, sampling.profile, rate)
+            name = (sampling.samples_collection, rate)
             gap = self._gaps.get(name)
             if gap is None:
                 gap = _gap(rate)
 
             count = len(queries)
             while gap < count:
-                sample = _sample(sampling, dim, dtype, queries[gap])
+                sample = _sample(sampling, queries[gap])
                 if sample is not None:
-                    self._put(samples, sample)
+                    self._put(target.samples, sample)
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
             # The search was answered: no fault of a sample may fail it.
             self._dropped += 1
-            log.warning("a query of %r was not sampled: %s", samples.owner.name, error)
+            log.warning("a query of %r was not sampled: %s", target.samples.owner.name, error)
 
     @property
     def counts(self) -> Sampled:
@@ -227,16 +221,15 @@ def samplings_in(properties: Mapping[str, str], collection: str) -> Samplings:
         return Samplings()
 
 
-def _sample(sampling: Sampling, dim: int, dtype: Dtype, query: Any) -> Sample | None:
+def _sample(sampling: Sampling, query: Any) -> Sample | None:
     """Return a query as a sample; None for one that no bank can hold."""
-    if dtype == "float32" and isinstance(query, bytes):
+    if sampling.dtype == "float32" and isinstance(query, bytes):
         query = np.frombuffer(query, "<f4")
-    vector = decode([query], dtype)[0]
-    if vector.shape != (dim,) or not np.isfinite(vector).all() or not vector.any():
+    vector = decode([query], sampling.dtype)[0]
+    if vector.shape != (sampling.dim,) or not np.isfinite(vector).all() or not vector.any():
         return None
     return Sample(
-        profile=sampling.profile,
-        place=random.randrange(sampling.capacity),
+        place=random.randrange(sampling.size),
         number=random.getrandbits(NUMBER_BITS),
         at=int(time.time()),
         vector=vector,

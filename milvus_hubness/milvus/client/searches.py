@@ -17,7 +17,6 @@ from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.jobs.store.records import FieldSampling
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.catalog import Reads
@@ -140,7 +139,7 @@ class Searches:
         search_request = prepared.ask(question.data)
         results = yield _request(collection, prepared.field, filter, search_request, options)
         answer = search_request.answer(results)
-        self.sample(cached, prepared.state, question.profile, question.data)
+        self.sample(cached, prepared.state, question.data)
         return answer
 
     def _search(
@@ -195,7 +194,7 @@ class Searches:
             _prepare(cached, kind, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            self.sample(cached, state, question.profile, question.data)
+            self.sample(cached, state, question.data)
         return results
 
     def _uncorrected(
@@ -225,15 +224,12 @@ class Searches:
             self.sample_uncorrected(cached, options.get("anns_field"), question.data)
         return cached.reading.hits_out(results, fields) if cached.states else results
 
-    def sample(
-        self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
-    ) -> None:
+    def sample(self, cached: CachedState, state: CollectionState, data: Any) -> None:
         """Offer the queries of an answered corrected search to the sampler."""
         if cached.is_sampled and self._sampler is not None:
-            target = cached.sampling_of(state.field, profile or state.active)
+            target = cached.sampling_of(state.field)
             if target is not None:
-                sampling, samples = target.sampling, target.samples
-                self._sampler.offer(sampling, samples, state.dim, state.dtype, data)
+                self._sampler.offer(target, data)
 
     def sample_uncorrected(self, cached: CachedState, field: str | None, data: Any) -> None:
         """Offer the queries of an answered search that nothing corrects to the sampler.
@@ -242,9 +238,8 @@ class Searches:
         """
         if cached.is_sampled and self._sampler is not None:
             target = cached.sampled_field(field)
-            if target is not None and isinstance(sampling := target.sampling, FieldSampling):
-                queries = without_tensors(data)
-                self._sampler.offer(sampling, target.samples, sampling.dim, sampling.dtype, queries)
+            if target is not None:
+                self._sampler.offer(target, without_tensors(data))
 
     def _with_options(
         self, question: Question, options: Mapping[str, Any]
@@ -437,7 +432,7 @@ class Searches:
             if rewrite is None:
                 self.sample_uncorrected(cached, request.anns_field, request.data)
             else:
-                self.sample(cached, rewrite.state, question.profile, question.data)
+                self.sample(cached, rewrite.state, question.data)
         return cached.reading.hits_out(results, fields)
 
     def _merged(

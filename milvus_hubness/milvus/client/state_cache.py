@@ -32,7 +32,6 @@ from milvus_hubness.jobs.store.ownership import (
 )
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
-    EVERY_PROFILE,
     DualWrite,
     Samplings,
     WriteIntentLog,
@@ -191,8 +190,8 @@ class CachedState:
     collection_id: CollectionId = NO_COLLECTION
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Prepared searches, by their kind."""
-    targets: dict[tuple[str, str], Target | None] = field(default_factory=dict, compare=False)
-    """What is sampled and where the samples go, by field and profile, as far as it was needed."""
+    targets: dict[str, Target | None] = field(default_factory=dict, compare=False)
+    """What is sampled and where the samples go, by field, as far as it was needed."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
     """Collections that the properties name and that were found to belong to this one."""
     dual_write: DualWrite | None = None
@@ -205,27 +204,26 @@ class CachedState:
     @cached_property
     def is_sampled(self) -> bool:
         """Whether clients sample any of its queries."""
-        return bool(self.samplings.all)
+        return bool(self.samplings.fields)
 
-    def sampling_of(self, field: str, profile: str) -> Target | None:
-        """Return what samples a search of this field with this profile, and where the samples go;
-        None for nothing.
+    def sampling_of(self, field: str) -> Target | None:
+        """Return how searches of this field are sampled, and where the samples go; None if they are
+        not.
         """
         # Every search comes by here, so it is looked up once.
-        key = (field, profile)
-        if key not in self.targets:
-            sampling = self.samplings.of(field, profile)
-            self.targets[key] = Target.of(sampling, self.collection_id) if sampling else None
-        return self.targets[key]
+        if field not in self.targets:
+            sampling = self.samplings.of(field)
+            self.targets[field] = Target.of(sampling, self.collection_id) if sampling else None
+        return self.targets[field]
 
     def sampled_field(self, anns_field: str | None) -> Target | None:
         """Return the sampling of the named field, or else of the only one that the collection has:
         without a name, Milvus would refuse a search on several.
         """
         if anns_field:
-            return self.sampling_of(anns_field, EVERY_PROFILE)
+            return self.sampling_of(anns_field)
         fields = self.samplings.fields
-        return self.sampling_of(fields[0].field, EVERY_PROFILE) if len(fields) == 1 else None
+        return self.sampling_of(fields[0].field) if len(fields) == 1 else None
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:

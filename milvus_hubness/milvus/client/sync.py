@@ -43,7 +43,7 @@ class HubnessClient(Methods, MilvusClient):
     refreshes.
     bank_budget: bytes of query banks in memory; with a larger bank, only bias="pending" writes
     rows.
-    sample_queries: whether queries are sampled for online banks. A sample has the query's vector,
+    sample_queries: whether queries are sampled. A sample has the query's vector,
     its profile and the time; no search waits for it.
     """
 

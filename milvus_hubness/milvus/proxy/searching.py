@@ -182,7 +182,7 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
         if not by_ids:
-            operations.searches.sample(cached, state, question.profile, question.data)
+            operations.searches.sample(cached, state, question.data)
         return joined(answers)
 
     return operations.states.retrying(request.collection_name, None, call)
@@ -217,7 +217,6 @@ def _direct(
         return None
 
     state = rewrite.state
-    profile = question.profile
     fields = rewrite.reading.fields(question.output_fields)
     rewritten = _rewritten(params, rewrite, ask(question.data))
     del question
@@ -233,7 +232,7 @@ def _direct(
         sent.MergeFrom(fixed)
         _put_queries(sent, ask(queries).data, state)
         response, content = yield Send(sent, with_bytes=True)
-        operations.searches.sample(cached, state, profile, queries)
+        operations.searches.sample(cached, state, queries)
         return response if columns_out(cached, response.results, fields) else content
 
     return answer
@@ -408,7 +407,7 @@ def _hybrid_search_at_once(
         for i, part in enumerate(request.requests):
             if i in questions:
                 rewrite, question = questions[i]
-                operations.searches.sample(cached, rewrite.state, question.profile, question.data)
+                operations.searches.sample(cached, rewrite.state, question.data)
             else:
                 _sample_uncorrected(operations, cached, part)
         return response

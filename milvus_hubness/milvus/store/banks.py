@@ -10,7 +10,6 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.correction.banks.bank import Origins
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.state import BankReference
@@ -172,19 +171,17 @@ def put_samples(
     samples: Sequence[Sample],
     timeout: float | None = None,
 ) -> None:
-    """Write samples, each into its slot.
+    """Write samples, each into its place.
 
     Raises as the client does, and StateError if another collection is named.
     """
     expect_helpers(MilvusLedger(client), [target.helper], target.owner)
 
-    # Of the samples of one slot, the last one is written.
+    # Of the samples of one place, the last one is written.
     rows = {}
     for sample in samples:
-        place = f"{sample.profile}/{sample.place}"
-        rows[place] = {
-            "place": place,
-            "profile": sample.profile,
+        rows[sample.place] = {
+            "place": sample.place,
             "sample": sample.number,
             "queried_at": sample.at,
             "vector": sample.vector,
@@ -197,9 +194,8 @@ class MilvusQuerySamples(OwnCollections):
     def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
         description = "live queries sampled by milvus_hubness"
         schema = MilvusClient.create_schema(description=description, enable_dynamic_field=False)
-        schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
+        schema.add_field("place", DataType.INT64, is_primary=True)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
-        schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
         schema.add_field("sample", DataType.INT64)
         schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
 
@@ -222,17 +218,18 @@ class MilvusQuerySamples(OwnCollections):
                 "dimensions"
             )
 
-    def read_query_samples(self, samples_collection: str, *profiles: str) -> QuerySamples:
+    def read_query_samples(self, samples_collection: str) -> QuerySamples:
         if not self.exists(samples_collection):
-            return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
+            none = np.empty(0, np.int64)
+            return QuerySamples(np.empty((0, 0), np.float32), none, none)
 
         # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self.count(samples_collection)
 
-        samples = self.scan(samples_collection, "vector", where=is_one_of("profile", profiles))
+        samples = self.scan(samples_collection, "vector")
         numbers = np.array([row["sample"] for row in samples.rows], np.int64)
         times = np.array([row["queried_at"] for row in samples.rows], np.int64)
-        return QuerySamples(samples.vectors, Origins(numbers, times))
+        return QuerySamples(samples.vectors, numbers, times)
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         for part in in_parts(samples, SAMPLES_PER_REQUEST):

@@ -31,7 +31,6 @@ from milvus_hubness.jobs.store.generations import BANK_PROPERTY
 from milvus_hubness.jobs.store.helpers import expect_helpers, own_samplings
 from milvus_hubness.jobs.store.ownership import (
     SIDE_PROPERTY,
-    field_samples_name,
     owner_in,
     samples_name,
 )
@@ -257,7 +256,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 self._load(target, **self._load_settings(source.name))
 
         copy = self.info(target, counted=False)
-        for sampling in _sampled_for(target, source, state).all:
+        for sampling in _sampled_for(target, source).fields:
             dim, _ = copy.users_shape(sampling.field)
             self.create_query_samples(sampling.samples_collection, copy.collection_id, dim)
 
@@ -274,7 +273,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         settings = {name: source.schema[name] for name in ("num_shards", "consistency_level")}
         if milvus_schema.has_partition_key(source.schema):
             settings["num_partitions"] = source.schema["num_partitions"]
-        samplings = _sampled_for(target, source, state)
+        samplings = _sampled_for(target, source)
         self.client.create_collection(
             target,
             schema=milvus_schema.copy_schema(source, state),
@@ -560,25 +559,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self.client.create_alias(collection, alias)
 
 
-def _sampled_for(copy: str, source: CollectionInfo, state: CollectionState) -> Samplings:
-    """Return the source's samplings as those of its copy, which takes samples of its own.
-
-    state: of the field that the copy corrects. An online bank has a profile, which a field has only
-    once it is corrected; a sampled field stays sampled.
-    """
-    states = {each.field: each for each in (*source.states.values(), state)}
-    banks = [
-        bank.model_copy(
-            update={"samples_collection": samples_name(copy, states[bank.field].suffix)}
-        )
-        for bank in source.samplings.banks
-        if bank.field in states
-    ]
+def _sampled_for(copy: str, source: CollectionInfo) -> Samplings:
+    """Return the source's samplings as those of its copy, which takes samples of its own."""
     fields = [
-        field.model_copy(update={"samples_collection": field_samples_name(copy, field.field)})
-        for field in source.samplings.fields
+        each.model_copy(update={"samples_collection": samples_name(copy, each.field)})
+        for each in source.samplings.fields
     ]
-    return Samplings(banks=tuple(banks), fields=tuple(fields))
+    return Samplings(fields=tuple(fields))
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:

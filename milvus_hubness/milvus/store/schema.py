@@ -577,7 +577,7 @@ def copy_properties(
     ):
         properties.pop(name, None)
 
-    if samplings.all:
+    if samplings.fields:
         properties[SAMPLINGS_PROPERTY] = samplings.model_dump_json()
     return properties
 

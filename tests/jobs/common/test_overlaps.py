@@ -45,8 +45,8 @@ CORRECTED = {
     "resume": lambda case: resume(case.store, case.name),
     "run": lambda case: migrate(case.store, case.plan),
     "clean": lambda case: clean(case.store, case.name, drop=case.copy),
-    "start an online bank": lambda case: start_sampling(case.store, case.copy, rate=0.5),
-    "stop an online bank": lambda case: stop_sampling(case.store, case.copy),
+    "start sampling": lambda case: start_sampling(case.store, case.copy, rate=0.5),
+    "stop sampling": lambda case: stop_sampling(case.store, case.copy),
     "repair": lambda case: repair(case.store, case.copy),
 }
 """Jobs on a verified copy. Each ends well if it is alone."""

@@ -13,7 +13,7 @@ from milvus_hubness.correction.codec.arrays import encode, rounded
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
 from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import FieldSampling, Samplings
+from milvus_hubness.jobs.store.records import Sampling, Samplings
 from milvus_hubness.milvus.client.query_samples import BATCH, Sampler
 from milvus_hubness.milvus.client.searches import Searches
 from milvus_hubness.milvus.client.state_cache import CachedState
@@ -142,7 +142,7 @@ def test_queries_of_half_precision_are_sampled_as_numbers(rng, dtype):
     stored = []
     sampler = Sampler(lambda target, some: stored.extend(each.vector for each in some))
     searches = Searches(not_called, not_called, not_called, None, None, sampler)
-    sampling = FieldSampling(
+    sampling = Sampling(
         field="vector", samples_collection="s", rate=1.0, size=9, dim=DIM, dtype=dtype
     )
     cached = CachedState(

@@ -9,28 +9,26 @@ import pytest
 from scipy.stats import binomtest
 
 from milvus_hubness.correction.codec.arrays import encode
-from milvus_hubness.jobs.store.ownership import CollectionId, samples_helper
-from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, OnlineBank, SamplesOf
-from milvus_hubness.milvus.client.query_samples import BATCH, BUFFERED, Sampled, Sampler
+from milvus_hubness.jobs.store.ownership import CollectionId
+from milvus_hubness.jobs.store.records import Sampling
+from milvus_hubness.milvus.client.query_samples import BATCH, BUFFERED, Sampled, Sampler, Target
 
 DIM = 4
 OWNER = CollectionId(name="c", identity="7")
-SAMPLES = SamplesOf(samples_helper("t", SAMPLINGS_PROPERTY), OWNER)
 AT_ONCE = np.ones((BATCH, DIM), np.float32)
 """As many queries as are written without waiting for more."""
 
 
-def online_bank(rate=1.0, samples_collection="t", profile="default", size=10_000):
-    return OnlineBank(
+def target(rate=1.0, samples_collection="t", dtype="float32", size=10_000):
+    sampling = Sampling(
         field="v",
-        profile=profile,
         samples_collection=samples_collection,
         rate=rate,
         size=size,
-        seed_share=0.25,
-        half_life_seconds=60.0,
-        duplicate_cosine=0.99,
+        dim=DIM,
+        dtype=dtype,
     )
+    return Target.of(sampling, OWNER)
 
 
 class QuerySamples:
@@ -68,7 +66,7 @@ def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, 
     sampler = Sampler(samples_collection.write)
     queries = np.random.default_rng(0).normal(size=(5_600, DIM)).astype(np.float32)
     for start in range(0, len(queries), batch):
-        sampler.offer(online_bank(0.1), SAMPLES, DIM, "float32", queries[start : start + batch])
+        sampler.offer(target(0.1), queries[start : start + batch])
     sampler.close()
     assert binomtest(len(samples_collection.samples), len(queries), 0.1).pvalue > 1e-4
     known = {row.tobytes() for row in queries}
@@ -78,26 +76,23 @@ def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, 
     assert np.histogram(numbers, 3, (0, len(queries)))[0].min() > 0.2 * len(numbers)
 
 
-def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
+def test_a_sample_is_a_vector_and_a_time(samples_collection):
     sampler = Sampler(samples_collection.write)
     asked = [1.0, 2.0, 3.0, 4.0]
-    terms = online_bank(profile="images")
-    sampler.offer(terms, SAMPLES, DIM, "float32", [asked])
+    sampler.offer(target(size=3), [asked])
     asked[0] = 9.0
     sampler.close()
     [(name, sample)] = samples_collection.samples
     assert name == "t"
     assert sample.vector.tolist() == [1, 2, 3, 4]
-    assert (sample.profile, sample.place in range(terms.capacity)) == ("images", True)
-    assert set(vars(sample)) == {"profile", "place", "number", "at", "vector"}
+    assert sample.place in range(3)
+    assert set(vars(sample)) == {"place", "number", "at", "vector"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_sampled_as_numbers(samples_collection, dtype):
     sampler = Sampler(samples_collection.write)
-    sampler.offer(
-        online_bank(), SAMPLES, DIM, dtype, encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype)
-    )
+    sampler.offer(target(dtype=dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype))
     sampler.close()
     assert samples_collection.vectors.tolist() == [[0.5, 1, 2, -4]]
 
@@ -105,13 +100,10 @@ def test_halves_are_sampled_as_numbers(samples_collection, dtype):
 def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
     sampler = Sampler(samples_collection.write)
     sampler.offer(
-        online_bank(),
-        SAMPLES,
-        DIM,
-        "float32",
+        target(),
         [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]],
     )
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", ["text"])
+    sampler.offer(target(), ["text"])
     sampler.close()
     assert samples_collection.samples == []
 
@@ -120,7 +112,7 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
     queries = np.ones((3 * BUFFERED, DIM), np.float32)
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", queries)
+    sampler.offer(target(), queries)
     assert sampler.counts.waiting <= BUFFERED
     assert sampler.counts.dropped >= BUFFERED
     samples_collection.held.set()
@@ -135,7 +127,7 @@ def test_samples_whose_write_is_not_answered_are_waiting(samples_collection):
     # The third one is no query that a bank can hold.
     queries = AT_ONCE.copy()
     queries[2] = 0.0
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", queries)
+    sampler.offer(target(), queries)
     while not samples_collection.calls:
         time.sleep(0.01)
     assert sampler.counts == Sampled(stored=0, dropped=0, waiting=BATCH - 1)
@@ -148,14 +140,13 @@ def test_samples_whose_write_is_not_answered_are_waiting(samples_collection):
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection):
     samples_collection.broken = True
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
+    sampler.offer(target(), AT_ONCE)
     while not sampler.counts.dropped:
         pass
     assert samples_collection.calls == 2
     samples_collection.broken = False
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
-    another = SamplesOf(samples_helper("another", SAMPLINGS_PROPERTY), OWNER)
-    sampler.offer(online_bank(samples_collection="another"), another, DIM, "float32", AT_ONCE)
+    sampler.offer(target(), AT_ONCE)
+    sampler.offer(target(samples_collection="another"), AT_ONCE)
     sampler.close(30)
     assert [name for name, _ in samples_collection.samples] == ["another"] * BATCH
     assert (sampler.counts.stored, sampler.counts.dropped) == (BATCH, 2 * BATCH)
@@ -164,10 +155,10 @@ def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_co
 def test_samples_of_one_database_are_not_written_to_another(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
+    sampler.offer(target(), AT_ONCE)
     while not samples_collection.calls:
         pass
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", [[2.0] * DIM])
+    sampler.offer(target(), [[2.0] * DIM])
     leaving = threading.Thread(target=sampler.discard, args=(30,), daemon=True)
     leaving.start()
     while not sampler.counts.dropped:
@@ -184,13 +175,13 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection):
 def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", np.ones((1, DIM), np.float32))
+    sampler.offer(target(), np.ones((1, DIM), np.float32))
     closing = threading.Thread(target=sampler.close, args=(0.05,), daemon=True)
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
     assert samples_collection.samples == []
-    sampler.offer(online_bank(), SAMPLES, DIM, "float32", np.ones((1, DIM), np.float32))
+    sampler.offer(target(), np.ones((1, DIM), np.float32))
     samples_collection.held.set()
     sampler.close(30)
     assert len(samples_collection.samples) == 1
@@ -200,7 +191,7 @@ def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples
     others, sampler = set(threading.enumerate()), Sampler(samples_collection.write)
     for _ in range(2):
         samples_collection.held.clear()
-        sampler.offer(online_bank(), SAMPLES, DIM, "float32", AT_ONCE)
+        sampler.offer(target(), AT_ONCE)
         [writing] = set(threading.enumerate()) - others
         samples_collection.held.set()
         writing.join(30)

@@ -48,7 +48,7 @@ def as_set(rows):
 
 def waiting(store, name):
     [status] = list_samplings(store, name)
-    return status.waiting
+    return status.samples
 
 
 def test_a_plain_client_of_a_plain_collection_is_sampled(lite, rng):

@@ -17,7 +17,6 @@ from milvus_hubness import (
     plan_enable,
     refresh,
 )
-from milvus_hubness.correction.banks.bank import Origins
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.jobs.store.generations import generation_of, reference_to
 from milvus_hubness.jobs.store.protocols import undo_save_bank
@@ -145,19 +144,6 @@ def test_the_same_bank_is_one_generation_and_other_potentials_are_another(databa
     assert other.generation != reference.generation
     assert_whole(database, reference, bank)
     assert_whole(database, other, refitted)
-
-
-def test_the_origins_of_sampled_queries_are_part_of_a_generation():
-    bank = bank_of(1)
-    count = len(bank.queries)
-
-    def born(origins):
-        return generation_of(
-            StoredBank(QueryBank(bank.queries.vectors, origins=origins), bank.potentials)
-        )
-
-    seeds, sampled = Origins.seeds(count, 7), Origins(np.arange(count), np.full(count, 7))
-    assert born(None) == born(seeds) != born(sampled)
 
 
 def test_the_sign_of_zero_is_no_difference():
