@@ -25,6 +25,7 @@ from milvus_hubness.milvus.client.steps import ClientPolicy
 from tests.support import lite as milvus_lite
 from tests.support import servers, tiers
 from tests.support.browser import Browser
+from tests.support.budget import Budget
 
 servers.take_addresses()
 pytest.register_assert_rewrite(
@@ -129,6 +130,10 @@ class Backend:
                 client.drop_alias(alias)
             client.drop_collection(name)
         self.made.clear()
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Budget())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
