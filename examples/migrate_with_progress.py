@@ -23,7 +23,7 @@ ROWS, DIM = 3000, 64
 
 
 def show(event):
-    """Print an event; the table at the top of milvus_hubness.jobs.common.progress lists all events and their facts."""
+    """Print an event; docs/how-to/control.md lists all events and their facts."""
     facts = event.facts
     if event.name == "copying":
         print(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
+_SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
 MASK = "***"
 
 # The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages
@@ -23,7 +23,7 @@ def redacted(text: str, secrets: Collection[str] = ()) -> str:
     """Return `text` with *** in place of secrets, also inside JSON: the user and the password of
     each URI, each of `secrets`, and the secrets that this process remembers or has in its
     environment."""
-    for secret in sorted(filter(None, all_secrets().union(secrets)), key=len, reverse=True):
+    for secret in sorted(filter(None, _all_secrets().union(secrets)), key=len, reverse=True):
         in_json = json.dumps(secret, ensure_ascii=False)[1:-1]
         text = text.replace(secret, MASK).replace(in_json, MASK)
     return _WITHOUT_SCHEME.sub(f"{MASK}@", _AFTER_SCHEME.sub(_without_userinfo, text))
@@ -34,9 +34,9 @@ def remember_secrets(*secrets: str) -> None:
     _remembered.update(filter(None, secrets))
 
 
-def all_secrets() -> set[str]:
+def _all_secrets() -> set[str]:
     """Return the remembered secrets and those in the environment of this process."""
-    return {*_remembered.copy(), *filter(None, map(os.environ.get, SECRET_VARIABLES))}
+    return {*_remembered.copy(), *filter(None, map(os.environ.get, _SECRET_VARIABLES))}
 
 
 def secrets_in(uri: str) -> set[str]:
@@ -252,14 +252,6 @@ class UnsupportedVersion(HubnessError):
 
 class FaissConflict(HubnessError):
     """faiss-cpu and faiss-gpu provide the same module and are both installed."""
-
-
-class HookFailed(HubnessError):
-    """A hook that must succeed before a step of a migration failed."""
-
-
-class CriticalLoad(HubnessError):
-    """The critical-load command reports too much load on the server."""
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:

@@ -73,12 +73,6 @@ SERVE = (
         ("check --items i.npy --queries b.npy", "http://localhost:19530", CHECK, "check"),
         ("check products --bank b.npy", "shop.db", CHECK, "check,lite"),
         ("migrate plan products --bank b.npy --uri shop.db", "", JOBS, "jobs,lite"),
-        (
-            "migrate run products --bank b.npy --http :8089",
-            "http://localhost:19530",
-            SERVE,
-            "serve",
-        ),
         ("demo", "http://localhost:19530", JOBS, "jobs,lite"),
         ("quari train --pairs p.npz --out x", "http://localhost:19530", JOBS, "jobs"),
     ],

@@ -15,9 +15,9 @@ import pytest
 
 import milvus_hubness
 from milvus_hubness.extras.quari.curves import learning_curves
-from milvus_hubness.jobs.common.http_server import HttpServer
 from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.page import render
+from milvus_hubness.serve.http_server import HttpServer
 from milvus_hubness.serve.page import service_routes
 from milvus_hubness.serve.worker import ServiceMetrics
 from tests.docs import pages
@@ -93,7 +93,7 @@ def test_the_page_of_serve(browser, tmp_path, path):
     """With the headers of its server: a policy that forbids the page's own style would leave it bare."""
     view = sample_pages.full_service_view()
     routes = service_routes(lambda: view, lambda: True, ServiceMetrics())
-    with HttpServer("127.0.0.1:0", routes, name="pages") as server:
+    with HttpServer("127.0.0.1:0", routes) as server:
         noticed, texts = seen(browser, server.url + path, tmp_path)
     assert noticed == []
     assert texts > 150

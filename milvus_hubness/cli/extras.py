@@ -34,8 +34,6 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
     # so all that the command line will need is named at once.
     command = next((argument for argument in arguments if argument in OF_COMMANDS), "")
     extras = {error.extra, *OF_COMMANDS.get(command, ())}
-    if "--http" in arguments:
-        extras.add("serve")
     if uri.endswith(".db"):
         extras.add("lite")
 

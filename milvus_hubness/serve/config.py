@@ -169,7 +169,7 @@ def _without_password(uri: str) -> str:
 
 def _address(text: str) -> str:
     # Only a configuration with an address loads the web server.
-    from milvus_hubness.jobs.common.http_server import parse_address
+    from milvus_hubness.serve.http_server import parse_address
 
     host, _ = parse_address(text)
     # An empty host would mean any: nobody opens the page to a network by leaving something out.

@@ -19,8 +19,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route
 
 from milvus_hubness.basics.texts import TIME_UNITS, span
-from milvus_hubness.jobs.common.http_server import RedactedResponse, get, probe
 from milvus_hubness.reports.charts import Line, Mark, page_template, timeline
+from milvus_hubness.serve.http_server import RedactedResponse, get, probe
 from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics, ServiceView
 

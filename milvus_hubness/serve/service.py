@@ -79,14 +79,14 @@ class Service:
         Raises InvalidConfig if the database does not fit, InvalidParameter for a port in use.
         """
         # Only a running service loads Starlette and uvicorn.
-        from milvus_hubness.jobs.common.http_server import HttpServer
+        from milvus_hubness.serve.http_server import HttpServer
         from milvus_hubness.serve.page import service_routes
 
         routes = service_routes(self.view, self.is_alive, self._metrics)
         address = self._file.config.http.listen
         limits = self._policy.http
         # Before the database answers: the page and the probes say what the service waits for.
-        with HttpServer(address, routes, name="milvus-hubness-http", limits=limits) as server:
+        with HttpServer(address, routes, limits) as server:
             self._events.report("started", url=server.url)
             self._await_database()
             if not self._stop.is_set():

@@ -14,9 +14,9 @@ from pydantic_core import to_jsonable_python
 
 from milvus_hubness.basics.texts import number
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.jobs.common.progress import Events
 from milvus_hubness.serve.config import Calendar, CollectionTable, Timing
+from milvus_hubness.serve.http_limits import HttpLimits
 from milvus_hubness.serve.reconcile import (
     ACTIONS,
     UNFINISHED,

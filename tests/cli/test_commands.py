@@ -376,7 +376,6 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
         ["migrate", "plan", "products"],
         ["migrate", "run", "--bank", "bank.npy"],
         ["migrate", "run", "products", "--alias", "live", "--rename"],
-        [*RUN, "bank.npy", "--on", "after-lunch=true"],
         [*RUN, "bank.npy", "--rows-per-second", "0"],
         [*RUN, "bank.npy", "--client-ttl", "-1"],
         ["migrate", "clean", "products"],

@@ -217,7 +217,7 @@ def test_lines_tables_and_events(text, capsys):
     listen = printed(silent)
     for name, facts in (
         ("warning", {"message": text}),
-        ("throttled", {"detail": text, "reason": "load"}),
+        ("paused", {"reason": text}),
     ):
         assert name in LINES
         listen(Event(name, facts, datetime.now(timezone.utc)))

@@ -242,34 +242,6 @@ def test_a_switch_that_was_killed_half_way_is_carried_on_with(run, files, monkey
     assert behind(connect("shop.db"), "products") == "products"
 
 
-def test_a_hook_that_fails_before_the_switch_stops_it(run, live):
-    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--no-writers")
-    done = run(*asked, "--on", "before-cutover=echo not on a Friday; exit 3")
-    assert_fails(done, 1, "before-cutover", "exit code 3", "not on a Friday")
-    assert behind(live, "live") == "products"
-    told = run(*asked, "--on", "before-cutover=exit 3", "--json")
-    assert told.returncode == 1
-    assert [line.get("name") for line in told.lines()][-2:] == ["failed", None]
-    assert told.lines()[-1]["error"]["type"] == "HookFailed"
-    hook = "after-cutover=echo $MILVUS_HUBNESS_EVENT $MILVUS_HUBNESS_ALIAS > told"
-    assert run(*asked, "--on", hook).returncode == 0
-    assert Path("told").read_text() == "after-cutover live\n"
-    assert behind(live, "live") == "products_hubness"
-
-
-def test_a_critical_load_stops_it_and_it_can_be_carried_on_with(run, live):
-    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--no-writers")
-    done = run(*asked, "--critical-load", "echo too many queries; false")
-    assert_fails(done, 1, "the load is critical", "too many queries")
-    assert behind(live, "live") == "products"
-    resumed = run(
-        "migrate", "run", "products", "--alias", "live", "--no-writers", "--max-load", "true"
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    assert behind(live, "live") == "products_hubness"
-    assert "Missing argument 'COLLECTION'" in run("migrate", "run").stderr
-
-
 def test_metrics_are_kept_in_a_file(run, files):
     asked = ("migrate", "run", "products", *BANK, "--no-writers")
     assert_fails(run(*asked, "--metrics-file", "nowhere/m.prom"), 1, "nowhere/m.prom")
@@ -283,15 +255,10 @@ def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
     (files / "token").write_text("s3cret-token\n")
     given = ("--token-file", "token")
     asked = ("migrate", "run", "products", *BANK, "--no-writers", *given, "--json")
-    hook = "before-copy=env > hook.txt; cat token; exit 1"
-    done = run(*asked, "--on", hook)
-    assert done.returncode == 1
-    assert "***" in done.stderr
+    (files / "control.json").write_text('{"pace": "s3cret-token"}')
+    done = run(*asked, "--control", "control.json")
+    assert done.returncode == 0
     assert "s3cret" not in done.stdout + done.stderr
-    environment = (files / "hook.txt").read_text()
-    assert "MILVUS_HUBNESS_EVENT=before-copy" in environment
-    assert "s3cret" not in environment
-    assert run(*asked).returncode == 0
     ledger = MilvusStore(connect("shop.db"))
     assert "s3cret" not in str(Ledger(ledger).migrations())
     console.report_error(ValueError("refused: s3cret-token"), as_json=True)

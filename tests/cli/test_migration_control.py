@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 from milvus_hubness import MilvusStore, connect
 from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
+from tests.docs import pages
 
 QUERY_SCALE = (
     "migrate",
@@ -45,13 +47,6 @@ def control(text):
     Path("control.json").write_text(text)
 
 
-def ask(url, path, body=None):
-    data = None if body is None else json.dumps(body).encode()
-    request = Request(url + path, data, {"Content-Type": "application/json"})
-    with urlopen(request, timeout=10) as answer:
-        return answer.read().decode()
-
-
 def test_terminated_in_the_middle_it_carries_on(started, run):
     process = started(
         *QUERY_SCALE, "--rows-per-second", "800", "--control", "control.json", "--json"
@@ -75,44 +70,60 @@ def test_terminated_in_the_middle_it_carries_on(started, run):
     assert connect("shop.db").describe_collection("live")["collection_name"] == "many_hubness"
 
 
-def test_it_is_steered_by_file_and_over_http_and_keeps_the_token(started, run, files):
+def test_it_is_steered_by_a_file_and_keeps_the_token(started):
+    """Paused from the start, resumed at another rate, its cutover postponed and then released."""
     control('{"paused": true}')
-    hook = ("--on", "before-copy=env > hook.txt")
     process = started(
-        *QUERY_SCALE, "--control", "control.json", *hook, "--postpone-cutover", "--http", "127.0.0.1:0", "--json",
+        *QUERY_SCALE, "--control", "control.json", "--postpone-cutover", "--json",
         MILVUS_HUBNESS_TOKEN=TOKEN,
     )  # fmt: skip
     printed = until(process, "before-copy")
     assert [line["name"] for line in printed] == ["paused", "plan", "before-copy"]
-    announced = process.stderr.readline()
-    url = announced.split()[-1]
-    status = json.loads(ask(url, "/status"))
-    assert (status["paused_by"], status["cutover"]) == (["the control file"], "postponed")
-    ask(url, "/control", {"rows_per_second": 100_000})
-    ask(url, "/control", {"paused": True})
-    control('{"paused": false}')
-    printed += until(process, "resumed")
-    assert json.loads(ask(url, "/status"))["paused_by"] == ["http"]
-    assert "milvus_hubness_migration_paused" in ask(url, "/metrics")
+    assert printed[0]["facts"] == {"reason": "the control file"}
     command = Path(f"/proc/{process.pid}/cmdline").read_text()
-    ask(url, "/control", {"paused": False})
+
+    control('{"paused": "no"}')
+    printed += until(process, "warning")
+    message = "control.json: paused must be true or false, not 'no'; nothing changes until the file is corrected"
+    assert printed[-1]["facts"] == {"message": message}
+
+    control('{"paused": false, "rows_per_second": 100000}')
+    printed += until(process, "resumed")
+    assert "copying" not in [line["name"] for line in printed]
+    [rate] = [line["facts"] for line in printed if line["name"] == "rate"]
+    assert rate["rows_per_second"] == 100_000
+
     printed += until(process, "postponed")
     control('{"cutover": "now"}')
     rest, complaint = process.communicate(timeout=30)
     assert process.returncode == 0, complaint
     printed += [json.loads(line) for line in rest.splitlines()]
     assert printed[-1]["facts"]["phase"] == "switched"
+    assert [line["name"] for line in printed].count("warning") == 1
 
     store = MilvusStore(connect("shop.db"))
     kept = store.records(LEDGER, MIGRATIONS) + store.records(LEDGER, "many_hubness")
     assert Ledger(store).find("many").phase == "switched"
-    heard = (
-        json.dumps(printed),
-        announced,
-        complaint,
-        command,
-        Path("hook.txt").read_text(),
-        str(kept),
-    )
+    heard = (json.dumps(printed), complaint, command, str(kept))
     assert not [text for text in heard if TOKEN in text]
     assert TOKEN not in os.environ.values()
+
+
+def test_events_are_piped_to_a_script_of_the_page(run, files):
+    [script] = [
+        block.text
+        for block in pages.blocks(pages.DOCS / "how-to" / "control.md")
+        if block.title == "notify.py"
+    ]
+    command = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--no-writers")
+    done = run(*command, "--alias", "live", "--json")
+    assert done.returncode == 0
+    told = subprocess.run(
+        [sys.executable, "-c", script],
+        input=done.stdout + '{"error": {}}',
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    [line] = told.stdout.splitlines()
+    assert line.startswith("after-cutover: source products, target products_hubness, alias live")

@@ -65,11 +65,11 @@ class Running:
 
     def _pause_once(self, event):
         if event.name == "copying" and not self.paused.is_set():
-            self.throttle.pause("max-load")
+            self.throttle.pause("the control file")
             self.paused.set()
 
     def resume(self):
-        self.throttle.resume("max-load")
+        self.throttle.resume("the control file")
 
     def join(self):
         self._thread.join(60)
@@ -100,7 +100,7 @@ def test_it_follows_a_migration_that_pauses_to_its_end(run, many, monkeypatch):
     assert 0 < copied[0] < ROWS
     assert copied[-1] == ROWS
     assert looks[0]["phase"] == "copying"
-    assert ["max-load"] in [look["paused_by"] for look in looks]
+    assert ["the control file"] in [look["paused_by"] for look in looks]
     assert looks[-1]["paused_by"] == []
     assert looks[-1]["phase"] == "switched"
     paused = [look for look in looks if look["paused_by"] and look["rows_per_second"] == 0]

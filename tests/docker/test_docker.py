@@ -175,7 +175,7 @@ def test_prometheus_scrapes_services_of_compose():
 
 
 @pytest.fixture(scope="module")
-def metrics():
+def metrics(tmp_path_factory):
     """The samples that `serve` and `migrate` export, as Prometheus names them, with the labels of each."""
     service, migration = ServiceMetrics(), MigrationMetrics("products", "products_hubness")
     collection = ConfigFile(DOCKER / "hubness.toml").config.collection[0]
@@ -192,8 +192,10 @@ def metrics():
     service.reconciled(
         collection, Reconciliation(at=at, result="ok", action="full", **measured), failures=0
     )
+    textfile = tmp_path_factory.mktemp("metrics") / "migration.prom"
+    migration.write_textfile(textfile)
     labels = {}
-    for text in (service.text(ready=True), migration.text()):
+    for text in (service.text(ready=True), textfile.read_text()):
         for family in text_string_to_metric_families(text):
             assert family.samples, family.name
             for sample in family.samples:

@@ -74,7 +74,8 @@ def command_lines(block):
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         while words:
-            end = words.index("&&") if "&&" in words else len(words)
+            ends = [place for place, word in enumerate(words) if word in ("&&", "|")]
+            end = ends[0] if ends else len(words)
             yield words[:end]
             words = words[end + 1 :]
 

@@ -77,12 +77,12 @@ def test_every_metric_of_the_service_is_listed():
     )
 
 
-def test_every_metric_of_a_migration_is_listed():
+def test_every_metric_of_a_migration_is_listed(tmp_path):
     from milvus_hubness.jobs.common.control import MigrationMetrics
 
-    assert listed_metrics("migrate") == without_creation_times(
-        metrics(MigrationMetrics("a", "b").text())
-    )
+    MigrationMetrics("a", "b").write_textfile(tmp_path / "migration.prom")
+    written = (tmp_path / "migration.prom").read_text()
+    assert listed_metrics("migrate") == without_creation_times(metrics(written))
 
 
 def test_metrics_on_other_pages_exist():
@@ -230,12 +230,12 @@ def test_a_bar_in_the_meaning_of_a_key_does_not_end_its_cell(tmp_path):
     assert r"a\|b" in section
 
 
-def test_every_event_of_a_hook_is_listed():
+def test_every_event_of_a_migration_is_listed():
     from milvus_hubness.jobs.common.progress import EVENT_NAMES
 
     listed = [
         name
-        for row in pages.table_rows(page("how-to/migrate"), "Hooks")
+        for row in pages.table_rows(page("how-to/control"), "Events")
         for name in re.findall("`(.+?)`", row[0])
     ]
     assert sorted(listed) == sorted(EVENT_NAMES)

@@ -19,8 +19,8 @@ from milvus_hubness.errors import (
     LeaseHeld,
     ServerUnavailable,
 )
-from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.serve import ServicePolicy
+from milvus_hubness.serve.http_limits import HttpLimits
 from tests.serve.worlds import EXCESS_ANSWERS, Job, Ledger, Running, config_file, kept
 
 HTTP = '[http]\nlisten = "127.0.0.1:0"\n'

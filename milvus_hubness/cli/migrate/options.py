@@ -25,7 +25,9 @@ Target = Annotated[str | None, "Copy, required if the source has several copies.
 AsEvents = Annotated[
     bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")
 ]
-Postpone = Annotated[bool, "Follow the source until --control or --http says 'now', then cut over."]
+Postpone = Annotated[
+    bool, "Follow the source until the file of --control says 'now', then cut over."
+]
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class Planning(
 
 @dataclass(frozen=True)
 class Pace:
-    """The options that limit the pace of the copy and its load on the server."""
+    """The options that limit the pace of the copy."""
 
     rows_per_second: options.RowsPerSecond = None
     bytes_per_second: Annotated[
@@ -201,15 +203,6 @@ class Pace:
     chunk_seconds: Annotated[
         float | None, "Target duration of one write in seconds, which sets its size."
     ] = None
-    max_load: Annotated[
-        str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}
-    ] = None
-    critical_load: Annotated[
-        str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}
-    ] = None
-    load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = (
-        5.0
-    )
     engine: options.EngineName = "local"
 
 
@@ -220,14 +213,6 @@ class Watching(Writers):
     control: Annotated[
         Path | None,
         'JSON file that controls the run whenever it changes, such as {"paused": true}.',
-    ] = None
-    http: Annotated[
-        str | None, "Loopback address of /status, /metrics and /control.", {"metavar": "HOST:PORT"}
-    ] = None
-    on: Annotated[
-        list[str] | None,
-        "Shell command to run at an event; repeatable. A before-… that fails ends the run.",
-        {"metavar": "EVENT=CMD"},
     ] = None
     metrics_file: Annotated[
         Path | None, "File for the metrics in Prometheus format, for node_exporter."

@@ -15,13 +15,11 @@ from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream, switch_words
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.jobs.common.control import (
-    Controls,
     MigrationMetrics,
     following_control_file,
     postpone_cutover,
 )
-from milvus_hubness.jobs.common.progress import Event, Events, LatestEvents, Listener, Throttle
-from milvus_hubness.jobs.common.shell_commands import Hooks, parse_hooks, watching_load
+from milvus_hubness.jobs.common.progress import Event, Events, Listener, Throttle
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 
 if TYPE_CHECKING:
@@ -42,17 +40,15 @@ class Interrupted(SystemExit):
 
 
 @contextmanager
-def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
+def _stoppable(throttle: Throttle) -> Iterator[None]:
     """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number.
 
-    Writers that wait for `throttle`, and commands that end when `stopped` is set, are released, so
-    that their threads end.
+    Writers that wait for `throttle` are released, so that their threads end.
     """
 
     def stop(number: int) -> None:
         error = (Terminated if number == signal.SIGTERM else Interrupted)(128 + number)
-        # A signal reaches the main thread alone: the others learn of it by these two.
-        stopped.set()
+        # A signal reaches the main thread alone: the others learn of it by the throttle.
         throttle.stop(error)
         raise error
 
@@ -82,62 +78,45 @@ class Session:
         self._question_about = question_about
         self.timeline = Timeline()
         self._watching = watching
-        self._pace = pace or Pace()
-        self._stopped = threading.Event()
-        self._hooks = Hooks(parse_hooks(watching.on or []), cancelled=self._stopped)
 
         # The cutover waits for this event.
         self._release = threading.Event()
         if not postponed:
             self._release.set()
 
-        self._throttle = Throttle(
-            self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
-        )
+        pace = pace or Pace()
+        self._throttle = Throttle(pace.rows_per_second, pace.bytes_per_second, pace.chunk_seconds)
         self._options = MigrationOptions(
             no_writers=watching.no_writers,
             client_ttl=watching.client_ttl,
             throttle=self._throttle,
             release=self._release,
-            engine=self._pace.engine,
+            engine=pace.engine,
         )
 
     @contextmanager
     def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
-        """Report and control a migration while this context is open. Raises InvalidParameter if
-        --http cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
-        latest = LatestEvents()
-        metrics = MigrationMetrics(source, target)
+        """Report and control a migration while this context is open. Raises UnreadableFile for a
+        --metrics-file that cannot be written, or a --control file that cannot be postponed."""
         with ExitStack() as stack:
-            listeners: list[Listener] = [self.timeline, latest, metrics]
+            listeners: list[Listener] = [self.timeline]
             if path := self._watching.metrics_file:
-                listeners.append(_metrics_file(path, metrics))
+                listeners.append(_metrics_file(path, MigrationMetrics(source, target)))
 
             bars = stack.enter_context(progress_bars())
             listeners.append(stream if self.as_json else printed(bars))
-            events = Events(listeners, hooks=self._hooks)
+            events = Events(listeners)
 
-            # Left in reverse order: servers and load commands end before signals act as before.
-            stack.enter_context(_stoppable(self._throttle, self._stopped))
+            # Left in reverse order: the control file is let go before signals act as before.
+            stack.enter_context(_stoppable(self._throttle))
             if path := self._watching.control:
                 # A file of an earlier run may say "now" already.
                 if not self._release.is_set():
                     postpone_cutover(path)
-                controls = Controls("the control file", self._throttle, self._release, events)
-                stack.enter_context(following_control_file(path, controls, events))
+                stack.enter_context(
+                    following_control_file(path, self._throttle, self._release, events)
+                )
 
-            if address := self._watching.http:
-                # Only a migration with --http loads Starlette and uvicorn.
-                from milvus_hubness.jobs.common.http_server import control_server
-
-                controls = Controls("http", self._throttle, self._release, events)
-                server = stack.enter_context(control_server(address, controls, latest, metrics))
-                say(f"controlled at {server.url}", to_stderr=True)
-
-            limits = {"max_load": self._pace.max_load, "critical_load": self._pace.critical_load}
-            stack.enter_context(
-                watching_load(self._throttle, events, every=self._pace.load_every, **limits)
-            )
             yield replace(self._options, events=events, confirm=self._confirmation(bars))
 
     def _confirmation(self, bars: Bars) -> Callable[[Migration], bool] | None:
@@ -159,7 +138,7 @@ class Session:
 
 
 def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
-    """Return a listener that writes the metrics to a file.
+    """Return a listener that follows the events in the metrics, and writes them to a file.
 
     The first write is made here; failures after it are ignored.
     """
@@ -169,6 +148,7 @@ def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
         raise UnreadableFile(f"cannot write the metrics file {path}: {error.strerror}") from None
 
     def write(event: Event) -> None:
+        metrics(event)
         with suppress(OSError):
             metrics.write_textfile(path)
 

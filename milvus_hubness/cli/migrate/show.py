@@ -142,7 +142,6 @@ LINES = {
     "verified": "verified: {rows:,} rows, {fields:,} field values as in the source",
     "postponed": "the cutover waits for its release; until then the copy follows the source",
     "before-cutover": "switching {alias} to {target}",
-    "throttled": "paused, the server is under load: {detail}",
     "paused": "paused by {reason}",
     "resumed": "resumed by {reason}",
     "warning": "warning: {message}",

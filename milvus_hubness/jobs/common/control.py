@@ -1,6 +1,6 @@
-"""Control of a running migration: its settings, its Prometheus metrics, and its control file in
-JSON, for example {"paused": false, "rows_per_second": 500, "bytes_per_second": null,
-"chunk_seconds": 1.5, "cutover": "now"}.
+"""The Prometheus metrics of a running migration, and its control file in JSON, for example
+{"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5,
+"cutover": "now"}.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import reprlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,6 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    generate_latest,
     write_to_textfile,
 )
 
@@ -47,7 +47,7 @@ COUNTERS = {
 }
 GAUGES = {
     "source_rows": "Rows to copy.",
-    "paused": "Whether the copy pauses, for an operator or for the load.",
+    "paused": "Whether the control file pauses the run.",
     "eta_seconds": "Seconds until all rows are copied, NaN while unknown.",
     "last_progress_timestamp_seconds": "Time of the last progress.",
 }
@@ -90,8 +90,6 @@ class MigrationMetrics:
 
         # The values of the counters, as far as events have reported them.
         self._reached = dict.fromkeys(COUNTERS, 0)
-        # Why the migration pauses.
-        self._reasons: set[str] = set()
         # The number of the comparison whose rows are counted now.
         self._pass: int | None = None
         self._lock = threading.Lock()
@@ -105,9 +103,9 @@ class MigrationMetrics:
             if phase is not None:
                 self._show_phase(phase)
 
-            self._follow_pauses(name, facts)
-
-            if name == "copying":
+            if name in ("paused", "resumed"):
+                self._gauges["paused"].set(name == "paused")
+            elif name == "copying":
                 self._follow_copy(facts)
             elif name == "catching-up":
                 self._follow_pass(facts)
@@ -118,11 +116,6 @@ class MigrationMetrics:
                 self._gauges["source_rows"].set(facts["rows_total"])
             if name in ("continuing", "copying", "catching-up"):
                 self._gauges["last_progress_timestamp_seconds"].set(event.time.timestamp())
-
-    def text(self) -> str:
-        """Return the metrics as Prometheus reads them."""
-        with self._lock:
-            return generate_latest(self._registry).decode()
 
     def write_textfile(self, path: Path) -> None:
         """Write a .prom file for the textfile collector of node_exporter.
@@ -135,14 +128,6 @@ class MigrationMetrics:
     def _show_phase(self, current: str) -> None:
         for phase, gauge in self._phases.items():
             gauge.set(phase == current)
-
-    def _follow_pauses(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Note a pause or its end: a migration pauses while at least one reason is left."""
-        if name in ("paused", "throttled"):
-            self._reasons.add(facts["reason"])
-        elif name == "resumed":
-            self._reasons.discard(facts["reason"])
-        self._gauges["paused"].set(bool(self._reasons))
 
     def _follow_copy(self, facts: Mapping[str, Any]) -> None:
         """Count a copied chunk."""
@@ -174,105 +159,87 @@ CUTOVER = ("postponed", "now")
 SETTINGS = ("paused", *LIMITS, "cutover")
 """The names of all settings."""
 
-
-class Controls:
-    """The controls of one operator, `name`: a migration continues when every operator that paused
-    it has resumed it. events: get the changes. release: set while the cutover may take place.
-    """
-
-    def __init__(
-        self, name: str, throttle: Throttle, release: threading.Event, events: Events
-    ) -> None:
-        self.name = name
-        self._throttle = throttle
-        self._release = release
-        self._events = events
-
-    def apply(self, settings: Mapping[str, Any]) -> None:
-        """Change the named settings: paused, rows_per_second, bytes_per_second, chunk_seconds (a
-        positive number, or None for no limit), cutover ("postponed" or "now"). Raises
-        InvalidParameter, and then changes nothing.
-        """
-        check_settings(settings)
-        limits = {name: settings[name] for name in LIMITS if name in settings}
-        if limits:
-            self._throttle.set_rate(**limits)
-            now = self._throttle.snapshot()
-            self._events.report("rate", **{name: now[name] for name in LIMITS})
-
-        if settings.get("cutover") == "postponed":
-            self._release.clear()
-        if settings.get("cutover") == "now":
-            self._release.set()
-
-        paused = settings.get("paused")
-        if paused is True and self._throttle.pause(self.name):
-            self._events.report("paused", reason=self.name)
-        if paused is False and self._throttle.resume(self.name):
-            self._events.report("resumed", reason=self.name)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the throttle's snapshot, and cutover, "postponed" or "now"."""
-        return {
-            **self._throttle.snapshot(),
-            "cutover": "now" if self._release.is_set() else "postponed",
-        }
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter unless all of `settings` can be applied."""
-    for name, value in settings.items():
-        if name in LIMITS:
-            checked_limit(name, value)
-        elif name == "paused":
-            if not isinstance(value, bool):
-                raise InvalidParameter(f"paused must be true or false, not {value!r}")
-        elif name == "cutover":
-            if value not in CUTOVER:
-                raise InvalidParameter(
-                    f"cutover must be one of {', '.join(CUTOVER)}, not {value!r}"
-                )
-        else:
-            raise InvalidParameter(f"{name!r} is not one of {', '.join(SETTINGS)}")
+CONTROL_FILE = "the control file"
+"""The reason of a pause by the control file."""
 
 
 @contextmanager
 def following_control_file(
-    path: Path, controls: Controls, events: Events, *, poll_seconds: float = 0.5
+    path: Path,
+    throttle: Throttle,
+    release: threading.Event,
+    events: Events,
+    *,
+    poll_seconds: float = 0.5,
 ) -> Iterator[None]:
-    """Apply the settings in a JSON file now, and whenever one of them changes while this context is
-    open. A missing file changes nothing; an invalid file neither, and `events` gets one warning.
+    """Apply the settings in a JSON file now, and again whenever its content changes while this
+    context is open. Settings that it leaves out stay as they are. A missing file changes nothing;
+    an invalid one neither, and `events` gets one warning. release: set while the cutover may take
+    place.
     """
-    former_content: bytes | None = None
-    applied: dict[str, Any] = {}
+    applied: bytes | None = None
     problem: str | None = None
+    is_reported = False
 
-    def poll() -> None:
-        nonlocal former_content, applied, problem
+    def look() -> None:
+        nonlocal applied, problem, is_reported
         try:
             content = _content(path)
-            if content is None or content == former_content:
-                return
-
-            # What another operator has changed meanwhile stays, unless the file changes it too.
-            settings = _parsed(path, content)
-            changed = {
-                name: value for name, value in settings.items() if value != applied.get(name, ...)
-            }
-            controls.apply(changed)
-
-            former_content = content
-            applied = settings
-            problem = None
-        except (InvalidParameter, UnreadableFile) as error:
-            # The file is read twice a second; one problem is reported once.
+            settings = _parsed(path, content) if content is not None else {}
+        except UnreadableFile as error:
+            # A file is invalid for a moment while it is written: a problem counts at the second look.
             if str(error) != problem:
                 problem = str(error)
-                events.report("warning", message=f"the control file is not followed: {error}")
+                is_reported = False
+            elif not is_reported:
+                is_reported = True
+                message = f"{problem}; nothing changes until the file is corrected"
+                events.report("warning", message=message)
+            return
 
-    poll()
+        problem = None
+        if content is not None and content != applied:
+            applied = content
+            _apply(settings, throttle, release, events)
+
+    def poll() -> None:
+        try:
+            look()
+        except Exception as error:
+            # A listener has failed: a paused run would wait for this thread for ever.
+            throttle.stop(error)
+
+    look()
     with polling(poll, poll_seconds, "milvus-hubness-control-file"):
         yield
+
+
+def _apply(
+    settings: Mapping[str, Any], throttle: Throttle, release: threading.Event, events: Events
+) -> None:
+    """Change what the settings name, and report what is different then."""
+    former_limits = _limits(throttle)
+    throttle.set_rate(**{name: settings[name] for name in LIMITS if name in settings})
+    limits = _limits(throttle)
+    if limits != former_limits:
+        events.report("rate", **limits)
+
+    cutover = settings.get("cutover")
+    if cutover == "postponed":
+        release.clear()
+    elif cutover == "now":
+        release.set()
+
+    paused = settings.get("paused")
+    if paused is True and throttle.pause(CONTROL_FILE):
+        events.report("paused", reason=CONTROL_FILE)
+    elif paused is False and throttle.resume(CONTROL_FILE):
+        events.report("resumed", reason=CONTROL_FILE)
+
+
+def _limits(throttle: Throttle) -> dict[str, float | None]:
+    snapshot = throttle.snapshot()
+    return {name: snapshot[name] for name in LIMITS}
 
 
 def postpone_cutover(path: Path) -> None:
@@ -302,13 +269,35 @@ def _content(path: Path) -> bytes | None:
 
 
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
+    """Return the settings. Raises UnreadableFile unless all of them can be applied."""
     try:
         settings = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{path} is not JSON: {error}") from None
+        raise UnreadableFile(f"{path}: is not JSON: {error}") from None
 
     if not isinstance(settings, dict):
-        raise UnreadableFile(f"{path} does not hold a JSON object")
+        raise UnreadableFile(f'{path}: is not a JSON object such as {{"paused": true}}')
 
-    check_settings(settings)
+    try:
+        check_settings(settings)
+    except InvalidParameter as error:
+        raise UnreadableFile(f"{path}: {error}") from None
+
     return settings
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter unless all of `settings` can be applied."""
+    for name, value in settings.items():
+        if name in LIMITS:
+            checked_limit(name, value)
+        elif name == "paused":
+            if not isinstance(value, bool):
+                raise InvalidParameter(f"paused must be true or false, not {reprlib.repr(value)}")
+        elif name == "cutover":
+            if value not in CUTOVER:
+                raise InvalidParameter(
+                    f"cutover must be one of {', '.join(CUTOVER)}, not {reprlib.repr(value)}"
+                )
+        else:
+            raise InvalidParameter(f"{reprlib.repr(name)} is not one of {', '.join(SETTINGS)}")

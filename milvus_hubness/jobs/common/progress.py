@@ -1,12 +1,13 @@
 """The progress of a job: callbacks, events, the throttle that limits its pace, and the keys of its
 rows in pages.
 
-docs/how-to/migrate.md lists the events of a migration and their facts.
+docs/how-to/control.md lists the events of a migration and their facts.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 import sys
 import threading
 import time
@@ -59,7 +60,7 @@ PHASES = {
 }
 """The phase of a migration from each event on; other events do not change it."""
 
-EVENT_NAMES = (*PHASES, "continuing", "throttled", "paused", "resumed", "rate", "warning")
+EVENT_NAMES = (*PHASES, "continuing", "paused", "resumed", "rate", "warning")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Event:
     name: str
     """What happened; for a migration, one of EVENT_NAMES."""
     facts: Mapping[str, Any]
-    """What hooks and metrics get with it."""
+    """What listeners get with it."""
     time: datetime
     """When it was reported, in UTC."""
 
@@ -89,29 +90,21 @@ Listener = Callable[[Event], None]
 
 
 class Events:
-    """Passes each event to every listener, in order, one at a time, in the thread that reports it.
+    """Passes each event to every listener, in order, one at a time, in the thread that reports it."""
 
-    Hooks run after the listeners, in that thread alone: they may control the migration themselves.
-    """
-
-    def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
+    def __init__(self, listeners: Iterable[Listener]) -> None:
         self._listeners = tuple(listeners)
-        self._hooks = hooks
         self._one_at_a_time = threading.RLock()
 
     def report(self, name: str, /, **facts: Any) -> None:
         """Report an event.
 
-        If a listener or hook raises, raise its exception and skip the remaining ones.
+        If a listener raises, raise its exception and skip the remaining ones.
         """
         with self._one_at_a_time:
             event = Event(name, facts, datetime.now(timezone.utc))
             for listener in self._listeners:
                 listener(event)
-
-        # Outside the lock: a hook may take long, and may pause the job, which reports an event.
-        if self._hooks:
-            self._hooks(event)
 
 
 def as_events(progress: Progress) -> Events:
@@ -125,27 +118,6 @@ def as_events(progress: Progress) -> Events:
             progress(doing, event.facts["rows"], event.facts["rows_total"])
 
     return Events([show])
-
-
-class LatestEvents:
-    """A listener that stores the last event of each name. Safe to read from any thread."""
-
-    def __init__(self) -> None:
-        self._events: dict[str, Event] = {}
-        self._phase = PHASES["plan"]
-        self._lock = threading.Lock()
-
-    def __call__(self, event: Event) -> None:
-        with self._lock:
-            self._events[event.name] = event
-            self._phase = PHASES.get(event.name, self._phase)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return phase, one of the values of PHASES, and events by name, as plain data."""
-        with self._lock:
-            phase = self._phase
-            events = dict(self._events)
-        return {"phase": phase, "events": {name: event.to_dict() for name, event in events.items()}}
 
 
 @contextmanager
@@ -338,18 +310,13 @@ class Throttle:
             self._adapted_rows *= min(max(factor, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return running, paused_by, the limits, rows_per_request (None if never adapted), and
-        stopped (a text).
-        """
+        """Return paused_by, the reasons of the pause in their order, and the limits."""
         with self._changed:
             return {
-                "running": not self._paused_by and self._error is None,
                 "paused_by": list(self._paused_by),
                 "rows_per_second": self._rows.rate,
                 "bytes_per_second": self._bytes.rate,
                 "chunk_seconds": self._chunk_seconds,
-                "rows_per_request": None if self._adapted_rows is None else int(self._adapted_rows),
-                "stopped": None if self._error is None else str(self._error),
             }
 
     def _delay(self, rows: int, size: int) -> float:
@@ -413,7 +380,7 @@ def checked_limit(name: str, value: object) -> float | None:
         or not 0 < value <= sys.float_info.max
     ):
         raise InvalidParameter(
-            f"{name} must be a positive number, or null for no limit, not {value!r}"
+            f"{name} must be a positive number, or null for no limit, not {reprlib.repr(value)}"
         )
 
     return value

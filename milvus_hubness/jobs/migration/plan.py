@@ -78,7 +78,7 @@ class MigrationOptions:
     throttle: Throttle = field(default_factory=Throttle)
     """Slows the copy down, and pauses it."""
     events: Events = field(default_factory=lambda: Events([]))
-    """Gets what happens, for hooks and metrics."""
+    """Passes what happens to listeners."""
     release: threading.Event | None = None
     """If given, the cutover waits until this is set; meanwhile the copy catches up."""
     confirm: Callable[[Migration], bool] | None = None

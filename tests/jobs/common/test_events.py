@@ -7,21 +7,20 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 import pytest
 
-from milvus_hubness.jobs.common.progress import PHASES, Event, Events, LatestEvents
+from milvus_hubness.jobs.common.progress import Event, Events
 
 
-def test_listeners_are_told_in_their_order_and_hooks_last():
+def test_listeners_are_told_in_their_order():
     heard = []
     events = Events(
         [
             lambda event: heard.append(("a", event.name)),
             lambda event: heard.append(("b", event.name)),
         ],
-        lambda event: heard.append(("hooks", event.name)),
     )
     events.report("plan")
     events.report("copying", rows=3)
-    assert heard == [(who, name) for name in ("plan", "copying") for who in ("a", "b", "hooks")]
+    assert heard == [(who, name) for name in ("plan", "copying") for who in ("a", "b")]
 
 
 def test_an_event_carries_its_facts_and_the_time_in_utc():
@@ -80,40 +79,9 @@ def test_listeners_hear_one_event_at_a_time():
     assert most == [1] * 40
 
 
-def test_a_hook_at_work_holds_no_other_thread_up():
-    """A hook that pauses the migration over HTTP makes another thread tell of it while the hook runs."""
-    heard = []
-
-    def hook(event):
-        if event.name == "before-cutover":
-            other = threading.Thread(target=events.report, args=("paused",))
-            other.start()
-            other.join(1)
-            assert not other.is_alive()
-
-    events = Events([lambda event: heard.append(event.name)], hook)
-    events.report("before-cutover")
-    assert heard == ["before-cutover", "paused"]
-
-
-def test_what_a_hook_raises_reaches_who_told():
+def test_what_a_listener_raises_reaches_who_told():
     def refuse(event):
         raise RuntimeError(event.name)
 
     with pytest.raises(RuntimeError, match="before-copy"):
-        Events([], refuse).report("before-copy")
-
-
-def test_the_latest_event_of_each_name_and_the_phase():
-    latest = LatestEvents()
-    events = Events([latest])
-    assert latest.to_dict() == {"phase": "preparing", "events": {}}
-    events.report("copying", rows=1)
-    events.report("copying", rows=2)
-    events.report("paused", reason="http")
-    told = latest.to_dict()
-    assert told["phase"] == PHASES["copying"] == "copying"
-    assert {name: event["facts"] for name, event in told["events"].items()} == {
-        "copying": {"rows": 2},
-        "paused": {"reason": "http"},
-    }
+        Events([refuse]).report("before-copy")

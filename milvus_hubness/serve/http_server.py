@@ -1,6 +1,4 @@
-"""The HTTP server of a job or a service, which runs in
-its own thread, and the HTTP control of a migration.
-"""
+"""The HTTP server of the service, which runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -19,20 +17,18 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.errors import InvalidParameter, redacted
-from milvus_hubness.jobs.common.control import Controls, MigrationMetrics
-from milvus_hubness.jobs.common.http_connections import BACKLOG, Connection, Waiting
-from milvus_hubness.jobs.common.http_limits import HttpLimits
-from milvus_hubness.jobs.common.progress import LatestEvents
+from milvus_hubness.serve.http_connections import BACKLOG, Connection, Waiting
+from milvus_hubness.serve.http_limits import HttpLimits
 
-LARGEST_BODY = 65_536
-"""Most bytes of a request's body: settings are a few hundred."""
+NAME = "milvus-hubness-http"
+"""The name of the server's thread."""
 
 REQUEST_THREADS = 2
 """Pages take no input or output: further threads make them no faster, and probes slower."""
@@ -41,8 +37,6 @@ CLOSE_SECONDS = 1
 """Time that responses in progress have when the server closes."""
 
 T = TypeVar("T")
-
-Json = dict[str, Any]
 
 
 class RedactedResponse(Response):
@@ -63,7 +57,7 @@ class Work:
         self._most = most
         self._count = 0
 
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, function: Callable[[], T]) -> T:
         """Return the result of `function`.
 
         Raises HTTPException if there are too many, and what it raises.
@@ -76,7 +70,7 @@ class Work:
         self._count += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, function, *arguments)
+            return await loop.run_in_executor(self._executor, function)
         finally:
             self._count -= 1
 
@@ -90,10 +84,7 @@ class Work:
 
 
 def get(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route for GET and HEAD.
-
-    `respond` runs in a thread and may raise InvalidParameter.
-    """
+    """Return a route for GET and HEAD. `respond` runs in a thread."""
 
     async def endpoint(request: Request) -> Response:
         return await _work(request, "requests").run(respond)
@@ -112,39 +103,19 @@ def probe(path: str, respond: Callable[[], Response]) -> Route:
     return Route(path, endpoint)
 
 
-def post(path: str, respond: Callable[[Json], Response]) -> Route:
-    """Return a route for POST.
-
-    `respond` gets the JSON object in the body, and otherwise runs as in `get`.
-    """
-
-    async def endpoint(request: Request) -> Response:
-        body = await _json_body(request, request.app.state.limits.request_seconds)
-        return await _work(request, "requests").run(respond, body)
-
-    return Route(path, endpoint, methods=["POST"])
-
-
 def _work(request: Request, name: str) -> Work:
     work: Work = getattr(request.app.state, name)
     return work
 
 
 class HttpServer:
-    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400.
-    address: HOST:PORT; port 0 selects a free port, see `url`. On a loopback address, requests that
-    name another host are refused (403), so that no web page can use the server through a browser.
-    middleware: further checks of requests. Raises InvalidParameter.
+    """Serves `routes` while this context is open. address: HOST:PORT; port 0 selects a free port,
+    see `url`. On a loopback address, requests that name another host are refused (403), so that no
+    web page can use the server through a browser. Raises InvalidParameter.
     """
 
     def __init__(
-        self,
-        address: str,
-        routes: Sequence[BaseRoute],
-        *,
-        name: str,
-        middleware: Sequence[Middleware] = (),
-        limits: HttpLimits | None = None,
+        self, address: str, routes: Sequence[BaseRoute], limits: HttpLimits | None = None
     ) -> None:
         limits = limits or HttpLimits()
         self._socket = _listening(address)
@@ -152,25 +123,22 @@ class HttpServer:
         # Port 0 has become a free port, and a name an address.
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
+        checks = [Middleware(_LoopbackOnly)] if _is_loopback(urlsplit(self.url).netloc) else []
         app = Starlette(
             routes=routes,
-            middleware=[*checks, *middleware],
-            exception_handlers=dict.fromkeys(
-                (HTTPException, InvalidParameter, ClientDisconnect, Exception), _respond
-            ),
+            middleware=checks,
+            exception_handlers={HTTPException: _respond, Exception: _respond},
         )
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
 
         # Routes are functions; what they share comes with the request, see `_work`.
-        app.state.limits = limits
-        self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
-        self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
+        self._requests = app.state.requests = Work(NAME, REQUEST_THREADS, limits.requests)
+        self._probes = app.state.probes = Work(f"{NAME}-probes", PROBE_THREADS, limits.connections)
 
         self._server = uvicorn.Server(_config(app, limits))
         self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name=name, daemon=True
+            target=self._server.run, args=([self._socket],), name=NAME, daemon=True
         )
 
     def __enter__(self) -> HttpServer:
@@ -226,71 +194,16 @@ class _LoopbackOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if not is_loopback(Request(scope).headers.get("host", "")):
+        if not _is_loopback(Request(scope).headers.get("host", "")):
             app = _error(403, "the Host header must name this machine's loopback address")
         await app(scope, receive, send)
 
 
-class _ProgramsOnly:
-    """Refuses requests that a web page makes through a browser.
-
-    Browsers add these headers, and no page can change them; an address that a person types has
-    neither Origin nor another site.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        headers = Request(scope).headers
-        site = headers.get("sec-fetch-site", "none")
-        if "origin" in headers or site not in ("none", "same-origin"):
-            app = _error(
-                403, "web pages may not use this server: use a program that sends no Origin header"
-            )
-
-        await app(scope, receive, send)
-
-
-async def _json_body(request: Request, seconds: float) -> Json:
-    """Return the JSON object in the body, which arrives within so many seconds.
-
-    Raises HTTPException, and InvalidParameter if the body is not JSON.
-    """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise HTTPException(415, "the Content-Type must be application/json")
-
-    length = request.headers.get("content-length")
-    if length is None or "transfer-encoding" in request.headers:
-        raise HTTPException(411, "the Content-Length is missing")
-    # h11 has refused a length that is no number.
-    if int(length) > LARGEST_BODY:
-        raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
-
-    try:
-        data = json.loads(await asyncio.wait_for(request.body(), seconds) or b"{}")
-    except asyncio.TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidParameter(f"the body is not JSON: {error}") from None
-
-    if not isinstance(data, dict):
-        raise InvalidParameter("the body must be a JSON object")
-
-    return data
-
-
-def _error(status: int, message: str, **more: str) -> RedactedResponse:
-    return RedactedResponse({"error": {**more, "message": message}}, status)
+def _error(status: int, message: str) -> RedactedResponse:
+    return RedactedResponse({"error": {"message": message}}, status)
 
 
 async def _respond(request: Request, error: Exception) -> Response:
-    if isinstance(error, InvalidParameter):
-        return _error(400, str(error), type=type(error).__name__)
-    if isinstance(error, ClientDisconnect):
-        return _error(400, "the body did not arrive as a whole")
     if not isinstance(error, HTTPException):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return _error(500, "the server failed to respond, see its log")
@@ -328,7 +241,7 @@ def parse_address(address: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else host), port
 
 
-def is_loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     """Return whether the host of HOST or HOST:PORT is
     localhost or a loopback address of this machine.
     """
@@ -337,42 +250,3 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def control_server(
-    address: str,
-    controls: Controls,
-    latest: LatestEvents,
-    metrics: MigrationMetrics,
-    limits: HttpLimits | None = None,
-) -> HttpServer:
-    """Return the control server of a migration, for every program on this machine but no web page;
-    POST /control takes the settings of a control file. Raises InvalidParameter for a port in use or
-    a host that is not a loopback address.
-    """
-    host, _ = parse_address(address)
-    if not is_loopback(address):
-        raise InvalidParameter(
-            f"the control server has no password: use a loopback address, not {host!r}"
-        )
-
-    def status() -> RedactedResponse:
-        return RedactedResponse({**latest.to_dict(), **controls.snapshot()})
-
-    def control(settings: Json) -> RedactedResponse:
-        controls.apply(settings)
-        return status()
-
-    routes = [
-        get("/status", status),
-        get(
-            "/metrics",
-            lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4"),
-        ),
-        probe("/healthz", lambda: RedactedResponse({"status": "ok"})),
-        post("/control", control),
-    ]
-    middleware = [Middleware(_ProgramsOnly)]
-    return HttpServer(
-        address, routes, name="milvus-hubness-control", middleware=middleware, limits=limits
-    )

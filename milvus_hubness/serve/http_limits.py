@@ -1,4 +1,4 @@
-"""The limits of the HTTP server, without the libraries that it needs."""
+"""The limits of the service's HTTP server, without the libraries that it needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class HttpLimits:
     """How many clients an HTTP server has at a time, and how long each may take."""
 
     request_seconds: float = 5.0
-    """Time that a client has to send the head of a request, and again its body."""
+    """Time that a client has to send the head of a request."""
 
     response_seconds: float = 10.0
     """Time that a client has to receive a response."""

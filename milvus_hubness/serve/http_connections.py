@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from milvus_hubness.jobs.common.http_limits import HttpLimits
+from milvus_hubness.serve.http_limits import HttpLimits
 
 BACKLOG = 128
 """Connections that the kernel accepts before this process does; asyncio takes as many at once."""
@@ -68,19 +68,16 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
 
-        if self.cycle is not None:
-            # The head has arrived; the route limits the time for the body, see `_json_body`.
+        # No route reads a body: once the head has arrived, this side is the one that is waited for.
+        if self.cycle is not None and not self.cycle.response_complete:
             self._end_deadline()
-
-            # From the end of the request on, this side is the one that is waited for.
-            if not self.cycle.more_body and not self.cycle.response_complete:
-                self._waiting.discard(self)
+            self._waiting.discard(self)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to stay open: a client that closed
-        its sending side gets the response to a whole request.
+        its sending side gets the response to its request.
         """
-        return self.cycle is not None and not self.cycle.more_body
+        return self.cycle is not None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -90,14 +87,6 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._end_deadline()
         self._waiting.discard(self)
-
-    def shutdown(self) -> None:
-        """Have the server wait for responses in progress,
-        but not for requests that are still arriving.
-        """
-        super().shutdown()
-        if self.cycle is not None and self.cycle.more_body:
-            self.transport.abort()
 
     def _wait(self, seconds: float) -> None:
         """Close the connection after `seconds`, or sooner for another one."""
