@@ -86,17 +86,6 @@ def reason_of_failed_index(client: MilvusClient, collection: str, index: str) ->
     return str(reason)
 
 
-def struct_settings(client: MilvusClient, collection: str) -> dict[str, dict[str, Any]]:
-    """Return the settings of each struct field, such as mmap, by its name.
-
-    `MilvusClient.describe_collection` leaves them out.
-    """
-    context = client._generate_call_context()
-    described = connection_of(client).describe_collection(collection, context=context)
-    structs = described.get("struct_array_fields") or ()
-    return {struct["name"]: dict(struct.get("params") or {}) for struct in structs}
-
-
 def open_channels_with(client: MilvusClient, open_channel: Callable[..., Any]) -> None:
     """Have a client open its later channels with this function.
 

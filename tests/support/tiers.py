@@ -51,11 +51,10 @@ PLACES = (
     ("vector", "second_vector", "fields", "side_collection"),
     ("local", "states"),
     ("qdrant-local", "qdrant-states"),
-    ("MAX_SIM_COSINE", "MAX_SIM_IP"),
 )
 """Values of parameters that say where a behaviour is shown, not what it is: metrics, bias locations, and where Qdrant
 has states. `make test` runs one case of those that differ in nothing else."""
-METRICS = {*PLACES[0], *PLACES[1], *PLACES[-1]}
+METRICS = {*PLACES[0], *PLACES[1]}
 WITHOUT_A_DATABASE = ("tests/basics/", "tests/correction/", "tests/quality/")
 """Folders whose tests are so quick that all their cases run in `make test`."""
 TRIALS = ("tests/chaos/", "tests/qdrant/test_kills.py")

@@ -213,11 +213,6 @@ def _field_of(store: Collections, collection: str, field: str | None) -> tuple[C
     info = store.info(collection)
     field = field or only_field(info)
     info.require_field(field)
-    if info.vector_fields[field].multi_vectors:
-        raise InvalidInput(
-            f"field {field!r} of {info.name!r} has several vectors a row, and samples of queries are "
-            "single vectors: collect its queries in a file, and refresh with --bank FILE"
-        )
     return info, field
 
 

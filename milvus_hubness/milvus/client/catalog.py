@@ -35,8 +35,6 @@ from milvus_hubness.jobs.store.records import (
     WriteIntentLog,
     is_fence,
 )
-from milvus_hubness.milvus import structs
-from milvus_hubness.milvus.client.rewrite import users_metric
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in, migrations_to
 from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
 from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS
@@ -481,10 +479,6 @@ def description_out(
     for entry in fields:
         if entry["name"] in dims:
             entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
-        for part in entry.get("struct_fields") or ():
-            dim = dims.get(structs.sub_field_name(entry["name"], part["name"]))
-            if dim is not None:
-                part["params"] = {**part["params"], "dim": dim}
 
     properties = {
         name: value for name, value in description["properties"].items() if not is_ours(name)
@@ -499,7 +493,7 @@ def index_out(
     states: Collection[CollectionState], index: dict[str, Any] | None
 ) -> dict[str, Any] | None:
     """Return the result of describe_index with the user's metric."""
-    metrics = {state.field: users_metric(state) for state in states}
+    metrics = {state.field: state.metric for state in states}
     if index and index.get("field_name") in metrics:
         return {**index, "metric_type": metrics[index["field_name"]]}
     return index

@@ -9,16 +9,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
-from pymilvus.client.embedding_list import EmbeddingList
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.errors import InvalidInput, InvalidParameter, UnsupportedOperation
+from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 
@@ -119,27 +116,6 @@ def expect_whole_hits(
             f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored "
             "vectors with their biases: name other fields, and get the vectors by key"
         )
-
-
-def embedding_lists(data: Any, field: str) -> MultiVectors:
-    """Return the queries of a field of structs, which pymilvus takes as EmbeddingLists.
-
-    Raises InvalidInput for others, DimensionMismatch, and NonFiniteVectors naming the query.
-    """
-    if not isinstance(data, list) or not all(isinstance(query, EmbeddingList) for query in data):
-        raise InvalidInput(
-            f"field {field!r} has several vectors a row: give each query as an EmbeddingList"
-        )
-    tokens: list[Any] = [np.stack([*query]) if len(query) else [] for query in data]
-    return MultiVectors.from_list(tokens, what="the queries")
-
-
-def as_sent(query: Any) -> Any:
-    """Return an encoded query in the form in which pymilvus sends it fastest."""
-    if isinstance(query, list):
-        return EmbeddingList(query)
-    # pymilvus sends bytes unchanged, and packs arrays number by number.
-    return query if type(query) is bytes else query.tobytes()
 
 
 def first_set(options: Mapping[str, Any], names: Iterable[str]) -> str | None:

@@ -29,7 +29,6 @@ from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TuningRecord, VectorField
 from milvus_hubness.milvus.client.messages import QUICK_FORM
 from milvus_hubness.milvus.store import schema as milvus_schema
-from milvus_hubness.milvus.structs import struct_and_sub
 
 
 @dataclass(frozen=True)
@@ -160,6 +159,12 @@ def new_fields(
     """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
+    if schema.struct_fields:
+        raise InvalidInput(
+            f"collection {collection!r} cannot be created with hubness: field "
+            f"{schema.struct_fields[0].name!r} has arrays of structs: create it without, insert "
+            "rows, and correct it by `milvus-hubness enable --where side_collection`"
+        )
 
     vector_fields = {
         field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES
@@ -169,12 +174,6 @@ def new_fields(
     fields: list[NewField] = []
     for config in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
         name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
-        if name is not None and struct_and_sub(name):
-            raise InvalidInput(
-                f"field {name!r} of the new collection {collection!r} is in structs, which are "
-                "corrected in a copy only: create it without hubness, insert rows, and migrate it"
-            )
-
         if name is None or name not in vector_fields:
             names = ", ".join(vector_fields) or "none"
             raise InvalidInput(

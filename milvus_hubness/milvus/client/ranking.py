@@ -17,11 +17,10 @@ import numpy as np
 from pymilvus import AnnSearchRequest
 
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.milvus.client.messages import Question, SearchRequest, as_sent
+from milvus_hubness.milvus.client.messages import Question, SearchRequest
 from milvus_hubness.milvus.client.rewrite import (
     Reading,
     Rewrite,
@@ -115,9 +114,8 @@ def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) ->
 def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -> AnnSearchRequest:
     """Return the request for the augmented vectors. Raises as Rewrite.ask does."""
     queries = rewrite.queries(question)
-    encoded = rewrite.encoded_queries(question, queries, rewrite.strength(question))
     return AnnSearchRequest(
-        data=[as_sent(query) for query in encoded] if is_multi(queries) else encoded,
+        data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
         anns_field=rewrite.state.searched_field,
         param=rewrite.search_params(request.param, queries),
         limit=request.limit,

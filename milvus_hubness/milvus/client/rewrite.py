@@ -18,13 +18,11 @@ from milvus_hubness.correction.codec.arrays import (
     rounded,
 )
 from milvus_hubness.correction.codec.base import RowCodec
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.correction.rerank.rerankers import gate
 from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
-from milvus_hubness.milvus import structs
 from milvus_hubness.milvus.client.messages import (
     GROUPED,
     ITERATED,
@@ -33,7 +31,6 @@ from milvus_hubness.milvus.client.messages import (
     USE_SCORES,
     Question,
     SearchRequest,
-    embedding_lists,
     expect_strength,
     first_set,
     normalises_scores,
@@ -112,10 +109,6 @@ class Reading:
         rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
 
         for codec in self._codecs:
-            if codec.layout.multi_vectors:
-                _structs_out(codec, rows)
-                continue
-
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
                 continue
@@ -160,8 +153,6 @@ class Reading:
         ]
         if not columns.keys().isdisjoint(fields.hidden) or any(ORIGINAL_ROW in row for row in rows):
             return False
-        if not columns.keys().isdisjoint(self._structs):
-            return False
 
         for codec in codecs:
             count = len(columns[codec.field].float_vector.data)
@@ -189,14 +180,7 @@ class Reading:
     @cached_property
     def changed(self) -> frozenset[str]:
         """The fields that hold augmented vectors, and the hidden fields."""
-        fields = [structs.top_level(state.field) for state in self.states]
-        return frozenset([*self._hidden, *fields])
-
-    @cached_property
-    def _structs(self) -> frozenset[str]:
-        """The struct fields that hold augmented vectors."""
-        multi = [codec.field for codec in self._codecs if codec.layout.multi_vectors]
-        return frozenset(structs.top_level(field) for field in multi)
+        return frozenset([*self._hidden, *(state.field for state in self.states)])
 
 
 @dataclass(frozen=True)
@@ -250,9 +234,7 @@ class Rewrite:
         It does where it ranks, sorts or groups hits. options: further arguments of the search.
         """
         field = f"of field {self.state.field!r}"
-        if self.state.layout.multi_vectors:
-            self._expect_answerable_of_structs(question)
-        elif first_set(options, ("is_embedding_list",)):
+        if first_set(options, ("is_embedding_list",)):
             raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
         if self.ranks_candidates(question):
             if name := first_set(options, (*ORDERED, *GROUPED, *ITERATED)):
@@ -298,27 +280,12 @@ class Rewrite:
                 "place of cosines: leave norm_score out"
             )
 
-    def _expect_answerable_of_structs(self, question: Question) -> None:
-        """Raises UnsupportedOperation for what is computed from one vector per row."""
-        reasons = {
-            "rerank": question.rerank is not None,
-            "with_raw_score": question.with_raw_score,
-            "ids": question.ids is not None,
-            "a profile with a gate": self.is_gated(question),
-        }
-        for name, is_set in reasons.items():
-            if is_set:
-                raise UnsupportedOperation(
-                    f"{name} of field {self.state.field!r}, whose rows have several vectors: leave "
-                    "it out"
-                )
-
     def queries(self, question: Question) -> Floats:
         """Return the user's queries, float32 (m, d).
 
         Raises DimensionMismatch, NonFiniteVectors, InvalidInput.
         """
-        return self.codec.layout.require_finite(queries_in(question.data, self.state), "query")
+        return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
 
     def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
         """Return queries (m, d) as they are sent."""
@@ -367,7 +334,7 @@ class Rewrite:
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
-            queries = self.codec.layout.rows(queries_in(data, self.state))
+            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
             encoded = self.codec.pack_queries(queries, strength, slot=slot, kinds=kinds)
 
             def answer(results: Any) -> Any:
@@ -399,10 +366,10 @@ class Rewrite:
 
         params = copied(requested)
         metric = params.pop("metric_type", None)
-        expected = users_metric(self.state)
-        if metric and str(metric).upper() != expected:
+        if metric and str(metric).upper() != self.state.metric:
             raise InvalidParameter(
-                f"metric type not match: expected {expected}, not {metric} of search_params"
+                f"metric type not match: expected {self.state.metric}, not {metric} of "
+                "search_params"
             )
 
         for mapping in parameters_in(params):
@@ -466,37 +433,6 @@ class Rewrite:
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
         """Return the user's vectors (n, d) of hits that have them."""
         return self.codec.vectors_of([hit["entity"] for hit in hits])
-
-
-def users_metric(state: CollectionState) -> str:
-    """Return the metric of the index that the user created."""
-    return f"MAX_SIM_{state.metric}" if state.layout.multi_vectors else state.metric
-
-
-def queries_in(data: Any, state: CollectionState) -> Any:
-    """Return the user's queries, rounded to the dtype of the field.
-
-    Raises as `embedding_lists` does.
-    """
-    if state.layout.multi_vectors:
-        return embedding_lists(data, state.field)
-    return rounded_vectors(data, state)
-
-
-def _structs_out(codec: RowCodec, rows: Iterable[Row]) -> None:
-    """Convert the structs of rows to the user's form, in place."""
-    struct, sub = structs.parts_of(codec.field)
-    with_vectors = [
-        row for row in rows if row.get(struct) and all(sub in element for element in row[struct])
-    ]
-    if not with_vectors:
-        return
-
-    vectors = [structs.vectors_in(row, codec.field) for row in with_vectors]
-    stored: Any = MultiVectors.stored(vectors, codec.form.width, what=f"field {codec.field!r}")
-    decoded = codec.decode_rows(codec.columns(codec.unpack(stored), with_vectors))
-    for row, tokens in zip(with_vectors, decoded, strict=True):
-        structs.put_vectors(row, codec.field, returned(tokens, codec.dtype))
 
 
 def floats_in(array: Any) -> Floats:

@@ -24,7 +24,6 @@ from milvus_hubness.milvus.client.messages import (
     USE_SCORES,
     Question,
     SearchRequest,
-    as_sent,
     expect_candidates,
     expect_question,
     expect_strength,
@@ -517,7 +516,7 @@ def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def field_arguments(state: CollectionState) -> dict[str, Any]:
     """Return the arguments of pymilvus's search that name the field and its type."""
-    if state.dtype != "float32" or state.layout.multi_vectors:
+    if state.dtype != "float32":
         return {"anns_field": state.searched_field}
 
     # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
@@ -536,7 +535,7 @@ def _request(
     further = {**options, **search_request.options, **field}
     if search_request.offset:
         further["offset"] = search_request.offset
-    queries = [as_sent(query) for query in search_request.data]
+    queries = [query if type(query) is bytes else query.tobytes() for query in search_request.data]
     args = (
         collection,
         queries,

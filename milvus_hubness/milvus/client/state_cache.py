@@ -236,14 +236,10 @@ class CachedState:
         return Reading(tuple(self.states.values()))
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
-        """Return the state of the named field, or else of the only corrected field.
-
-        Vectors of structs are searched by name only.
-        """
+        """Return the state of the named field, or else of the only corrected field."""
         if anns_field:
             return self.states.get(anns_field)
-        single = [state for state in self.states.values() if not state.layout.multi_vectors]
-        return single[0] if len(single) == 1 else None
+        return next(iter(self.states.values())) if len(self.states) == 1 else None
 
     def searched(self, anns_field: str | None) -> CollectionState | None:
         """Return the state that corrects a search on this field; None if nothing corrects it."""

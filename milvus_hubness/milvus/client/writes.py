@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pymilvus import CollectionSchema
@@ -21,7 +21,6 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import (
     BankReference,
@@ -40,7 +39,6 @@ from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.helpers import list_bank
 from milvus_hubness.jobs.store.protocols import undo_save_bank
 from milvus_hubness.jobs.store.records import Verdicts
-from milvus_hubness.milvus import structs
 from milvus_hubness.milvus.client import new_collections
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.guarding import guard_rows
@@ -52,7 +50,6 @@ from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedSta
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.milvus.client.write_intents import ROWS_PER_REQUEST, WriteIntents
 from milvus_hubness.milvus.store import schema as milvus_schema
-from milvus_hubness.milvus.store import struct_schema
 
 if TYPE_CHECKING:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -169,7 +166,7 @@ class Writes:
         stored = write.data
         side_columns: list[tuple[str, Columns]] = []
         for state in cached.states.values():
-            if not _bring_vectors(rows, structs.top_level(state.field)):
+            if not _bring_vectors(rows, state.field):
                 if _are_rows(rows):
                     expect_values(state, rows)
                 continue
@@ -188,12 +185,6 @@ class Writes:
             guard_rows(write.collection, state, vectors, watched, name_of)
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
-            if state.layout.multi_vectors:
-                tokens = columns.pop(state.field)
-                rows = [
-                    structs.with_vectors(row, state.field, of_row)
-                    for row, of_row in zip(rows, tokens, strict=True)
-                ]
 
             if codec.side_collection is None:
                 rows = stored = with_columns(rows, columns)
@@ -245,12 +236,11 @@ class Writes:
         cached = yield from self._states.cached_state(collection, timeout)
         _expect_importable(collection, cached)
         writer = yield InStore(lambda store: store.import_writer(collection, folder))
-        fields = [structs.top_level(name) for name in cached.states]
         source = iter(rows)
         row_count = 0
         while batch := list(islice(source, ROWS_PER_REQUEST)):
             for i, row in enumerate(batch, row_count):
-                if lacking := [name for name in fields if name not in row]:
+                if lacking := [name for name in cached.states if name not in row]:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
 
             write = Write("insert", collection, batch, timeout, bias=bias)
@@ -324,8 +314,6 @@ class Writes:
                 milvus_schema.widen(stored, state)
             yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
-            described = yield Ask("describe_collection", (collection, timeout))
-            _expect_all_fields(collection, stored, described)
 
             for reference, _ in saved:
                 yield InStore(partial(_list_bank, collection, reference.collection))
@@ -347,18 +335,6 @@ class Writes:
         cached = yield from self._states.cached_state(collection, timeout)
         served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
-
-
-def _expect_all_fields(
-    collection: str, requested: CollectionSchema, described: Mapping[str, Any]
-) -> None:
-    """Raises UnsupportedOperation if the server has created a collection with other fields."""
-    if different := struct_schema.differences(requested, described):
-        raise UnsupportedOperation(
-            f"this server does not create collection {collection!r} as requested: "
-            f"{'; '.join(different)}: leave these fields out, or use Milvus 2.6.4 or newer for "
-            "arrays of structs"
-        )
 
 
 def _list_bank(collection: str, bank: str, store: MilvusStore) -> None:
@@ -397,9 +373,6 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
                 f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
             )
 
-    if state.layout.multi_vectors:
-        return _vectors_of_structs(state, rows, valid=valid)
-
     vectors = without_tensors([unpacked(row[state.field], state.dtype) for row in rows])
     rounded = rounded_vectors(vectors, state)
     try:
@@ -408,32 +381,6 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
         # The message of a vector of another shape is to name its row.
         _expect_shapes(state, vectors)
         raise
-
-
-def _vectors_of_structs(state: CollectionState, rows: Sequence[Row], *, valid: bool) -> Floats:
-    """Return the vectors of a field of structs, multi-vectors, of rows that a user writes.
-
-    A row without structs has one vector of NaN, which gets no bias. Raises InvalidInput.
-    """
-    struct, sub = structs.parts_of(state.field)
-    for i, row in enumerate(rows):
-        elements = row[struct]
-        if not isinstance(elements, list) or not all(
-            isinstance(element, dict) and sub in element for element in elements
-        ):
-            raise InvalidInput(
-                f"row {i}: {struct!r} must be a list of dictionaries with {sub!r}, one for each struct"
-            )
-
-    vectors = [without_tensors(structs.vectors_in(row, state.field)) for row in rows]
-    stored = MultiVectors.stored(vectors, state.dim, what=f"field {state.field!r}")
-    present = np.array([len(of_row) > 0 for of_row in vectors], np.bool_)
-    if valid and present.any():
-        names = [f"row {i}" for i in np.flatnonzero(present)]
-        tokens: Any = state.require_storable(cast(Floats, stored[present]))
-        if problem := structs.problem_of_lengths(state.metric, tokens, names):
-            raise InvalidInput(problem)
-    return cast(Floats, stored)
 
 
 def _expect_shapes(state: CollectionState, vectors: Sequence[Any]) -> None:

@@ -17,17 +17,13 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import Message
 from pymilvus import DataType
-from pymilvus.client.entity_helper import (
-    extract_struct_array_from_column_data,
-    sparse_parse_single_row,
-)
+from pymilvus.client.entity_helper import sparse_parse_single_row
 from pymilvus.client.search_result import SearchResult
 from pymilvus.grpc_gen import schema_pb2
 
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client.rewrite import floats_in, put_floats
-from milvus_hubness.milvus.store.struct_schema import insertable_elements
 
 Key = int | str
 
@@ -287,9 +283,6 @@ def _dynamic_fields(text: str, row: int) -> dict[str, Any]:
 def _values(column: Any) -> Iterable[Any]:
     """Return the values of a column, as pymilvus takes them in rows."""
     field = column.WhichOneof("field")
-    if field == "struct_arrays":
-        return _elements(column)
-
     payload: Any = getattr(column, field) if field in ("scalars", "vectors") else None
     kind = "" if payload is None else payload.WhichOneof("data")
     if kind is None:
@@ -317,31 +310,3 @@ def _values(column: Any) -> Iterable[Any]:
     raise UnsupportedOperation(
         f"the proxy cannot write {DataType(column.type).name} row by row: use HubnessClient"
     )
-
-
-def _elements(column: Any) -> list[Any]:
-    """Return the array of structs of each row. Raises UnsupportedOperation for null rows."""
-    subs = column.struct_arrays.fields
-    if any(not valid for sub in subs for valid in sub.valid_data):
-        # The columns of a request leave these rows out, and pymilvus reads those of an answer.
-        raise UnsupportedOperation(
-            f"the proxy cannot write a null of field {column.field_name!r} row by row: use "
-            "HubnessClient"
-        )
-
-    vectors = [sub.vectors.vector_array for sub in subs]
-    types = [
-        {"name": sub.field_name, "type": array.element_type}
-        for sub, array in zip(subs, vectors, strict=True)
-    ]
-    counts = [
-        len(array.data) or len(sub.scalars.array_data.data)
-        for sub, array in zip(subs, vectors, strict=True)
-    ]
-    return [
-        insertable_elements(
-            extract_struct_array_from_column_data(column.struct_arrays, row),
-            {"struct_fields": types},
-        )
-        for row in range(max(counts, default=0))
-    ]

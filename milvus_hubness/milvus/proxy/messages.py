@@ -13,12 +13,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.correction.codec.arrays import encode
 from milvus_hubness.correction.state import read_states
-from milvus_hubness.errors import (
-    HubnessError,
-    InvalidInput,
-    InvalidParameter,
-    UnsupportedOperation,
-)
+from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
 from milvus_hubness.milvus.client.catalog import is_ours
 from milvus_hubness.milvus.client.messages import RANGE_BOUNDS
 from milvus_hubness.milvus.client.rewrite import FieldRequest
@@ -47,16 +42,6 @@ class Send(Ask):
 
     def __init__(self, request: Any, *, with_bytes: bool = False) -> None:
         super().__init__(method_of(request), (request, with_bytes))
-
-
-def expect_single_vectors(cached: CachedState) -> None:
-    """Raises UnsupportedOperation if a corrected field has several vectors a row."""
-    for state in cached.states.values():
-        if state.layout.multi_vectors:
-            raise UnsupportedOperation(
-                f"the proxy cannot read or write field {state.field!r}, whose structs hold corrected "
-                "vectors: use HubnessClient"
-            )
 
 
 def method_of(request: Any) -> str:

@@ -20,7 +20,6 @@ from milvus_hubness.milvus.proxy.messages import (
     Overrides,
     Send,
     description_out,
-    expect_single_vectors,
     index_out,
     pairs_of,
     put_pair,
@@ -33,7 +32,6 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
     """Answer a QueryRequest with a QueryResults or its bytes, with rows in the user's form."""
 
     def call(cached: CachedState) -> Operation[Any]:
-        expect_single_vectors(cached)
         if not cached.states:
             response, content = yield Send(request, with_bytes=True)
             if not any(name.startswith("hubness_epoch") for name in response.output_fields):

@@ -54,7 +54,6 @@ from milvus_hubness.milvus.proxy.messages import (
     SearchParameters,
     Send,
     columns_out,
-    expect_single_vectors,
     pairs_of,
 )
 from milvus_hubness.milvus.store.server import exceeds_limit
@@ -135,7 +134,6 @@ def _parts_of(request: Any) -> list[Any]:
 
 def _search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
-        expect_single_vectors(cached)
         if not cached.states:
             content = (yield Send(request, with_bytes=True))[1]
             _sample_uncorrected(operations, cached, request)
@@ -375,7 +373,6 @@ def _hybrid_search_at_once(
     operations: Operations, request: Any, overrides: Overrides
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
-        expect_single_vectors(cached)
         if not cached.states:
             content = (yield Send(request, with_bytes=True))[1]
             for part in request.requests:

@@ -46,7 +46,7 @@ from milvus_hubness.milvus.proxy.columns import (
     rows_of,
     vectors_in,
 )
-from milvus_hubness.milvus.proxy.messages import Send, expect_single_vectors, method_of
+from milvus_hubness.milvus.proxy.messages import Send, method_of
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 
@@ -82,7 +82,6 @@ class _RequestedWrite:
         return result
 
     def _write(self, cached: CachedState) -> Operation[Any]:
-        expect_single_vectors(cached)
         states = cached.states.values()
         needs_candidates = any(state.codec.needs_candidates for state in states)
         # Values that a partial update leaves out are on the server, and a client reads them.

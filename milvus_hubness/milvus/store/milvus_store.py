@@ -7,9 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from pymilvus import DataType, MilvusClient
-from pymilvus.client.embedding_list import EmbeddingList
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.waiting import Standing, reported, wait_until
@@ -18,7 +16,6 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, HIDDEN_FIELDS
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.correction.kernels.multi_vectors import is_multi
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
     CannotMigrate,
@@ -45,11 +42,9 @@ from milvus_hubness.jobs.store.records import (
     is_fence,
     taken_keys,
 )
-from milvus_hubness.milvus import structs
-from milvus_hubness.milvus.pymilvus_private import reason_of_failed_index, struct_settings
+from milvus_hubness.milvus.pymilvus_private import reason_of_failed_index
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store import server as milvus_server
-from milvus_hubness.milvus.store import struct_schema
 from milvus_hubness.milvus.store.banks import MilvusQuerySamples
 from milvus_hubness.milvus.store.bulk import MilvusBulk
 from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
@@ -60,9 +55,6 @@ _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 
 CHUNK_BYTES = 8_000_000
 """Bytes of the rows that a job copies at a time."""
-
-ROWS_LOOKED_AT = 256
-"""Rows of a source whose vectors a plan checks; a migration checks all of them as it copies."""
 
 ROW_OVERHEAD_BYTES = 512
 """What a row is taken to have besides its vectors."""
@@ -85,7 +77,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def info(
         self, collection: str, *, counted: bool = True, checked: bool = True
     ) -> CollectionInfo:
-        schema = self._described(collection)
+        schema = self.client.describe_collection(collection)
         name = schema["collection_name"]
         properties = schema["properties"]
         info = CollectionInfo(
@@ -106,13 +98,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             time_to_live=milvus_schema.time_to_live(properties),
         )
         return self._with_own_helpers(info) if checked else info
-
-    def _described(self, collection: str) -> dict[str, Any]:
-        """Return the description of a collection, from which another one can be created."""
-        schema: dict[str, Any] = self.client.describe_collection(collection)
-        if not any(struct_schema.is_struct(field) for field in schema["fields"]):
-            return schema
-        return struct_schema.with_settings(schema, struct_settings(self.client, collection))
 
     def _partitions(self, schema: dict[str, Any]) -> tuple[str | None, ...]:
         """Return the partitions that a job has to visit; None is the whole collection."""
@@ -135,20 +120,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
-        vector = source.vector_fields.get(field)
-        if vector is not None and vector.multi_vectors and not reasons:
-            reasons += self._odd_lengths(source, vector)
         return reasons + self._taken_keys(source, [name + suffix for name in HIDDEN_FIELDS])
-
-    def _odd_lengths(self, source: CollectionInfo, vector: VectorField) -> list[str]:
-        """Return the reason why the first rows cannot be corrected by their cosines."""
-        self._ensure_loaded(source.name)
-        batch = self.scan(source.name, vector.name, limit=ROWS_LOOKED_AT)
-        vectors: Any = batch.vectors
-        present = ~np.isnan(vectors.first_tokens[:, 0])
-        names = [f"row {batch.keys[i]!r}" for i in np.flatnonzero(present)]
-        problem = structs.problem_of_lengths(vector.metric, vectors[present], names)
-        return [problem] if present.any() and problem else []
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
         """Return the reason why rows cannot get fields of
@@ -210,8 +182,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     # -- rows --------------------------------------------------------------------------------------
 
     def chunk_rows(self, source: CollectionInfo) -> int:
-        bytes_per_row = ROW_OVERHEAD_BYTES + struct_schema.largest_row(source.schema)
-        bytes_per_row += sum(4 * field.dim for field in source.vector_fields.values())
+        bytes_per_row = ROW_OVERHEAD_BYTES + sum(
+            4 * field.dim for field in source.vector_fields.values()
+        )
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
     def nearest(
@@ -220,8 +193,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         data = milvus_schema.form_of(
             self.client.describe_collection(collection), field
         ).encode_queries(query_vectors)
-        if is_multi(query_vectors):
-            data = [EmbeddingList(tokens) for tokens in data]
         keys: list[list[Key]] = []
         for part in in_parts(data, QUERIES_PER_REQUEST):
             results = self.client.search(
@@ -239,7 +210,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 self._expect_own_copy(target, state)
             else:
                 self._create_empty_copy(source, target, state)
-            self._expect_all_fields(source, target, state)
             for partition in source.partitions:
                 if partition and not self.client.has_partition(target, partition):
                     self.client.create_partition(target, partition)
@@ -281,19 +251,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             **settings,
         )
 
-    def _expect_all_fields(
-        self, source: CollectionInfo, target: str, state: CollectionState
-    ) -> None:
-        """Drop the copy and raise CannotMigrate if the server has created it with other fields."""
-        schema = milvus_schema.copy_schema(source, state)
-        if different := struct_schema.differences(schema, self.client.describe_collection(target)):
-            # Rows would lose what they have in these fields, without an error.
-            self.client.drop_collection(target)
-            raise CannotMigrate(
-                f"{source.name!r} cannot be copied, as the server does not create {target!r} as "
-                f"requested: {'; '.join(different)}: {milvus_schema.WITHOUT_COPY}"
-            )
-
     # -- side biases -------------------------------------------------------------------------------
 
     def bias_fields(
@@ -301,6 +258,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     ) -> Literal["present", "can be added", "none"]:
         if obstacles := milvus_schema.kind_obstacles(source.schema):
             raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
+        # Biases in fields are written together with the rest of each row.
+        if milvus_schema.struct_obstacles(source.schema):
+            return "none"
         if milvus_schema.has_bias_fields(source.schema, suffix):
             return "present"
 
@@ -483,6 +443,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             )
         if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
             reasons.append("auto_id: this server gives every written row a new key")
+        reasons += [
+            f"{reason}: use a side collection (--where side_collection)"
+            for reason in milvus_schema.struct_obstacles(source.schema)
+        ]
         return reasons
 
     # -- whole collections -------------------------------------------------------------------------

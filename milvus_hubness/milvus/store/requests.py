@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import count
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -20,14 +20,11 @@ from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.waiting import Standing, WaitPolicy, reported, wait_until
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, unpacked
+from milvus_hubness.correction.codec.arrays import unpacked
 from milvus_hubness.correction.codec.base import PENDING
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
-from milvus_hubness.correction.state import CollectionState, read_states
-from milvus_hubness.errors import DimensionMismatch, LeaseLost, StoreError, WaitedTooLong
+from milvus_hubness.errors import LeaseLost, StoreError, WaitedTooLong
 from milvus_hubness.jobs.store.generations import Batch, Row
 from milvus_hubness.jobs.store.records import Fences, is_fence
-from milvus_hubness.milvus import structs
 from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.pymilvus_private import WITHOUT_WAITING
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -456,10 +453,8 @@ class MilvusRequests:
         """Return rows with their vectors as the collection stores them, and its description."""
         schema = self.client.describe_collection(collection)
         vectors = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
-        pairs = zip(batch.rows, vectors, strict=True)
-        if structs.struct_and_sub(field):
-            return [structs.with_vectors(row, field, vector) for row, vector in pairs], schema
-        return [{**row, field: vector} for row, vector in pairs], schema
+        rows = [{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)]
+        return rows, schema
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         # By ids, pymilvus would not escape text keys.
@@ -483,8 +478,6 @@ class MilvusRequests:
     def _batch(self, schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
-        if structs.struct_and_sub(field):
-            return self._batch_of_structs(schema, field, keys, rows)
         stored_vectors = [row.pop(field) for row in rows]
         # Vectors of float32 come as arrays, those of half precision as bytes.
         if form.dtype != "float32":
@@ -502,29 +495,6 @@ class MilvusRequests:
                 ) from error
 
         return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
-
-    def _batch_of_structs(
-        self, schema: Row, field: str, keys: list[Key], rows: Sequence[Row]
-    ) -> Batch:
-        """Return rows that have several vectors each; one of NaN stands for a row without structs."""
-        form = milvus_schema.form_of(schema, field)
-        vectors = [structs.vectors_in(row, field) for row in rows]
-        try:
-            stored: Any = MultiVectors.stored(vectors, form.width, what=f"field {field!r}")
-        except DimensionMismatch as error:
-            # A cutover can rename collections between the description and the query.
-            raise StoreError(
-                f"field {field!r} no longer has vectors of {form.width} numbers: another job has "
-                "moved the name to another collection: run this command again"
-            ) from error
-
-        joined: Any = form.joined(stored)
-        states = read_states(schema["properties"], schema["collection_name"])
-        state = states.get(field)
-        if state is not None:
-            _show_biases(state, joined, rows, [not of_row for of_row in vectors])
-        others = [structs.without_vectors(row, field) for row in rows]
-        return Batch(keys, joined, self._insertable(others, schema))
 
     def _by_key(
         self,
@@ -663,20 +633,3 @@ class MilvusRequests:
             self.client.describe_index(collection, name)
             for name in self.client.list_indexes(collection)
         ]
-
-
-def _show_biases(
-    state: CollectionState, stored: MultiVectors, rows: Sequence[Row], are_empty: Sequence[bool]
-) -> None:
-    """Set the bias of rows without structs, in place: they have no vector to hold it, and jobs read
-    it there.
-    """
-    empty = np.flatnonzero(are_empty)
-    if not len(empty):
-        return
-    shown = np.array(
-        [rows[i].get(state.codec.bias_field) or 0.0 for i in empty.tolist()], np.float32
-    )
-    by_slot = dict.fromkeys(range(state.layout.slots), shown)
-    filled: Any = state.layout.with_biases(cast(Floats, stored[empty]), by_slot)
-    stored.tokens[stored.offsets[empty]] = filled.tokens

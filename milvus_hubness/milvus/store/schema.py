@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from pymilvus import CollectionSchema, DataType, FieldSchema, FunctionType, MilvusClient
+from pymilvus import CollectionSchema, DataType, FunctionType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
@@ -27,15 +27,6 @@ from milvus_hubness.jobs.store.records import (
     Samplings,
     VectorField,
 )
-from milvus_hubness.milvus.store.struct_schema import (
-    MAX_SIM,
-    all_fields,
-    insertable_elements,
-    is_struct,
-    metric_of_structs,
-    sub_fields,
-)
-from milvus_hubness.milvus.structs import sub_field_name
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
 """The hidden fields of the bias location `fields`, and their types."""
@@ -155,27 +146,23 @@ def _function_kind(function: Mapping[str, Any]) -> str:
 def vector_fields(
     schema: dict[str, Any], indexes: Iterable[dict[str, Any]]
 ) -> dict[str, VectorField]:
-    """Return the vector fields of DTYPES with their index, those of structs among them; metric and
-    type are empty without an index.
+    """Return the vector fields of DTYPES with their
+    index; metric and type are empty without an index.
     """
     by_field = {index["field_name"]: index for index in indexes}
     computed = computed_by(schema)
-    in_structs = [field["name"] for field in sub_fields(schema)]
     fields = {}
-    for name, field in all_fields(schema).items():
+    for field in schema["fields"]:
         if dtype := DTYPES.get(field["type"]):
-            index = by_field.get(name, {})
-            metric = index.get("metric_type", "")
-            are_several = name in in_structs
-            fields[name] = VectorField(
-                name,
+            index = by_field.get(field["name"], {})
+            fields[field["name"]] = VectorField(
+                field["name"],
                 int(field["params"]["dim"]),
-                metric_of_structs(metric) if are_several else metric,
+                index.get("metric_type", ""),
                 index.get("index_type", ""),
                 build_params(index),
                 dtype,
-                computed.get(name, ""),
-                multi_vectors=are_several,
+                computed.get(field["name"], ""),
             )
 
     return fields
@@ -188,7 +175,7 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     for state in read_states(schema["properties"], schema["collection_name"]).values():
         if field == state.searched_field:
             return state.codec.form
-    described = all_fields(schema)[field]
+    described = fields_by_name(schema)[field]
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
@@ -209,8 +196,6 @@ def insertable_rows(
             return value[0]
         if field is not None and field["type"] == DataType.JSON:
             return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
-        if field is not None and is_struct(field):
-            return insertable_elements(value, field)
 
         return value.tolist() if isinstance(value, np.ndarray) else value
 
@@ -279,8 +264,7 @@ def takes_graph_hint(field: VectorField) -> bool:
     RaBitQ does not, and SQ4U has one range for all columns.
     """
     has_one_range = str(field.index_params.get("sq_type")).upper() == "SQ4U"
-    is_mixed = "RABITQ" in field.index_type.upper()
-    return not (has_one_range or is_mixed or field.multi_vectors)
+    return not has_one_range and "RABITQ" not in field.index_type.upper()
 
 
 def takes_length_pull(field: VectorField) -> bool:
@@ -317,6 +301,18 @@ def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
+def struct_obstacles(schema: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why rows cannot be written again: those with arrays of structs.
+
+    A query returns them in another form than an insert takes, and may change their numbers.
+    """
+    return [
+        f"field {field['name']!r} has arrays of structs, which are not supported"
+        for field in schema["fields"]
+        if field.get("struct_fields")
+    ]
+
+
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
     """Return the reasons why the collection cannot be copied, each with a remedy."""
     reasons = kind_obstacles(source.schema)
@@ -339,12 +335,13 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     hidden_fields = {name + suffix for name in HIDDEN_FIELDS}
     if taken := sorted(hidden_fields & fields.keys()):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
+    reasons += [f"{reason}: {WITHOUT_COPY}" for reason in struct_obstacles(source.schema)]
     return reasons
 
 
 def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
     """Return the reasons why a field cannot be corrected in a copy."""
-    fields = all_fields(source.schema)
+    fields = fields_by_name(source.schema)
     if field not in source.vector_fields:
         field_type = DataType(fields[field]["type"]).name if field in fields else "missing"
         dense = ", ".join(source.vector_fields) or "none"
@@ -353,9 +350,7 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
 
     vector = source.vector_fields[field]
     reasons = list(vector.obstacles)
-    if vector.multi_vectors:
-        reasons += _struct_obstacles(vector)
-    elif not vector.metric:
+    if not vector.metric:
         reasons.append(
             f"field {field!r} has no index, so its metric is unknown: create an index first"
         )
@@ -368,30 +363,6 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
     if fields[field].get("nullable"):
         reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     return reasons
-
-
-def _struct_obstacles(vector: VectorField) -> list[str]:
-    """Return the reasons why the vectors of structs cannot be corrected."""
-    if vector.dtype != "float32":
-        return [
-            f"field {vector.name!r} has vectors of {vector.dtype}: in structs only FLOAT_VECTOR is "
-            "corrected"
-        ]
-    if vector.metric in MAX_SIM.values():
-        return []
-    if not vector.metric:
-        return [
-            f"field {vector.name!r} has no index, so its metric is unknown: create an index first"
-        ]
-    if vector.metric == "MAX_SIM_L2":
-        return [
-            f"field {vector.name!r} has the metric MAX_SIM_L2: it adds up squared distances, which no "
-            "number behind a vector makes corrected ones: use MAX_SIM_IP or MAX_SIM_COSINE"
-        ]
-    return [
-        f"field {vector.name!r} has the metric {vector.metric}: vectors of structs are corrected for "
-        "MAX_SIM_IP and MAX_SIM_COSINE"
-    ]
 
 
 def remarks(source: CollectionInfo, field: str) -> list[str]:
@@ -507,7 +478,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
     functions = [str(function["name"]) for function in source.schema.get("functions", [])]
     fields = [
         {name: str(field[name]) for name in compared if field.get(name)}
-        for field in [*source.schema["fields"], *sub_fields(source.schema)]
+        for field in source.schema["fields"]
     ]
 
     return {
@@ -536,18 +507,9 @@ def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSch
 
 
 def _set_width(schema: CollectionSchema, state: CollectionState) -> None:
-    for name, field in fields_in(schema).items():
-        if name == state.field:
+    for field in schema.fields:
+        if field.name == state.field:
             field.params["dim"] = state.codec.form.width
-
-
-def fields_in(schema: CollectionSchema) -> dict[str, FieldSchema]:
-    """Return the fields and sub-fields of a schema by name."""
-    fields = {field.name: field for field in schema.fields}
-    for struct in schema.struct_fields:
-        for sub in struct.fields:
-            fields[sub_field_name(struct.name, sub.name)] = sub
-    return fields
 
 
 def widen(schema: CollectionSchema, state: CollectionState) -> None:
@@ -593,8 +555,7 @@ def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> I
     params = MilvusClient.prepare_index_params()
     for index in indexes:
         is_corrected = index["field_name"] == corrected.name
-        served = "MAX_SIM_IP" if corrected.multi_vectors else "IP"
-        metric = served if is_corrected else index.get("metric_type", "")
+        metric = "IP" if is_corrected else index.get("metric_type", "")
         params.add_index(
             index["field_name"],
             index_type=corrected.index_type if is_corrected else index["index_type"],

@@ -460,8 +460,7 @@ def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> In
         if field in computed or not index.get("metric_type"):
             continue
 
-        # Sub-fields of structs are none of these.
-        is_dense = types.get(field) in milvus_schema.DTYPES
+        is_dense = types[field] in milvus_schema.DTYPES
         params.add_index(
             field,
             index_type="FLAT" if is_dense else index["index_type"],

@@ -2,11 +2,24 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from pymilvus import DataType
+from pymilvus import DataType, MilvusClient
 
+from milvus_hubness import (
+    NNN,
+    CannotMigrate,
+    CorrectionConfig,
+    HubnessClient,
+    InvalidInput,
+    MilvusStore,
+    QueryBank,
+    plan_enable,
+    plan_migration,
+)
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
+from tests.support.galleries import plain_collection, vectors
 
 KEY = {"name": "id", "type": DataType.INT64, "is_primary": True, "params": {}}
 VECTOR = {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 8}}
@@ -14,12 +27,14 @@ STRUCTS = {
     "name": "chunks",
     "type": DataType.ARRAY,
     "params": {},
-    "struct_fields": [{"name": "text"}],
+    "struct_fields": [{"name": "text", "type": DataType.VARCHAR}],
 }
+RNG = np.random.default_rng(0)
+BANK = QueryBank(vectors(RNG, 20, 8))
 
 
-def source(*fields, **key):
-    schema = {"fields": [{**KEY, **key}, VECTOR, *fields], "auto_id": key.get("auto_id", False)}
+def source(**key):
+    schema = {"fields": [{**KEY, **key}, VECTOR], "auto_id": key.get("auto_id", False)}
     vector = VectorField("vector", 8, "IP", "HNSW")
     return SimpleNamespace(name="lcjs", schema=schema, vector_fields={"vector": vector}, states={})
 
@@ -29,6 +44,54 @@ def test_enable_is_the_way_on_for_what_only_a_copy_cannot_have():
     assert reason.endswith(": milvus-hubness enable corrects without a copy")
 
 
-@pytest.mark.parametrize("fields", [[], [STRUCTS]], ids=["plain", "structs"])
-def test_what_can_be_copied_has_no_obstacle(fields):
-    assert milvus_schema.obstacles(source(*fields), "vector", "", lite=False) == []
+def test_what_can_be_copied_has_no_obstacle():
+    assert milvus_schema.obstacles(source(), "vector", "", lite=False) == []
+
+
+class WithStructs(MilvusClient):
+    """A client of a server whose collections have a field with arrays of structs."""
+
+    def describe_collection(self, collection_name, timeout=None, **options):
+        described = super().describe_collection(collection_name, timeout, **options)
+        return {**described, "fields": [*described["fields"], STRUCTS]}
+
+
+@pytest.fixture
+def shop(tmp_path):
+    """A store with a collection that has such a field."""
+    client = WithStructs(str(tmp_path / "milvus.db"))
+    plain_collection(client, "shop", vectors(RNG, 60, 8), "IP")
+    return MilvusStore(client)
+
+
+def test_arrays_of_structs_are_neither_copied_nor_rewritten(shop):
+    with pytest.raises(CannotMigrate) as refused:
+        plan_migration(shop, "shop", BANK, estimator=NNN(4))
+    assert str(refused.value) == (
+        "'shop' cannot be migrated: field 'chunks' has arrays of structs, which are not supported: "
+        "milvus-hubness enable corrects without a copy"
+    )
+
+    for where in ("fields", "second_vector"):
+        with pytest.raises(CannotMigrate, match="side collection"):
+            plan_enable(shop, "shop", BANK, estimator=NNN(4), where=where)
+    assert plan_enable(shop, "shop", BANK, estimator=NNN(4)).where == "side_collection"
+
+
+def test_a_new_collection_with_arrays_of_structs_is_corrected_later(tmp_path):
+    client = HubnessClient(str(tmp_path / "milvus.db"))
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
+    chunk = client.create_struct_field_schema()
+    chunk.add_field("text", DataType.VARCHAR, max_length=10)
+    schema.add_field(
+        "chunks", DataType.ARRAY, element_type=DataType.STRUCT, struct_schema=chunk, max_capacity=4
+    )
+
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    with pytest.raises(InvalidInput, match="'chunks' has arrays of structs"):
+        client.create_collection(
+            "shop", schema=schema, index_params=index, hubness=CorrectionConfig(BANK)
+        )
+    client.close()
