@@ -4,7 +4,7 @@
     python -m benchmarks.late_interaction_engine [--save] [--tokens FILE.npz]
 
 The tasks, tokens and folds are those of `benchmarks.late_interaction`, of which the first fold of two tasks is
-searched. Documents are stored as `qdrant-hubness migrate` stores them, each token with its document's bias, in the
+searched. Documents are stored as `milvus-hubness migrate` does on Qdrant, each token with its document's bias, in the
 Rust engine that a Qdrant server runs (qdrant-edge-py). "plain" searches the tokens as they are, "corrected" the
 augmented ones with the default method. Truth for the recall of each is its own dense ranking. HNSW has m 16,
 ef_construct 64 and ef 64; int8 is scalar quantisation of the 0.99 quantile without rescoring, scanned, with the biases

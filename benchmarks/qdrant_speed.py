@@ -60,7 +60,7 @@ MADE = (COPY, PLAIN_COPY, f"{COPY}__bank", f"{SOURCE}__bank", LEDGER)
 TARGETS = {"migrate, rows per CPU second": 2.0, "upsert of 1,000": 2.0, "batch of 64 searches": 1.2}
 """The largest ratio of CPU time to that of qdrant-client that is aimed at."""
 PLAIN_IMPORT = "from qdrant_client import QdrantClient"
-COMMAND = ("-c", "from qdrant_hubness.cli import main; main()")
+COMMAND = ("-c", "from milvus_hubness.cli import main; main()")
 
 Work = Callable[[], object]
 
@@ -303,6 +303,7 @@ def process_costs(arguments: tuple[str, ...]) -> tuple[float, float]:
 
 
 def starts(url: str, rounds: int) -> list[dict[str, Any]]:
+    address = f"qdrant+{url}"
     with tempfile.TemporaryDirectory() as folder:
         bank = os.path.join(folder, "bank.npy")
         np.save(bank, np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
@@ -312,10 +313,10 @@ def starts(url: str, rounds: int) -> list[dict[str, Any]]:
                 "-c",
                 "from qdrant_hubness import HubnessQdrantClient",
             ),
-            "qdrant-hubness --help": (*COMMAND, "--help"),
-            "qdrant-hubness status": (*COMMAND, "status", COPY, "--uri", url),
-            "qdrant-hubness migrate --plan": (
-                *COMMAND, "migrate", SOURCE, "--target", "speed_planned", "--bank", bank, "--plan", "--uri", url,
+            "milvus-hubness --help": (*COMMAND, "--help"),
+            "milvus-hubness status": (*COMMAND, "status", COPY, "--uri", address),
+            "milvus-hubness migrate plan": (
+                *COMMAND, "migrate", "plan", SOURCE, "--target", "speed_planned", "--bank", bank, "--uri", address,
             ),
         }  # fmt: skip
         taken: dict[str, list[tuple[float, float]]] = {name: [] for name in processes}

@@ -8,7 +8,6 @@ from milvus_hubness.basics.bounds import (
     read_value,
 )
 from milvus_hubness.basics.defaults import (
-    REBUILD_ROWS,
     STATE_TTL,
 )
 from milvus_hubness.basics.logs import (
@@ -29,55 +28,6 @@ from milvus_hubness.basics.waiting import (
     WaitPolicy,
     wait_seconds,
     wait_until,
-)
-from milvus_hubness.cli.command_line import (
-    command_line,
-)
-from milvus_hubness.cli.console import (
-    REFUSED as EXIT_REFUSED,
-)
-from milvus_hubness.cli.console import (
-    TERMINATED as EXIT_TERMINATED,
-)
-from milvus_hubness.cli.console import (
-    progress_bars,
-    show_facts,
-    show_json,
-    show_result,
-)
-from milvus_hubness.cli.console import (
-    run as run_command_line,
-)
-from milvus_hubness.cli.enable import (
-    show_enable_plan,
-    show_enabled,
-)
-from milvus_hubness.cli.migrate.run import (
-    to_resume as migration_to_resume,
-)
-from milvus_hubness.cli.migrate.show import (
-    migration_words,
-)
-from milvus_hubness.cli.migrate.show import (
-    show_plan as show_migration_plan,
-)
-from milvus_hubness.cli.options import (
-    AsJson,
-    BankOptions,
-    ClientTtl,
-    EstimatorOptions,
-    JudgingOptions,
-    Kind,
-    PriorOptions,
-    Queries,
-    RowsPerSecond,
-    read_vectors,
-)
-from milvus_hubness.cli.refresh import (
-    show_refresh,
-)
-from milvus_hubness.cli.reports import (
-    status_words,
 )
 from milvus_hubness.correction.banks.bank import (
     BankLike,
@@ -173,19 +123,12 @@ from milvus_hubness.demo.run import (
 from milvus_hubness.errors import (
     name_some,
     redacted,
-    remember_secrets,
     secrets_in,
-)
-from milvus_hubness.jobs.common.inputs import (
-    read_bank,
 )
 from milvus_hubness.jobs.common.lease import (
     Lease,
     lease_on,
     leasing,
-)
-from milvus_hubness.jobs.common.lease import (
-    holder_of as lease_holder,
 )
 from milvus_hubness.jobs.common.lease_records import (
     Entry as LeaseEntry,
@@ -198,20 +141,6 @@ from milvus_hubness.jobs.common.progress import (
     Events,
     Throttle,
     as_events,
-)
-from milvus_hubness.jobs.migration.clean import (
-    would_drop,
-)
-from milvus_hubness.jobs.migration.ledger import (
-    Ledger as MigrationLedger,
-)
-from milvus_hubness.jobs.migration.ledger import (
-    Migration,
-)
-from milvus_hubness.jobs.refresh.sweep import (
-    Leftovers,
-    leftovers,
-    sweep,
 )
 from milvus_hubness.jobs.store.generations import (
     BANK_PROPERTY,
@@ -234,10 +163,8 @@ from milvus_hubness.jobs.store.ownership import (
     LEDGER,
     WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
-    Commands,
     Helper,
     expect_copy,
-    expect_helper,
     owner_in,
 )
 from milvus_hubness.jobs.store.protocols import (
@@ -297,12 +224,9 @@ __all__ = [
     "BIAS_FIELD",
     "DUAL_WRITE_PROPERTY",
     "EPOCH_FIELD",
-    "EXIT_REFUSED",
-    "EXIT_TERMINATED",
     "IDENTITY_PROPERTY",
     "LEDGER",
     "PENDING",
-    "REBUILD_ROWS",
     "SLOT_FIELDS",
     "SMALLEST",
     "SPACING",
@@ -310,26 +234,21 @@ __all__ = [
     "STATE_TTL",
     "WRITE_INTENTS_OF_PROPERTY",
     "WRITE_INTENTS_PROPERTY",
-    "AsJson",
     "Ask",
     "BankCache",
     "BankGenerations",
     "BankLike",
-    "BankOptions",
     "BankReference",
     "Batch",
     "CachedBank",
-    "ClientTtl",
     "CollectionId",
     "CollectionInfo",
     "CollectionState",
-    "Commands",
     "Compute",
     "DemoPair",
     "Dtype",
     "DualWrite",
     "Estimator",
-    "EstimatorOptions",
     "Event",
     "Events",
     "Fences",
@@ -340,27 +259,20 @@ __all__ = [
     "Helper",
     "HelperLists",
     "Items",
-    "JudgingOptions",
     "Key",
-    "Kind",
     "Lease",
     "LeaseEntry",
     "LeasePolicy",
     "LeavesKeys",
-    "Leftovers",
     "Made",
     "Metric",
-    "Migration",
-    "MigrationLedger",
     "MultiVectors",
     "Note",
     "Operation",
     "Pause",
     "Prior",
-    "PriorOptions",
     "Profile",
     "Progress",
-    "Queries",
     "QueryBank",
     "QuerySamples",
     "QuerySampling",
@@ -369,7 +281,6 @@ __all__ = [
     "Reranker",
     "RowBiases",
     "RowCodec",
-    "RowsPerSecond",
     "Sample",
     "SamplesOf",
     "Samplings",
@@ -391,7 +302,6 @@ __all__ = [
     "as_metric",
     "bank_parts",
     "capability",
-    "command_line",
     "decode_vectors",
     "demo_pairs",
     "demo_words",
@@ -401,7 +311,6 @@ __all__ = [
     "expect_arguments",
     "expect_copy",
     "expect_factor",
-    "expect_helper",
     "expect_helpers",
     "expect_values",
     "fields_read",
@@ -412,47 +321,28 @@ __all__ = [
     "is_fence",
     "is_multi",
     "joined_rows",
-    "lease_holder",
     "lease_on",
     "leasing",
-    "leftovers",
     "log",
     "logger_of",
-    "migration_to_resume",
-    "migration_words",
     "name_some",
     "naming_extras",
     "needs_rows",
     "owner_in",
     "packed_vectors",
-    "progress_bars",
-    "read_bank",
     "read_states",
     "read_value",
-    "read_vectors",
     "redacted",
-    "remember_secrets",
     "require_state",
-    "run_command_line",
     "secrets_in",
-    "show_enable_plan",
-    "show_enabled",
-    "show_facts",
-    "show_json",
-    "show_migration_plan",
-    "show_refresh",
-    "show_result",
     "silent",
     "slots_for",
     "spread_for",
-    "status_words",
     "storage_format_of",
-    "sweep",
     "taken_keys",
     "unit_directions",
     "validated_bank",
     "wait_seconds",
     "wait_until",
     "with_columns",
-    "would_drop",
 ]

@@ -136,7 +136,7 @@ def _classes_in(hint):
 def test_an_import_loads_only_what_it_names():
     code = """
 import json, sys
-from milvus_hubness.extending import Progress, show_result, logger_of
+from milvus_hubness.extending import Progress, logger_of
 import milvus_hubness.extending
 print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 """

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from milvus_hubness.api.banks import read_named
+from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.protocols import Store
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
 Database: TypeAlias = "Store | MilvusClient | str | os.PathLike[str]"
-"""A MilvusClient, a HubnessClient, the URI of a server, the path of a Milvus Lite .db file, or a
-store."""
+"""A MilvusClient, a HubnessClient, a store, or the address of a database: see `open_store`."""
+
+STORES = "milvus_hubness.stores"
+"""The group of entry points by which a package offers a database: `NAME = "MODULE:FUNCTION"`. The
+function takes an address without `NAME+`, a token and the name of a database, both empty if there
+is none, and returns the Store.
+"""
+
+PACKAGES = {"qdrant": "qdrant-hubness"}
+"""The package that offers a database, where its name is known without it."""
+
+_OF_A_PACKAGE = re.compile(r"(?P<name>[a-z][a-z0-9]*)\+(?P<address>(?P<scheme>[a-z]+)://.*)")
+"""An address of a database that a package offers, such as qdrant+http://localhost:6333."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,25 +64,61 @@ def store_of(database: Database) -> Iterator[Store]:
     """Yield the store of a database.
 
     A connection is opened to an address, and closed at the end; a server that wants a token needs a
-    MilvusClient with that token. Other objects are yielded as they are, for the job to refuse.
-    Raises ServerUnavailable, InvalidParameter for an invalid address, and InvalidInput for a client
-    that no job can use.
+    client with that token, or a store. Other objects are yielded as they are, for the job to
+    refuse. Raises as `open_store` does, and InvalidInput for a client that no job can use.
     """
-    is_address = isinstance(database, str | os.PathLike)
-    # By its name: whoever passes a store of another database needs no pymilvus.
-    names = {base.__name__ for base in type(database).__mro__}
-    if not is_address and "MilvusClient" not in names:
-        yield database  # type: ignore[misc]
+    if isinstance(database, str | os.PathLike):
+        store = open_store(os.fspath(database))
+        try:
+            yield store
+        finally:
+            store.close()
         return
+
+    # By its name: whoever passes a store of another database needs no pymilvus.
+    if "MilvusClient" in {base.__name__ for base in type(database).__mro__}:
+        from milvus_hubness.milvus.store.milvus_store import MilvusStore
+
+        yield MilvusStore(database)
+        return
+    yield database
+
+
+def open_store(address: str, token: str = "", database: str = "") -> Store:
+    """Return the store of an address.
+
+    address: of a Milvus server, the path of a Milvus Lite .db file, or NAME+ADDRESS of a database
+    that another package offers, such as qdrant+http://localhost:6333 or qdrant+file://FOLDER.
+    token, database: empty for none.
+
+    Raises InvalidParameter for an invalid address and for one whose package is not installed,
+    ServerUnavailable, and MissingExtra without Milvus Lite.
+    """
+    return opener_of(address)(token, database)
+
+
+def opener_of(address: str) -> Callable[[str, str], Store]:
+    """Return a function that opens the store of an address with a token and the name of a database.
+
+    The libraries of the database are imported by then. Raises InvalidParameter for an address whose
+    package is not installed.
+    """
+    matched = _OF_A_PACKAGE.fullmatch(address)
+    if matched is not None:
+        return partial(_opener_in(matched["name"], matched["scheme"]), matched["address"])
 
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
     from milvus_hubness.milvus.store.server import connect
 
-    if not is_address:
-        yield MilvusStore(database)
-        return
-    client = connect(os.fspath(database))  # type: ignore[arg-type]
-    try:
-        yield MilvusStore(client)
-    finally:
-        client.close()
+    return lambda token, database: MilvusStore(connect(address, token, database))
+
+
+def _opener_in(name: str, scheme: str) -> Callable[[str, str, str], Store]:
+    """Return the function of the entry point of that name. Raises InvalidParameter."""
+    for entry in entry_points(group=STORES, name=name):
+        opener: Callable[[str, str, str], Store] = entry.load()
+        return opener
+
+    package = PACKAGES.get(name)
+    remedy = f"pip install {package}" if package else "install the package that offers it"
+    raise InvalidParameter(f"no store for '{name}+{scheme}': {remedy}")

@@ -32,6 +32,7 @@ COMMANDS = {
     "refresh": "milvus_hubness.cli.refresh:refresh",
     "bank": "milvus_hubness.cli.bank:app",
     "adopt": "milvus_hubness.cli.adopt:adopt",
+    "sweep": "milvus_hubness.cli.sweep:sweep",
     "serve": "milvus_hubness.cli.servers:serve",
     "proxy": "milvus_hubness.cli.servers:proxy",
 }
@@ -40,7 +41,7 @@ COMMANDS = {
 HEADINGS = {
     "Look": ("demo", "check", "tune", "diagnose", "status", "explain", "hubs", "experiment"),
     "Correct": ("migrate", "enable", "disable", "match", "quari"),
-    "Keep": ("refresh", "bank", "adopt"),
+    "Keep": ("refresh", "bank", "adopt", "sweep"),
     "Serve": ("serve", "proxy"),
 }
 """What people do with the commands: the headings of the help. Look writes no row."""
@@ -76,7 +77,7 @@ class _LazyGroup(Group):
 
 
 app = command_line(
-    "Correct hubness in cross-modal search, inside Milvus.\n\nExample: milvus-hubness demo",
+    "Correct hubness in cross-modal search, inside the database.\n\nExample: milvus-hubness demo",
     completion=True,
 )
 

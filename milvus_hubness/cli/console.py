@@ -294,14 +294,14 @@ def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
+def run(app: typer.Typer) -> NoReturn:
     """Run a command line and exit.
 
     Exit codes: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted.
     """
     try:
-        with _logging(program):
-            code = _exit_code(app, program)
+        with _logging():
+            code = _exit_code(app)
         # Here, since Python's own flush at the end would print a traceback if a pipe is closed.
         sys.stdout.flush()
     except OSError as error:
@@ -314,7 +314,7 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
             # The buffered output is dropped, or Python would try to write it at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             reason = problem.strerror or problem
-            say(f"{program}: cannot write the output: {reason}", to_stderr=True)
+            say(f"milvus-hubness: cannot write the output: {reason}", to_stderr=True)
 
     sys.exit(code)
 
@@ -322,28 +322,23 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
 class _Lines(logging.Handler):
     """Prints each record of the log as a line on standard error, as errors are printed."""
 
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
-
     def emit(self, record: logging.LogRecord) -> None:
         message = " ".join(redacted(record.getMessage()).split())
-        say(f"{self._program}: {message}", to_stderr=True)
+        say(f"milvus-hubness: {message}", to_stderr=True)
 
 
 @contextmanager
-def _logging(program: str) -> Iterator[None]:
+def _logging() -> Iterator[None]:
     """Print what the package logs, such as what a job waits for, within the block."""
-    logger = log
-    handler = _Lines(program)
-    logger.addHandler(handler)
+    handler = _Lines()
+    log.addHandler(handler)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
+        log.removeHandler(handler)
 
 
-def _exit_code(app: typer.Typer, program: str) -> int:
+def _exit_code(app: typer.Typer) -> int:
     """Run the command, report its error, and return its exit code. Raises OSError."""
     # The options may be what is wrong, so --json is read from the arguments as they are.
     as_json = AS_JSON in sys.argv
@@ -364,7 +359,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except HubnessError as error:
         if isinstance(error, MissingExtra):
             error = with_all_extras(error, sys.argv[1:], _uri())
-        report_error(error, as_json=as_json, program=program)
+        report_error(error, as_json=as_json)
         if isinstance(error, CorrectionNotRecommended):
             return REFUSED
         return USAGE if isinstance(error, InvalidParameter) else FAILURE
@@ -373,13 +368,13 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except Exception as error:
         # A library that this package does not support may fail in any way: that is then the reason.
         if fault := unsupported_libraries():
-            report_error(UnsupportedVersion(fault), as_json=as_json, program=program)
+            report_error(UnsupportedVersion(fault), as_json=as_json)
             return FAILURE
 
         from pymilvus.exceptions import MilvusException
 
         is_servers = isinstance(error, MilvusException)
-        report_error(error, as_json=as_json, program=program, unexpected=not is_servers)
+        report_error(error, as_json=as_json, unexpected=not is_servers)
         return FAILURE
 
 
@@ -400,9 +395,7 @@ def write_page(path: Path, page: str) -> None:
         file.write(page)
 
 
-def report_error(
-    error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
-) -> None:
+def report_error(error: Exception, *, as_json: bool, unexpected: bool = False) -> None:
     """Print an error on standard error, as one line; with --json also as an object.
 
     unexpected: print the traceback in place of the line.
@@ -413,4 +406,4 @@ def report_error(
     if unexpected:
         say(redacted("".join(traceback.format_exception(error))).rstrip("\n"), to_stderr=True)
     else:
-        say(f"{program}: {message}", to_stderr=True)
+        say(f"milvus-hubness: {message}", to_stderr=True)

@@ -12,7 +12,7 @@ from milvus_hubness.errors import InvalidInput
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.estimators import Estimator
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+    from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.reports.collections import BiasedGallery
     from milvus_hubness.reports.explain import QueryExplanation, RowExplanation
 
@@ -83,7 +83,7 @@ def explain(
 
 
 def read_rows(
-    store: MilvusStore,
+    store: Store,
     collection: str,
     bank: options.BankOptions,
     estimator: Estimator | None,

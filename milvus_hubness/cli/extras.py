@@ -14,7 +14,7 @@ OF_COMMANDS = {
     **dict.fromkeys(("check", "tune", "diagnose", "explain", "hubs", "match"), ("check",)),
     **dict.fromkeys(("bank", "experiment"), ("check",)),
     # They would run without torch too, but rewrite whole collections.
-    **dict.fromkeys(("enable", "disable", "refresh", "migrate", "quari"), ("jobs",)),
+    **dict.fromkeys(("enable", "disable", "refresh", "migrate", "sweep", "quari"), ("jobs",)),
     "serve": ("serve",),
     "demo": ("jobs", "lite"),
 }

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.common.judgements import Judgements
     from milvus_hubness.jobs.common.priors import PriorLike
     from milvus_hubness.jobs.store.protocols import Store
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 DEFAULT_URI = "http://localhost:19530"
 
 Uri = Annotated[
-    str, "Milvus server, or path of a Milvus Lite .db file.", {"envvar": [*URI_VARIABLES]}
+    str,
+    "Milvus server, path of a Milvus Lite .db file, or an address such as qdrant+http://HOST:PORT.",
+    {"envvar": [*URI_VARIABLES]},
 ]
 Database = Annotated[str, "Database name.", {"envvar": DATABASE_VARIABLE}]
 TokenFile = Annotated[
@@ -97,15 +99,20 @@ class Connection:
     db: Database = ""
     token_file: TokenFile = None
 
-    def open(self) -> MilvusStore:
+    def open(self) -> Store:
+        """Return the store of the database, the same one each time. Raises as `open_store` does."""
+        return self._store
+
+    @cached_property
+    def _store(self) -> Store:
         return open_store(self.uri, self.db, self.token_file)
 
 
-def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
-    """Return the store of a database. Raises ServerUnavailable, UnreadableFile."""
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
-    from milvus_hubness.milvus.store.server import connect
+def open_store(uri: str, database: str, token_file: Path | None) -> Store:
+    """Return the store of a database. Raises InvalidParameter, ServerUnavailable, UnreadableFile."""
+    from milvus_hubness.api import databases
 
+    open_by = databases.opener_of(uri)
     # pymilvus sets its level when it is imported, and would log the traceback of each error that a
     # command reports.
     for library in ("pymilvus", "milvus_lite", "grpc"):
@@ -113,7 +120,7 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
 
     # Errors of the server may quote the address: what is remembered is left out of all output.
     remember_secrets(*secrets_in(uri))
-    return MilvusStore(connect(uri, read_token(token_file), database))
+    return open_by(read_token(token_file), database)
 
 
 def read_token(token_file: Path | None) -> str:
@@ -124,12 +131,6 @@ def read_token(token_file: Path | None) -> str:
     token = read_token_file(token_file) if token_file else os.environ.get(TOKEN_VARIABLE, "")
     remember_secrets(token)
     return token
-
-
-class Opens(Protocol):
-    """The options of a connection, as the command for some database has them."""
-
-    def open(self) -> Store: ...
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class BankOptions:
         str | None, "Array, column or vector field of --bank that holds the queries."
     ] = None
 
-    def require(self, connection: Opens, collection: str, field: str | None = None) -> None:
+    def require(self, connection: Connection, collection: str, field: str | None = None) -> None:
         """Check that a bank is named, before anything else is done. Raises typer.BadParameter.
 
         The message says whether queries of the field are sampled, if the database answers.

@@ -410,18 +410,18 @@ def status(
         lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
     data = {"status": {**result.to_dict(), "lease": lease, "repaired": repaired}}
     facts = {
-        **status_words(result, repair="repair with --repair"),
+        **status_words(result),
         "lease": holder,
         "repaired": f"{repaired:,} rows" if repaired else None,
     }
     console.show_result(as_json, data, lambda: console.show_facts(result.collection, facts))
 
 
-def status_words(status: Status, *, repair: str) -> dict[str, object]:
-    """Return the status in words. repair: how to repair the rows of a killed job."""
+def status_words(status: Status) -> dict[str, object]:
+    """Return the status in words."""
     intents = status.write_intents
     batches = status.open_batches
-    open_batches = f"{batches} open: a job is running, or was killed ({repair})"
+    open_batches = f"{batches} open: a job is running, or was killed (repair with --repair)"
     facts: dict[str, object] = {
         "corrected": "yes" if status.corrected else "no",
         "rows": f"{status.rows:,}",

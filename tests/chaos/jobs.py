@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from milvus_hubness import cli
-from qdrant_hubness import cli as qdrant_cli
 from tests.chaos.processes import FORKS, be_quiet, is_stopped, run_command_line
 from tests.chaos.settings import Settings
 
@@ -20,31 +19,21 @@ PATIENCE = 120.0
 REFUSAL = re.compile(r"\blease\b|is at work on")
 
 
-PROGRAMS = {"milvus-hubness": cli.main, "qdrant-hubness": qdrant_cli.main}
-
-
-def run(program: str, argv: list[str], out: str, settings: Settings) -> None:
+def run(argv: list[str], out: str, settings: Settings) -> None:
     """Run the command line in this process, printing into `out`.out and `out`.err, and exit with its code."""
     be_quiet()
     settings.apply()
-    run_command_line(PROGRAMS[program], [program, *argv], f"{out}.out", f"{out}.err")
+    run_command_line(cli.main, ["milvus-hubness", *argv], f"{out}.out", f"{out}.err")
 
 
 class Job:
     """One process of the command line. name: in messages."""
 
-    def __init__(
-        self,
-        name: str,
-        argv: list[str],
-        folder: Path,
-        settings: Settings,
-        program: str = "milvus-hubness",
-    ) -> None:
+    def __init__(self, name: str, argv: list[str], folder: Path, settings: Settings) -> None:
         self.name, self.argv = name, argv
         self._out = folder / f"{name}-{time.monotonic_ns()}"
         self._process = FORKS.Process(
-            target=run, args=(program, argv, str(self._out), settings), daemon=True
+            target=run, args=(argv, str(self._out), settings), daemon=True
         )
         self._process.start()
 

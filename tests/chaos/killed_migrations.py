@@ -107,8 +107,11 @@ def trials(seed: int, backend: str) -> list[Trial]:
         victim = "process"
         if not there.is_embedded and number in SERVER_KILLS:
             victim = rng.choice(["server", "both"])
-        is_seen = number in CONSOLE and there.place.program.prints
-        how = "console" if is_seen else rng.choice(["request", "request", "request", "time"])
+        how = (
+            "console"
+            if number in CONSOLE
+            else rng.choice(["request", "request", "request", "time"])
+        )
         no_writers = number % 2 == 0
         made.append(
             Trial(
@@ -268,11 +271,11 @@ class _Attempt:
 
     @property
     def _argv(self) -> tuple[str, ...]:
-        trial, names, program = self._trial, self._names, self._place.program
+        trial, names = self._trial, self._names
         writers = ("--no-writers",) if trial.no_writers else ("--client-ttl", "0")
-        common = ("--uri", self._place.uri, "--json")
+        common = ("--uri", self._place.address, "--json")
         if trial.kind == "rollback":
-            return program.roll_back(names.application, *writers, *common)
+            return ("migrate", "rollback", names.application, *writers, *common)
         method = (
             ("--k", str(K), "--alpha", str(ALPHA))
             if trial.method == "nnn"
@@ -281,8 +284,8 @@ class _Attempt:
         planned = ("--bank", str(self._runner.bank), "--target", names.target, *method)
         switch = ("--rename",) if trial.rename else ("--alias", names.alias)
         if trial.kind == "plan":
-            return program.plan(names.source, *planned, *switch, *common)
-        return program.migrate(names.source, *planned, *switch, *writers, *common)
+            return ("migrate", "plan", names.source, *planned, *switch, *common)
+        return ("migrate", "run", names.source, *planned, *switch, *writers, *common)
 
     @property
     def _command(self) -> Command:
@@ -295,7 +298,7 @@ class _Attempt:
         """Run the command as it is installed, and kill it a moment after it has printed some lines."""
         lines, seconds = rng.randint(1, CONSOLE_LINES), rng.uniform(0, 0.2)
         self._outcome.moment = f"{seconds:.2f} s after line {lines}"
-        command = [str(Path(sys.executable).with_name(self._place.program.name)), *self._argv]
+        command = [str(Path(sys.executable).with_name("milvus-hubness")), *self._argv]
         with self._command.log.open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
             with process:

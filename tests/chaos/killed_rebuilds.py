@@ -150,7 +150,15 @@ class _Attempt:
 
     def _command(self, which: str) -> Command:
         options = (*self._new.options, "--force") if which == "same" else ()
-        common = ("--client-ttl", "0", "--rebuild-rows", "1", "--uri", self._place.uri, "--json")
+        common = (
+            "--client-ttl",
+            "0",
+            "--rebuild-rows",
+            "1",
+            "--uri",
+            self._place.address,
+            "--json",
+        )
         return Command(self._place, ("refresh", self._alias, *options, *common), rebuilds=True)
 
     def _known(self, database: Database) -> Migration | None:

@@ -104,7 +104,7 @@ class _Attempt:
             options = ()
         else:
             options = ("--revert",) if trial.kind == "revert" else (*self._new.options, "--force")
-        common = ("--client-ttl", str(trial.ttl), "--uri", self._place.uri, "--json")
+        common = ("--client-ttl", str(trial.ttl), "--uri", self._place.address, "--json")
         return Command(self._place, ("refresh", self._corrected.name, *options, *common))
 
     def _beside(self) -> Iterator[Reader | Writer]:

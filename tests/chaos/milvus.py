@@ -14,7 +14,7 @@ from milvus_lite.server_manager import server_manager_instance
 from pymilvus import DataType, MilvusClient
 from pymilvus.grpc_gen import milvus_pb2_grpc
 
-from milvus_hubness import HubnessClient, MilvusStore, cli
+from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
@@ -184,13 +184,9 @@ def _all_rows(client: MilvusClient, name: str) -> Rows:
 
 
 class MilvusProgram(Program):
-    """milvus-hubness."""
+    """On Milvus."""
 
-    name, store, prints = "milvus-hubness", MilvusStore, True
-
-    @staticmethod
-    def main() -> None:
-        cli.main()
+    store = MilvusStore
 
     @staticmethod
     def count_requests(watch: Watch) -> None:
@@ -201,18 +197,6 @@ class MilvusProgram(Program):
                     setattr(self, name, Counted(name, call, watch))
 
         milvus_pb2_grpc.MilvusServiceStub = Stub
-
-    @staticmethod
-    def migrate(source: str, *options: str) -> tuple[str, ...]:
-        return ("migrate", "run", source, *options)
-
-    @staticmethod
-    def plan(source: str, *options: str) -> tuple[str, ...]:
-        return ("migrate", "plan", source, *options)
-
-    @staticmethod
-    def roll_back(name: str, *options: str) -> tuple[str, ...]:
-        return ("migrate", "rollback", name, *options)
 
 
 class MilvusPlace(Place):

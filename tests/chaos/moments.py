@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from milvus_hubness import cli
 from tests.chaos.ports import Program
 from tests.chaos.processes import be_quiet, run_command_line
 from tests.chaos.stages import COURSES, Course
@@ -143,8 +144,8 @@ def run(order: Order) -> None:
 
     def main() -> None:
         try:
-            program.main()
+            cli.main()
         finally:
             watch.write_down()
 
-    run_command_line(main, [program.name, *order.argv], order.log, order.log)
+    run_command_line(main, ["milvus-hubness", *order.argv], order.log, order.log)

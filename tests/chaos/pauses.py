@@ -51,7 +51,7 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
         place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vector", rng.randrange(99)
     )
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
-    options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.uri)
+    options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.address)
     command = Command(place, ("refresh", corrected.name, *options))
     stage = rng.choice(list(READS))
     moment = Moment(stage, rng.randint(1, READS[stage]), only="Query")

@@ -108,36 +108,16 @@ class Database(ABC):
 
 
 class Program(ABC):
-    """A command line. Of its own class for each database, so that a process that is told of it finds it.
+    """The command line on one database. A class, so that a process that is told of it finds it.
 
-    name: of the executable. store: the class through which it works. prints: lines as it goes on."""
+    store: the class through which it works."""
 
-    name: ClassVar[str]
     store: ClassVar[type]
-    prints: ClassVar[bool]
-
-    @staticmethod
-    @abstractmethod
-    def main() -> None:
-        """Runs it as `sys.argv` says."""
 
     @staticmethod
     @abstractmethod
     def count_requests(watch: Watch) -> None:
         """Every request of this process to the database goes by the watch."""
-
-    @staticmethod
-    @abstractmethod
-    def migrate(source: str, *options: str) -> tuple[str, ...]:
-        """Its arguments to migrate; likewise of the others."""
-
-    @staticmethod
-    @abstractmethod
-    def plan(source: str, *options: str) -> tuple[str, ...]: ...
-
-    @staticmethod
-    @abstractmethod
-    def roll_back(name: str, *options: str) -> tuple[str, ...]: ...
 
 
 class Place(ABC):
@@ -152,6 +132,11 @@ class Place(ABC):
     @abstractmethod
     def within(cls, folder: Path, server: MilvusServer | None = None, uri: str = "") -> Place:
         """A new one of the server, or of that at `uri`, or else in a file or folder in `folder`."""
+
+    @property
+    def address(self) -> str:
+        """What the command line calls it."""
+        return self.uri
 
     @property
     def is_served(self) -> bool:

@@ -17,7 +17,7 @@ from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.correction.codec.base import PENDING
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
-from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
+from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import connect
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Application, Database, Place, Program, Sameness
@@ -205,30 +205,14 @@ class QdrantDatabase(Database):
 
 
 class QdrantProgram(Program):
-    """qdrant-hubness."""
+    """On Qdrant."""
 
-    name, store, prints = "qdrant-hubness", QdrantStore, False
-
-    @staticmethod
-    def main() -> None:
-        cli.main()
+    store = QdrantStore
 
     @staticmethod
     def count_requests(watch: Watch) -> None:
         for name in REQUESTS:
             setattr(QdrantLocal, name, _counted(name, getattr(QdrantLocal, name), watch))
-
-    @staticmethod
-    def migrate(source: str, *options: str) -> tuple[str, ...]:
-        return ("migrate", source, *options)
-
-    @staticmethod
-    def plan(source: str, *options: str) -> tuple[str, ...]:
-        return ("migrate", source, *options, "--plan")
-
-    @staticmethod
-    def roll_back(name: str, *options: str) -> tuple[str, ...]:
-        return ("rollback", name, *options)
 
 
 def _counted(name: str, call: Any, watch: Watch) -> Any:
@@ -250,6 +234,11 @@ class QdrantPlace(Place):
         """As Place.within."""
         made = Path(tempfile.mkdtemp(prefix="trial-", dir=folder))
         return cls(made, None, str(made / "data"))
+
+    @property
+    def address(self) -> str:
+        """As Place.address."""
+        return f"qdrant+file://{self.uri}"
 
     @contextlib.contextmanager
     def open(self) -> Iterator[QdrantDatabase]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,21 @@ from qdrant_client.http.exceptions import ApiException
 from milvus_hubness.errors import HubnessError
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from tests.chaos.http_relay import HttpRelay
-from tests.chaos.kinds import NNN, TTL, Command, Kind, _do, _is_switched, _until_done
+from tests.chaos.kinds import (
+    Kind,
+    _do,
+    _is_switched,
+    _until_done,
+    copy,
+    disable,
+    drop_copy,
+    enable,
+    refresh,
+    refresh_pending,
+    restart,
+    rollback,
+    run,
+)
 from tests.chaos.qdrant import DISTANCES, AsMilvus
 from tests.chaos.scene import ALPHA, PENDING, ROWS, K, Row, Scene
 from tests.chaos.scene import TTL as STATE_TTL
@@ -44,7 +58,7 @@ def qdrant(backend: str) -> Iterator[str]:
 class QdrantScene(Scene):
     """As Scene, with a HubnessQdrantClient; its alias is the application's name."""
 
-    program = "qdrant-hubness"
+    prefix = "qdrant+"
     refused = (ApiException, HubnessError)
 
     def _connect(self) -> None:
@@ -157,57 +171,19 @@ class QdrantScene(Scene):
 
 @dataclass(frozen=True)
 class QdrantKind(Kind):
-    """As Kind, with the commands of qdrant-hubness."""
+    """As Kind, on Qdrant."""
 
     def finish(self, scene: Scene) -> None:
         if self.place == "copy":
             for _ in range(2):
                 if not _is_switched(scene):
-                    _until_done(scene, migrate, copy_again)
+                    _until_done(scene, run, restart)
             assert _is_switched(scene), (
                 "the last run exited with 0, and the application reads the source"
             )
         elif scene.state() is None or not scene.state().serves:
-            _until_done(scene, enable)
+            _until_done(scene, enable("fields"))
         _until_done(scene, refresh(1))
-
-
-def copy(scene: Scene) -> Sequence[str]:
-    return ("migrate", scene.source, "--bank", str(scene.banks[0]), *NNN, *TTL)
-
-
-def migrate(scene: Scene) -> Sequence[str]:
-    return (*copy(scene), "--alias", scene.name)
-
-
-def copy_again(scene: Scene) -> Sequence[str]:
-    return (*migrate(scene), "--restart")
-
-
-def refresh(bank: int, *options: str) -> Command:
-    return lambda scene: (
-        "refresh", scene.name, "--bank", str(scene.banks[bank]), *NNN, "--force", *TTL, *options,
-    )  # fmt: skip
-
-
-def refresh_pending(scene: Scene) -> Sequence[str]:
-    return ("refresh", scene.name, *TTL)
-
-
-def enable(scene: Scene) -> Sequence[str]:
-    return ("enable", scene.source, "--bank", str(scene.banks[0]), *NNN)
-
-
-def disable(scene: Scene) -> Sequence[str]:
-    return ("disable", scene.source)
-
-
-def rollback(scene: Scene) -> Sequence[str]:
-    return ("rollback", scene.name, *TTL)
-
-
-def drop_copy(scene: Scene) -> Sequence[str]:
-    return ("clean", scene.source, "--drop", f"{scene.source}_hubness", "--yes")
 
 
 def nothing(scene: Scene) -> None:
@@ -219,11 +195,11 @@ def copied(scene: Scene) -> None:
 
 
 def migrated(scene: Scene) -> None:
-    _do(scene, lambda scene: (*migrate(scene), "--no-writers"))
+    _do(scene, lambda scene: (*run(scene), "--no-writers"))
 
 
 def enabled(scene: Scene) -> None:
-    _do(scene, enable)
+    _do(scene, enable("fields"))
 
 
 def pending(scene: Scene) -> None:
@@ -231,6 +207,7 @@ def pending(scene: Scene) -> None:
     scene.insert(PENDING, pending=True)
 
 
+IN_FIELDS = enable("fields")
 ANY_ROWS = ("--rebuild-rows", "1")
 QDRANT_KINDS: dict[str, Kind] = {
     "refresh": QdrantKind(
@@ -242,12 +219,12 @@ QDRANT_KINDS: dict[str, Kind] = {
     "pending": QdrantKind(
         "refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))
     ),
-    "enable-fields": QdrantKind("enable", "fields", nothing, enable, (enable, disable)),
+    "enable-fields": QdrantKind("enable", "fields", nothing, IN_FIELDS, (IN_FIELDS, disable)),
     "disable-fields": QdrantKind(
-        "disable", "fields", enabled, disable, (disable, enable, refresh(1))
+        "disable", "fields", enabled, disable, (disable, IN_FIELDS, refresh(1))
     ),
-    "migrate": QdrantKind("migrate", "copy", nothing, migrate, (migrate, copy_again, drop_copy)),
-    "cutover": QdrantKind("cutover", "copy", copied, migrate, (migrate, drop_copy)),
+    "migrate": QdrantKind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
+    "cutover": QdrantKind("cutover", "copy", copied, run, (run, drop_copy)),
     "rollback": QdrantKind("rollback", "copy", migrated, rollback, (rollback, refresh(1))),
     "rebuild": QdrantKind(
         "rebuild",
@@ -256,5 +233,5 @@ QDRANT_KINDS: dict[str, Kind] = {
         refresh(1, *ANY_ROWS),
         (refresh(1, *ANY_ROWS), refresh(2), rollback),
     ),
-    "clean": QdrantKind("clean", "copy", copied, drop_copy, (migrate, drop_copy)),
+    "clean": QdrantKind("clean", "copy", copied, drop_copy, (run, drop_copy)),
 }

@@ -95,7 +95,8 @@ class Scene:
         for bank in self.banks:
             np.save(bank, vectors(self._numbers, BANK_ROWS, DIM))
 
-    program = "milvus-hubness"
+    prefix = ""
+    """What the address of the database begins with for the command line."""
     refused: type[Exception] | tuple[type[Exception], ...] = MilvusException
     """What a write of the application raises that may be tried again."""
 
@@ -154,10 +155,9 @@ class Scene:
         uri = relay.uri if relay else self.uri
         job = Job(
             process,
-            [*argv, "--json", "--uri", uri],
+            [*argv, "--json", "--uri", f"{self.prefix}{uri}"],
             self.folder,
             Settings(**settings),
-            self.program,
         )
         self.jobs.append(job)
         return job

@@ -38,7 +38,9 @@ class Refit:
         np.save(real, vectors(np.random.default_rng(4), 200, DIM))
         self.name = self.corrected.name
         argv = ("--refit-share", "0.2", "--queries", str(real), "--client-ttl", "0")
-        self.command = Command(place, ("refresh", self.name, *argv, "--uri", place.uri, "--json"))
+        self.command = Command(
+            place, ("refresh", self.name, *argv, "--uri", place.address, "--json")
+        )
 
     def make(self, database):
         self.corrected.make(database, self.biases)

@@ -10,13 +10,11 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from milvus_hubness.cli import COMMANDS as COMMANDS_OF_MILVUS
+from milvus_hubness.cli import COMMANDS as LISTED
 from milvus_hubness.cli import app
 from milvus_hubness.cli.command_line import PANELS, help_row
 from milvus_hubness.correction.estimators.base import ALIASES
-from qdrant_hubness.cli import app as qdrant_app
 
-APPS = {"milvus-hubness": app, "qdrant-hubness": qdrant_app}
 VERBS = {
     "Add", "Carry", "Catch", "Change", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep",
     "List", "Make", "Match", "Remove", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
@@ -30,11 +28,7 @@ def commands(name, command):
         yield from commands(f"{name} {word}", inner)
 
 
-COMMANDS = {
-    words: (name, command)
-    for name, app in APPS.items()
-    for words, command in commands(name, get_command(app))
-}
+COMMANDS = dict(commands("milvus-hubness", get_command(app)))
 
 
 def test_the_help_names_each_estimator():
@@ -45,7 +39,7 @@ def test_the_help_names_each_estimator():
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_has_a_summary_in_one_line_that_says_what_to_do(words):
-    summary, *rest = COMMANDS[words][1].help.splitlines()
+    summary, *rest = COMMANDS[words].help.splitlines()
     assert summary.split()[0].strip(",") in VERBS
     assert summary.endswith(".")
     assert len(summary) <= 110
@@ -54,7 +48,7 @@ def test_a_command_has_a_summary_in_one_line_that_says_what_to_do(words):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_the_example_of_a_command_calls_it_and_is_valid(words):
-    command = COMMANDS[words][1]
+    command = COMMANDS[words]
     example = shlex.split(command.epilog)
     assert example[: len(words.split())] == words.split()
     called, group = words.split(), command
@@ -70,10 +64,8 @@ def test_the_example_of_a_command_calls_it_and_is_valid(words):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_option_is_in_a_panel_of_the_help(words):
-    name, command = COMMANDS[words]
-    shown = (
-        CliRunner().invoke(APPS[name], [*words.split()[1:], "--help"], terminal_width=100).output
-    )
+    command = COMMANDS[words]
+    shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100).output
     heading, panel_of = "", {}
     for line in shown.splitlines():
         if line.endswith(":") and not line.startswith(" "):
@@ -110,15 +102,14 @@ def test_the_help_lists_the_choices_of_an_option(words, choices):
     assert choices in CliRunner().invoke(app, [*words.split(), "--help"]).output
 
 
-def completed(program, text):
+def completed(text):
     """What the completion of bash offers for the last word of a command line."""
     variables = {
-        f"_{program.upper().replace('-', '_')}_COMPLETE": "complete_bash",
+        "_MILVUS_HUBNESS_COMPLETE": "complete_bash",
         "COMP_WORDS": text,
         "COMP_CWORD": str(len(text.split(" ")) - 1),
     }
-    module = "milvus_hubness" if program == "milvus-hubness" else "qdrant_hubness"
-    code = f"import sys; sys.argv[0] = {program!r}; from {module}.cli import main; main()"
+    code = "import sys; sys.argv[0] = 'milvus-hubness'; from milvus_hubness.cli import main; main()"
     command = [sys.executable, "-c", code]
     return subprocess.run(
         command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
@@ -138,7 +129,7 @@ def completed(program, text):
     ],
 )
 def test_a_shell_completes_commands_options_and_choices(text, offered):
-    assert completed("milvus-hubness", text).split() == offered
+    assert completed(text).split() == offered
 
 
 def test_the_completion_of_a_shell_can_be_shown(tmp_path):
@@ -157,12 +148,12 @@ def test_one_convention_says_which_commands_write(words):
     """Commands write; with --plan they only show; --yes confirms what drops data for good, and the
     switch, for which a terminal gets a question."""
     parameters = {
-        name: parameter for parameter in COMMANDS[words][1].params for name in parameter.opts
+        name: parameter for parameter in COMMANDS[words].params for name in parameter.opts
     }
     assert not parameters.keys() & {"--execute", "--apply", "--commit", "--dry-run", "--confirm"}
     if "--plan" in parameters:
         assert parameters["--plan"].help.endswith("; write nothing.")
-    drops = "--drop" in parameters or words == "qdrant-hubness sweep"
+    drops = "--drop" in parameters or words == "milvus-hubness sweep"
     assert (drops or words == "milvus-hubness migrate run") == ("--yes" in parameters)
 
 
@@ -172,8 +163,8 @@ PYTHON_WORDS = re.compile(r"<[a-z]|\{|\b(TEXT|INTEGER|FLOAT|PATH|DIRECTORY)\b")
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_values_are_called_by_words_of_users(words):
-    name, command = COMMANDS[words]
-    shown = CliRunner().invoke(APPS[name], [*words.split()[1:], "--help"], terminal_width=100)
+    command = COMMANDS[words]
+    shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100)
     usage = shown.output.split("\n\n")[0]
     context = command.context_class(command, info_name=words)
     rows = [
@@ -195,4 +186,4 @@ def test_the_help_says_what_commands_are_for():
     del sections["Help"], sections["Example"]
     assert list(sections) == ["Look", "Correct", "Keep", "Serve"]
     listed = [name for names in sections.values() for name in names]
-    assert listed == list(COMMANDS_OF_MILVUS), "the order is that of the list"
+    assert listed == list(LISTED), "the order is that of the list"

@@ -2,10 +2,9 @@
 
 import pytest
 from qdrant_client import QdrantClient
-from typer.testing import CliRunner
 
 from milvus_hubness import HubnessClient, ServerUnavailable, connect
-from qdrant_hubness import HubnessQdrantClient, cli
+from qdrant_hubness import HubnessQdrantClient
 from qdrant_hubness.store import connect as connect_qdrant
 
 READS_AND_JOBS = {
@@ -52,17 +51,15 @@ def test_a_client_creates_a_database_as_pymilvus_does(tmp_path):
     assert client.list_collections() == ["items"]
 
 
-def test_qdrants_local_mode_likewise(tmp_path, monkeypatch):
+def test_qdrants_local_mode_likewise(tmp_path, run):
     folder, other = tmp_path / "dta", tmp_path / "notes"
     other.mkdir()
     (other / "todo.txt").write_text("mine")
     for path in (folder, other):
         with pytest.raises(ServerUnavailable, match="no database of Qdrant's local mode at"):
             connect_qdrant(str(path))
-        monkeypatch.setenv("QDRANT_URL", str(path))
-        assert isinstance(
-            CliRunner().invoke(cli.app, ["status", "items"]).exception, ServerUnavailable
-        )
+        done = run("status", "items", uri=f"qdrant+file://{path}")
+        assert "no database of Qdrant's local mode at" in done.stderr
     assert not folder.exists()
     assert [path.name for path in other.iterdir()] == ["todo.txt"], "another folder stays as it is"
 

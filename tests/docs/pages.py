@@ -80,17 +80,19 @@ def command_lines(block):
             words = words[end + 1 :]
 
 
-@cache
-def programs():
-    from milvus_hubness.cli import app
-    from qdrant_hubness.cli import app as qdrant_app
+PROGRAM = "milvus-hubness"
 
-    return {"milvus-hubness": get_command(app), "qdrant-hubness": get_command(qdrant_app)}
+
+@cache
+def program():
+    from milvus_hubness.cli import app
+
+    return get_command(app)
 
 
 def resolve(words):
-    """The command that the first words call, its name, and the rest of the words. Raises KeyError."""
-    command, called = programs()[words[0]], words[:1]
+    """The command that words after that of the program call, its name, and the rest. Raises KeyError."""
+    command, called = program(), words[:1]
     while getattr(command, "commands", None) and len(called) < len(words):
         command = command.commands[words[len(called)]]
         called = words[: len(called) + 1]
@@ -99,7 +101,7 @@ def resolve(words):
 
 @cache
 def all_commands():
-    """Each command of both programs that is no group, by the words that call it."""
+    """Each command that is no group, by the words that call it."""
 
     def below(group, name):
         for word, command in group.commands.items():
@@ -108,11 +110,7 @@ def all_commands():
             else:
                 yield f"{name} {word}", command
 
-    return {
-        name: command
-        for program, group in programs().items()
-        for name, command in below(group, program)
-    }
+    return dict(below(program(), PROGRAM))
 
 
 def options(command):

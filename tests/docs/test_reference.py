@@ -152,7 +152,6 @@ def test_every_environment_variable_is_listed():
     from milvus_hubness.basics import defaults
     from milvus_hubness.cli import options
     from milvus_hubness.correction.kernels.policy import SCREEN_VARIABLE
-    from qdrant_hubness import cli as qdrant
 
     exist = {
         options.DATABASE_VARIABLE,
@@ -166,8 +165,6 @@ def test_every_environment_variable_is_listed():
         defaults.LEASE_VARIABLE,
         defaults.WAIT_VARIABLE,
         defaults.VERDICT_VARIABLE,
-        qdrant.URI_VARIABLE,
-        qdrant.KEY_VARIABLE,
     }
     rows = pages.table_rows(page("reference/environment"), "Environment variables")
     assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[0])} == exist

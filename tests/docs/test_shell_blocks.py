@@ -18,7 +18,7 @@ OTHERS = {"--index-url", "--build-arg"}
 @pytest.mark.parametrize("block", SHELLS, ids=lambda block: block.place)
 def test_commands_parse(block):
     for words in pages.command_lines(block):
-        if words[0] in pages.programs():
+        if words[0] == pages.PROGRAM:
             command, name, arguments = pages.resolve(words)
             assert not getattr(command, "commands", None), f"{name} is a group of commands"
             command.make_context(name, list(arguments))
@@ -63,7 +63,7 @@ def commands_of(page):
     calls = [
         words for block in SHELLS if block.page == page for words in pages.command_lines(block)
     ]
-    called = {pages.resolve(words)[1] for words in calls if words[0] in pages.programs()}
+    called = {pages.resolve(words)[1] for words in calls if words[0] == pages.PROGRAM}
     short = {
         name
         for name in pages.all_commands()
@@ -98,7 +98,7 @@ def test_every_command_is_shown_in_a_block():
         pages.resolve(words)[1]
         for block in SHELLS
         for words in pages.command_lines(block)
-        if words[0] in pages.programs()
+        if words[0] == pages.PROGRAM
     }
     assert shown == pages.all_commands().keys()
 

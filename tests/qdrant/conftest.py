@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from qdrant_client import QdrantClient
+from typer.testing import CliRunner
 
+from milvus_hubness.api import databases
+from milvus_hubness.cli import app
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import METRICS, Backend, Corrected
 from tests.support.servers import QdrantServer
@@ -51,3 +54,27 @@ def quick_folder():
     there = "/dev/shm"
     with tempfile.TemporaryDirectory(dir=there if os.access(there, os.W_OK) else None) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Calls milvus-hubness in this process, and closes what it opened: a folder has one reader at a time."""
+    opened = []
+    opener_of = databases.opener_of
+
+    def keeping(address):
+        def kept(*arguments):
+            opened.append(opener_of(address)(*arguments))
+            return opened[-1]
+
+        return kept
+
+    def call(*words, **settings):
+        try:
+            return CliRunner().invoke(app, list(words), **settings)
+        finally:
+            while opened:
+                opened.pop().close()
+
+    monkeypatch.setattr(databases, "opener_of", keeping)
+    return call

@@ -1,4 +1,4 @@
-"""qdrant-hubness as a user runs it, one process after the other on a folder of the local mode."""
+"""milvus-hubness as a user runs it on Qdrant, one process after the other on a folder of the local mode."""
 
 import json
 import os
@@ -7,18 +7,15 @@ import sys
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from milvus_hubness import InvalidInput, MultiVectors
-from qdrant_hubness import cli
+from milvus_hubness import InvalidInput, MultiVectors, UnsupportedOperation, cli, status
 from tests.support.galleries import vectors
 
 DIM = 8
 
 
 @pytest.fixture
-def folder(quick_folder):
+def folder(quick_folder, monkeypatch):
     rng = np.random.default_rng(0)
     with_data = QdrantClient(path=str(quick_folder / "data"))
     config = models.VectorParams(size=DIM, distance="Cosine")
@@ -27,58 +24,50 @@ def folder(quick_folder):
     with_data.close()
     for name in ("bank", "other"):
         np.save(quick_folder / f"{name}.npy", vectors(rng, 40, DIM))
+    monkeypatch.setenv("MILVUS_HUBNESS_URI", f"qdrant+file://{quick_folder}/data")
     return quick_folder
 
 
 @pytest.fixture
-def run(folder, monkeypatch):
-    monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
-    opened = []
-    connect = cli.connect
-    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
-
-    def call(*words, code=0):
-        done = CliRunner().invoke(cli.app, [*words, "--json"], catch_exceptions=False)
-        for client in opened:
-            client.close()
-        opened.clear()
-        assert done.exit_code == code, done.output
-        return done.output if code else json.loads(done.stdout)
+def run(folder, command):
+    def call(*words):
+        done = command(*words, "--json", catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        # A migration prints events, of which the last has its result.
+        last = json.loads(done.stdout.splitlines()[-1])
+        return last.get("facts", last)
 
     return call
+
+
+FAST = ("--client-ttl", "0")
 
 
 def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     assert run("status", "items")["status"]["corrected"] is False
-    planned = run("migrate", "items", "--bank", bank, "--k", "4", "--alias", "live", "--plan")[
-        "plan"
-    ]
+    planned = run("migrate", "plan", "items", "--bank", bank, "--k", "4", "--alias", "live")["plan"]
     assert (planned["rows"], planned["target"]) == (60, "items_hubness")
     assert run("status", "items")["status"]["aliases"] == []
-    made = run("migrate", "items", "--bank", bank, "--k", "4", "--client-ttl", "0")["migration"]
-    assert (made["phase"], made["rows"]) == ("verified", 60)
-    shown = run("migrate", "items", "--alias", "live", "--plan")["migration"]
-    assert (shown["phase"], run("status", "items")["status"]["aliases"]) == ("verified", []), (
-        "it only shows"
-    )
-    moved = run("migrate", "items", "--alias", "live", "--client-ttl", "0")["migration"]
-    assert (moved["phase"], moved["alias"]) == ("switched", "live")
-    assert run("migrate", "items")["migration"]["phase"] == "switched", "nothing is left to do"
+    made = run("migrate", "rehearse", "items", "--bank", bank, "--k", "4", *FAST)
+    assert made["target"] == "items_hubness"
+    shown = run("migrate", "status", "items")["migration"]
+    assert (shown["phase"], shown["rows"]) == ("verified", 60)
+    moved = run("migrate", "cutover", "items", "--alias", "live", *FAST)
+    assert (moved["phase"], moved["switch"]["name"]) == ("switched", "live")
+    assert run("migrate", "run", "items", *FAST)["phase"] == "switched", "nothing is left to do"
     told = run("status", "live")["status"]
     assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
-    checked = run("refresh", "live", "--refit-share", "0.2", "--client-ttl", "0")["refresh"]
+    checked = run("refresh", "live", "--refit-share", "0.2", *FAST)["refresh"]
     assert (checked["action"], checked["unfitted_share"]) == ("none", 0)
-    done = run("refresh", "live", "--bank", other, "--force", "--client-ttl", "0")["refresh"]
+    done = run("refresh", "live", "--bank", other, "--force", *FAST)["refresh"]
     assert (done["action"], done["epoch"]) == ("full", 2)
-    assert (
-        run("refresh", "live", "--revert", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
-    )
-    revert = run("rollback", "live", "--client-ttl", "0")["rollback"]
+    assert run("refresh", "live", "--revert", "--force", *FAST)["refresh"]["epoch"] == 3
+    revert = run("migrate", "rollback", "live", *FAST)
     assert (revert["alias"], revert["source"]) == ("live", "items")
-    again = run("rollback", "live", "--client-ttl", "0")["rollback"]
+    again = run("migrate", "rollback", "live", *FAST)
     assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
-    cleaning = ("clean", "items", "--drop", "items_hubness")
+    cleaning = ("migrate", "clean", "items", "--drop", "items_hubness")
     assert run(*cleaning)["clean"]["would_drop"] == {
         "the copy": "items_hubness, 60 rows",
         "the bank": "items__bank",
@@ -86,7 +75,7 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert run("status", "items_hubness")["status"]["corrected"], (
         "nothing was dropped without --yes"
     )
-    assert run(*cleaning, "--yes")["clean"]["dropped"] == "items_hubness"
+    assert run(*cleaning, "--yes")["clean"]["dropped"]["the copy"] == "items_hubness, 60 rows"
     assert run("status", "items")["status"]["aliases"] == ["live"]
 
 
@@ -106,75 +95,153 @@ def test_points_of_several_vectors(run, folder):
     MultiVectors.from_list(texts(90)).save(folder / "bank.npz")
 
     bank = ("--bank", str(folder / "bank.npz"))
-    planned = run("migrate", "pages", *bank, "--alias", "live", "--plan")["plan"]
+    planned = run("migrate", "plan", "pages", *bank, "--alias", "live")["plan"]
     assert planned["bank"]["queries"] == 90
     assert 1 < planned["vectors_per_row"] < 5
-    moved = run("migrate", "pages", *bank, "--alias", "live", "--client-ttl", "0")["migration"]
-    assert (moved["phase"], moved["alias"]) == ("switched", "live")
+    moved = run("migrate", "run", "pages", *bank, "--alias", "live", *FAST)
+    assert (moved["phase"], moved["switch"]["name"]) == ("switched", "live")
     # The bank of the collection itself is read from there, too.
     own = ("--bank", "collection:pages")
-    done = run("refresh", "live", *own, "--force", "--client-ttl", "0")["refresh"]
+    done = run("refresh", "live", *own, "--force", *FAST)["refresh"]
     assert (done["action"], done["written"]) == ("full", 60)
-    assert run("rollback", "live", "--client-ttl", "0")["rollback"]["source"] == "pages"
+    assert run("migrate", "rollback", "live", *FAST)["source"] == "pages"
 
 
 def test_without_a_copy(run, folder):
-    made = run("enable", "items", "--bank", str(folder / "bank.npy"), "--k", "4")["enable"]
+    bank = ("--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
+    assert run("enable", "items", *bank, "--plan")["plan"]["where"] == "fields"
+    made = run("enable", "items", *bank)["enable"]
     assert (made["rows"], made["side_collection"]) == (60, None)
     assert run("status", "items")["status"]["where"] == "fields"
     run("disable", "items")
     assert run("status", "items")["status"]["corrected"] is False
+    left = run("sweep", "items")["sweep"]["would_remove"]
+    assert left["keys"]["hubness_bias"] == 60
+    assert run("sweep", "items", "--yes")["sweep"]["removed"]["keys"] == left["keys"]
+    assert run("sweep", "items")["sweep"]["removed"]["keys"] == {}
+
+
+LOOKS = {
+    "check": "items --bank bank.npy",
+    "tune": "items --bank bank.npy",
+    "diagnose": "items --bank bank.npy --queries other.npy",
+    "hubs": "items --bank bank.npy --top 3",
+    "explain": "items 3 --bank bank.npy",
+    "status": "items",
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_commands_that_look_at_a_collection(command, folder, monkeypatch, name):
+    monkeypatch.chdir(folder)
+    done = command(name, *LOOKS[name].split(), "--json", catch_exceptions=False)
+    # The bank of random queries is better left alone, which `check` and `diagnose` may say by 3.
+    assert done.exit_code in (0, 3), done.output[:500]
+    assert "error" not in json.loads(done.stdout)
+
+
+BANK = "--bank bank.npy --force"
+REFUSED = {
+    "a gate": (f"migrate plan items {BANK} --gate 4", "gate searches"),
+    "a rename": (f"migrate plan items {BANK} --rename", "cannot rename collections"),
+    "a hub guard": (f"migrate plan items {BANK} --on-hub warn", "watch their writes"),
+    "a gate without a copy": (f"enable items {BANK} --plan --gate 4", "gate searches"),
+    "a side collection": (
+        f"enable items {BANK} --plan --where side_collection",
+        "no side collections",
+    ),
+    "a second vector": (
+        f"enable items {BANK} --plan --where second_vector",
+        "no second vector fields",
+    ),
+    "samples": ("bank sample items --rate 0.5", "keeps no query samples"),
+    "an adoption": ("adopt items --renamed-from former", "cannot rename collections"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_store_cannot_do_is_refused(run, folder, monkeypatch, case):
+    words, message = REFUSED[case]
+    monkeypatch.chdir(folder)
+    with pytest.raises((UnsupportedOperation, InvalidInput), match=message):
+        run(*words.split())
+
+
+def test_jobs_of_the_library_take_the_address(folder, run):
+    run("enable", "items", "--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
+    for _ in range(2):
+        assert status(f"qdrant+file://{folder}/data", "items").where == "fields", "it is closed"
 
 
 def test_errors_are_one_line(folder, monkeypatch, capsys):
-    options = ["status", "nowhere", "--uri", str(folder / "data"), "--json"]
-    monkeypatch.setattr(sys, "argv", ["qdrant-hubness", *options])
+    monkeypatch.setattr(sys, "argv", ["milvus-hubness", "status", "nowhere", "--json"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     told = capsys.readouterr()
     assert ended.value.code == 1
-    assert told.err == "qdrant-hubness: no collection or alias 'nowhere'\n"
+    assert told.err == "milvus-hubness: no collection or alias 'nowhere'\n"
     assert json.loads(told.out)["error"]["type"] == "CollectionNotFound"
 
 
-def test_every_command_and_option_is_explained():
-    found = get_command(cli.app).commands
-    assert {"migrate", "refresh", "status"} <= set(found)
-    for name, command in found.items():
-        assert command.help, name
-        for parameter in command.params:
-            assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+ADDRESSES = {
+    "of a program": (
+        "qdrant+file://{}/program",
+        "program: is no folder of the local mode: name a folder, or a server as http://HOST:PORT",
+    ),
+    "of a pipe": (
+        "qdrant+file://{}/pipe",
+        "pipe: is no folder of the local mode: name a folder, or a server as http://HOST:PORT",
+    ),
+    "without a package": (
+        "sqlite+file://{}/data",
+        "no store for 'sqlite+file': install the package that offers it",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "place", [os.mkfifo, lambda path: path.write_bytes(b"\x7fELF")], ids=["pipe", "program"]
-)
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path, monkeypatch, capsys, place):
-    place(tmp_path / "data")
-    monkeypatch.setattr(
-        sys, "argv", ["qdrant-hubness", "status", "items", "--uri", str(tmp_path / "data")]
-    )
+@pytest.mark.parametrize("case", ADDRESSES)
+def test_an_invalid_address_is_refused(tmp_path, monkeypatch, capsys, case):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "program").write_bytes(b"\x7fELF")
+    address, message = ADDRESSES[case]
+    words = ["milvus-hubness", "status", "items", "--uri", address.format(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
-    assert line.endswith(
-        "data: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
-    )
+    assert line.endswith(message)
 
 
-def test_a_name_that_steers_a_terminal_is_shown(folder, monkeypatch):
+def test_a_package_that_is_not_installed_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("milvus_hubness.api.databases.entry_points", lambda **of: ())
+    words = ["milvus-hubness", "status", "items", "--uri", "qdrant+http://localhost:6333"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        cli.main()
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == "milvus-hubness: no store for 'qdrant+http': pip install qdrant-hubness"
+
+
+@pytest.mark.parametrize("words", ["match items --out out.npz", "demo"])
+def test_what_needs_a_client_of_milvus_says_so(folder, monkeypatch, capsys, words):
+    bank = ["--queries", str(folder / "bank.npy")] if words != "demo" else []
+    monkeypatch.chdir(folder)
+    uri = os.environ["MILVUS_HUBNESS_URI"]
+    monkeypatch.setattr(sys, "argv", ["milvus-hubness", *words.split(), *bank, "--uri", uri])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "is no address of Milvus, which this needs" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_name_that_steers_a_terminal_is_shown(folder, command):
     name = "it\x1b[2J\u202eems"
     client = QdrantClient(path=str(folder / "data"))
     client.create_collection(name, vectors_config=models.VectorParams(size=DIM, distance="Cosine"))
     client.close()
-    monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
-    opened = []
-    connect = cli.connect
-    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
     for option in ([], ["--json"]):
-        done = CliRunner().invoke(cli.app, ["status", name, *option], catch_exceptions=False)
-        opened.pop().close()
+        done = command("status", name, *option, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         assert "\x1b" not in done.output
         assert "\u202e" not in done.output
@@ -190,22 +257,21 @@ def test_a_prior_is_a_key_of_the_payload_or_a_log_of_clicks(run, folder):
     np.savez(folder / "clicks.npz", query=np.load(folder / "bank.npy"), key=keys)
 
     bank = str(folder / "bank.npy")
-    options = ("--bank", bank, "--k", "4", "--force", "--client-ttl", "0")
+    options = ("items", "--bank", bank, "--k", "4", "--force", *FAST)
     prior = ("--prior", "clicks", "--prior-weight", "0.2")
-    planned = run("migrate", "items", *options, *prior, "--plan")["plan"]
+    planned = run("migrate", "plan", *options, *prior)["plan"]
     assert (planned["prior"]["field"], planned["prior"]["weight"]) == ("clicks", 0.2)
-    run("migrate", "items", *options, *prior)
+    run("migrate", "run", *options, *prior)
     made = run("status", "items_hubness")["status"]["prior"]
     assert (made["source"], made["factor"] > 0) == ("field", True)
 
-    refresh = ("refresh", "items_hubness", "--client-ttl", "0")
+    refresh = ("refresh", "items_hubness", *FAST)
     clicks = ("--prior-from", str(folder / "clicks.npz"), "--prior-weight", "0.2")
     assert run(*refresh, *clicks)["refresh"]["action"] == "full"
     assert run("status", "items_hubness")["status"]["prior"]["source"] == "pairs"
     assert run(*refresh, "--no-prior")["refresh"]["action"] == "full"
     assert run("status", "items_hubness")["status"]["prior"] is None
 
-    words = ("enable", "items", "--bank", bank, "--k", "4", "--force", "--plan")
-    assert run(*words, *prior)["plan"]["prior"]["weight"] == 0.2
+    assert run("enable", *options, "--plan", *prior)["plan"]["prior"]["weight"] == 0.2
     with pytest.raises(InvalidInput, match="field 'sales' of 'items' is 0 or missing in all rows"):
-        run(*words, "--prior", "sales")
+        run("enable", *options, "--plan", "--prior", "sales")

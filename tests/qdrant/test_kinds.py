@@ -9,7 +9,6 @@ import json
 import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
-from typer.testing import CliRunner
 
 from milvus_hubness import (
     NNN,
@@ -23,7 +22,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from qdrant_hubness import AsyncHubnessQdrantClient, cli
+from qdrant_hubness import AsyncHubnessQdrantClient
 from qdrant_hubness.store import schema
 from tests.qdrant.worlds import METRICS, key
 from tests.support.galleries import vectors
@@ -424,7 +423,7 @@ class _Local:
         return call if callable(method) else method
 
 
-def test_the_command_takes_the_key_of_the_kinds(quick_folder, monkeypatch):
+def test_the_command_takes_the_key_of_the_kinds(quick_folder, monkeypatch, command):
     rng = np.random.default_rng(0)
     data = str(quick_folder / "data")
     kinds = np.arange(120) % 2
@@ -437,31 +436,28 @@ def test_the_command_takes_the_key_of_the_kinds(quick_folder, monkeypatch):
     client.close()
     bank = str(quick_folder / "bank.npy")
     np.save(bank, vectors(rng, 40, DIM))
-    monkeypatch.setenv("QDRANT_URL", data)
-    opened, connect = [], cli.connect
-    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
+    monkeypatch.setenv("MILVUS_HUBNESS_URI", f"qdrant+file://{data}")
 
     def run(*words, code=0):
-        done = CliRunner().invoke(cli.app, [*words])
-        for each in opened:
-            each.close()
-        opened.clear()
+        done = command(*words)
         assert done.exit_code == code, done.output
         return done
 
-    words = ("migrate", "items", "--bank", bank, "--k", "4", "--force", "--client-ttl", "0")
-    shown = run(*words, "--kind", "kind", "--plan").stdout
+    words = ("items", "--bank", bank, "--k", "4", "--force", "--client-ttl", "0")
+    plan = ("migrate", "plan", *words)
+    shown = run(*plan, "--kind", "kind").stdout
     assert "image" in shown
     assert "text" in shown
-    planned = json.loads(run(*words, "--kind", "kind", "--plan", "--json").stdout)["plan"]
+    planned = json.loads(run(*plan, "--kind", "kind", "--json").stdout)["plan"]
     assert planned["kinds"]["counts"] == {"image": 60, "text": 60}
     for kind, message in {"one": "does not have two kinds", "": "kind is the name"}.items():
-        done = run(*words, "--kind", kind, "--plan", code=1)
+        done = run(*plan, "--kind", kind, code=1)
         assert isinstance(done.exception, InvalidInput)
         assert message in str(done.exception)
 
-    run(*words, "--kind", "kind")
+    run("migrate", "run", *words, "--kind", "kind")
     told = json.loads(run("status", "items_hubness", "--json").stdout)["status"]
     assert told["kinds"]["names"] == ["image", "text"]
     assert "image" in run("status", "items_hubness").stdout
-    run("enable", "items", "--bank", bank, "--kind", "kind", code=2)
+    done = run("enable", "items", "--bank", bank, "--kind", "kind", code=1)
+    assert "kinds need columns in the searched vectors" in str(done.exception)

@@ -10,7 +10,6 @@ from milvus_hubness import (
     NNN,
     AlreadyCorrected,
     BankTooSmall,
-    Blend,
     CannotMigrate,
     CollectionExists,
     CollectionNotFound,
@@ -284,18 +283,6 @@ def test_searches_that_move_vectors_are_no_difference(backend):
     for query in asked:
         backend.client.query_points(name, query.tolist(), limit=1)
     assert verify(store, name)
-
-
-def test_the_gallery_is_learnt_from_where_the_estimator_does(backend):
-    name, bank = small(backend, "Cosine")
-    store = backend.store()
-    plan = plan_migration(store, name, bank, estimator=Blend((NNN(4),), (1.0,)), gate=3)
-    target = migrate(store, plan).target
-    kept = store.load_bank(store.info(target).state.profile.bank)
-    assert len(kept.nearest) == len(bank)
-    assert {len(each) for each in kept.nearest} == {3}
-    raw = backend.client.query_points(name, bank.vectors[5].tolist(), limit=3).points
-    assert kept.nearest[5] == [point.id for point in raw]
 
 
 def test_migrations_that_cannot_be(backend):

@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from milvus_hubness import ServerUnavailable
-from qdrant_hubness import cli
+from milvus_hubness import ServerUnavailable, cli
 from qdrant_hubness.store import connect
 
 PASSWORD, KEY = "Pa55-of-qdrant", "k3y-of-qdrant"
@@ -36,9 +35,10 @@ def test_connect_names_the_address_without_the_password(uri):
         "refresh items",
         "enable items --bank bank.npy",
         "disable items",
-        "migrate items --bank bank.npy",
-        "rollback items",
-        "clean items --drop items",
+        "migrate run items --bank bank.npy",
+        "migrate rollback items",
+        "migrate clean items --drop items",
+        "sweep items",
     ],
 )
 def test_no_command_prints_the_password_of_the_address(
@@ -46,9 +46,9 @@ def test_no_command_prints_the_password_of_the_address(
 ):
     monkeypatch.chdir(tmp_path)
     np.save("bank.npy", np.ones((20, 8), np.float32))
-    monkeypatch.setenv("QDRANT_URL", URI)
-    monkeypatch.setenv("QDRANT_API_KEY", KEY)
-    monkeypatch.setattr(sys, "argv", ["qdrant-hubness", *command.split(), *option])
+    monkeypatch.setenv("MILVUS_HUBNESS_URI", f"qdrant+{URI}")
+    monkeypatch.setenv("MILVUS_HUBNESS_TOKEN", KEY)
+    monkeypatch.setattr(sys, "argv", ["milvus-hubness", *command.split(), *option])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     out, err = capsys.readouterr()
@@ -56,6 +56,6 @@ def test_no_command_prints_the_password_of_the_address(
     assert PASSWORD not in out + err
     assert KEY not in out + err
     [line] = err.splitlines()
-    assert line.startswith("qdrant-hubness: no Qdrant answers at http://***@127.0.0.1:1")
+    assert line.startswith("milvus-hubness: no Qdrant answers at http://***@127.0.0.1:1")
     if option:
         assert json.loads(out)["error"]["type"] == "ServerUnavailable"

@@ -302,7 +302,15 @@ def test_a_ledger_that_does_not_exist_has_no_records_and_another_collection_is_n
 
 
 def test_the_command_loads_neither_pymilvus_nor_the_clients():
-    code = "import sys, qdrant_hubness.cli; print('pymilvus' in sys.modules, 'qdrant_hubness.client' in sys.modules)"
+    code = """
+import sys
+from milvus_hubness.cli.options import Connection
+from milvus_hubness.errors import ServerUnavailable
+try:
+    Connection("qdrant+http://localhost:1").open()
+except ServerUnavailable:
+    print("pymilvus" in sys.modules, "qdrant_hubness.client" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

@@ -139,7 +139,7 @@ def test_biases_in_payloads_are_hidden_after_disable_and_removed(everywhere):
     assert not described.payload_schema
 
     with pytest.raises(
-        CannotMigrate, match=r"earlier correction.*hubness_bias.*qdrant-hubness sweep"
+        CannotMigrate, match=r"earlier correction.*hubness_bias.*milvus-hubness sweep"
     ):
         plan_migration(made.store, made.name, made.bank)
     found = leftovers(made.store, made.name)

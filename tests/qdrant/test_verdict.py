@@ -1,20 +1,18 @@
-"""qdrant-hubness asks for a verdict as milvus-hubness does."""
+"""Commands on Qdrant ask for a verdict as on Milvus."""
 
 import json
 
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
-from typer.testing import CliRunner
 
-from qdrant_hubness import cli
 from tests.support.galleries import hubby_gallery
 
 ITEMS, QUERIES, _ = hubby_gallery()
 
 
 @pytest.fixture
-def run(quick_folder, monkeypatch):
+def run(quick_folder, monkeypatch, command):
     monkeypatch.delenv("MILVUS_HUBNESS_VERDICT")
     monkeypatch.chdir(quick_folder)
     client = QdrantClient(path="data")
@@ -26,24 +24,12 @@ def run(quick_folder, monkeypatch):
     np.save("photos.npy", ITEMS[:300])
     np.save("real.npy", QUERIES[400:500])
 
-    opened = []
-    connect = cli.connect
-    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
-
-    def call(*words):
-        done = CliRunner().invoke(cli.app, [*words, "--uri", "data", "--json"])
-        # The folder of the local mode has one reader at a time.
-        for each in opened:
-            each.close()
-        opened.clear()
-        return done
-
-    return call
+    return lambda *words: command(*words, "--uri", "qdrant+file://data", "--json")
 
 
-@pytest.mark.parametrize("command", ["migrate", "enable"])
-def test_a_bank_of_items_stops_the_command(run, command):
-    done = run(command, "items", "--bank", "photos.npy", "--queries", "real.npy")
+@pytest.mark.parametrize("words", ["migrate run", "enable"])
+def test_a_bank_of_items_stops_the_command(run, words):
+    done = run(*words.split(), "items", "--bank", "photos.npy", "--queries", "real.npy")
     assert type(done.exception).__name__ == "CorrectionNotRecommended"
     client = QdrantClient(path="data")
     assert [each.name for each in client.get_collections().collections] == ["items"]
@@ -51,6 +37,6 @@ def test_a_bank_of_items_stops_the_command(run, command):
 
 
 def test_a_plan_shows_it(run):
-    done = run("migrate", "items", "--bank", "fitting.npy", "--queries", "real.npy", "--plan")
+    done = run("migrate", "plan", "items", "--bank", "fitting.npy", "--queries", "real.npy")
     verdict = json.loads(done.stdout)["plan"]["verdict"]
     assert (verdict["verdict"], verdict["real_queries"]) == ("apply", 100)

@@ -15,7 +15,7 @@ from milvus_hubness.errors import InvalidParameter
 if TYPE_CHECKING:
     from milvus_hubness.jobs.migration.ledger import Migration
     from milvus_hubness.jobs.migration.plan import MigrationPlan
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+    from milvus_hubness.jobs.store.protocols import Store
 
 Name = Annotated[
     str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")
@@ -93,7 +93,7 @@ class Planning(
 
     def plan(
         self,
-        store: MilvusStore,
+        store: Store,
         source: str,
         switching: Switching,
         writers: Writers,
@@ -131,9 +131,7 @@ class Planning(
             false_alarms=self.false_alarms,
         )
 
-    def validate_resumed(
-        self, store: MilvusStore, migration: Migration, switching: Switching
-    ) -> None:
+    def validate_resumed(self, store: Store, migration: Migration, switching: Switching) -> None:
         """Check that no option differs from those of a resumed migration.
 
         Raises InvalidParameter.

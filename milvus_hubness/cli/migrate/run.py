@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from milvus_hubness.cli.migrate.session import Session
     from milvus_hubness.jobs.migration.ledger import Migration, Phase
     from milvus_hubness.jobs.store.protocols import Store
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 
 def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) -> Migration | None:
@@ -113,7 +112,7 @@ def _carry_out(
     switching: options.Switching | None = None,
     *,
     measure: bool = False,
-) -> tuple[MilvusStore, Migration]:
+) -> tuple[Store, Migration]:
     """Run the migration that the options plan, or resume the one that they name.
 
     switching: None for a rehearsal.

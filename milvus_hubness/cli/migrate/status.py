@@ -12,7 +12,7 @@ from milvus_hubness.cli.options import AsJson, Connection
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+    from milvus_hubness.jobs.store.protocols import Store
 
 
 def status(
@@ -48,7 +48,7 @@ def status(
         show_result(as_json, {"migration": facts}, lambda: _show(migration, facts))
 
 
-def progress_of(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
+def progress_of(store: Store, ledger: Ledger, migration: Migration) -> dict[str, Any]:
     """Return a migration with the progress of its copy, as plain data."""
     from milvus_hubness.jobs.common.lease import holder_of
     from milvus_hubness.jobs.migration.presence import problem_of

@@ -17,7 +17,7 @@ from milvus_hubness.jobs.migration.pauses import paused_by
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+    from milvus_hubness.jobs.store.protocols import Store
 
 ENDS = {"switched", "rolled back", "finished"}
 """The phases in which nothing more happens by itself."""
@@ -28,11 +28,11 @@ RATE_SECONDS = 30.0
 LOOK_SHARE = 0.1
 """Most of the time that is spent with looks: the ledger of a large migration is long."""
 
-Progress = Callable[["MilvusStore", "Ledger", "Migration"], dict[str, Any]]
+Progress = Callable[["Store", "Ledger", "Migration"], dict[str, Any]]
 """Returns the facts of `migrate status`."""
 
 
-def to_watch(store: MilvusStore, ledger: Ledger) -> Migration:
+def to_watch(store: Store, ledger: Ledger) -> Migration:
     """Return the migration that a process carries out, or the only one that is not over.
 
     Raises NoMigration, and InvalidParameter if there are several.
@@ -54,7 +54,7 @@ def to_watch(store: MilvusStore, ledger: Ledger) -> Migration:
 class Watch:
     """Looks at one migration until it is over."""
 
-    def __init__(self, store: MilvusStore, ledger: Ledger, target: str, progress: Progress) -> None:
+    def __init__(self, store: Store, ledger: Ledger, target: str, progress: Progress) -> None:
         self._store = store
         self._ledger = ledger
         self._target = target

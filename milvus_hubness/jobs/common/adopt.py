@@ -6,7 +6,7 @@ from milvus_hubness.errors import InvalidInput, NotCorrected
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.store.helpers import complete_rename, expect_helpers, list_helpers
 from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
 
 
 def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
@@ -19,6 +19,7 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
     StateError if one belongs to another collection, and LeaseHeld.
     """
     expect_store(store)
+    capability(store, Renaming)
     name = store.info(collection, counted=False, checked=False).name
     with Lease(store, name) as lease:
         store = lease.store

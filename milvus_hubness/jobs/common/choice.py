@@ -48,12 +48,14 @@ def choose(
     gate: int | None,
     *,
     by_kind: bool = False,
+    are_gated: bool = True,
 ) -> Choice:
     """Return the estimator to fit, with its strength and the gate.
 
     verdict: on the bank, with the kinds of the plan. estimator: the caller's, at strength 1;
     without one, the choice of the verdict counts, else the default. gate: the caller's, which
-    overrules that of the verdict; 0 for none. by_kind: whether the plan has kinds.
+    overrules that of the verdict; 0 for none. by_kind: whether the plan has kinds. are_gated:
+    whether clients of the database gate searches; without, that of the verdict does not count.
 
     Raises as `checked_gate` does.
     """
@@ -64,7 +66,7 @@ def choose(
         strength = verdict.strength
         if verdict.choice is not None:
             estimator = from_dict(verdict.choice)
-        if gate is None:
+        if gate is None and are_gated:
             gate = verdict.gate
 
     default = suited_to_kinds(DEFAULT_ESTIMATOR) if by_kind else DEFAULT_ESTIMATOR

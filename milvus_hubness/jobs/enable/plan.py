@@ -80,6 +80,7 @@ from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
     HubGuards,
     Presence,
+    SearchGates,
     SecondVectors,
     SideCollections,
     Store,
@@ -322,6 +323,8 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
     """Validate, choose the location, fit and measure, and assemble the plan."""
     if request.guard.on_hub != "off":
         capability(store, HubGuards).expect_hub_guard()
+    if request.gate:
+        capability(store, SearchGates).expect_gates()
     info, field = _correctable(store, request)
     unfinished = info.states.get(field)
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
@@ -494,7 +497,13 @@ def _fitted(
             gallery.layout, judged_rows, field, request.bank, request.judging, kinds.rule
         )
     remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
-    choice = choose(verdict, request.estimator, request.gate, by_kind=kinds.rule is not None)
+    choice = choose(
+        verdict,
+        request.estimator,
+        request.gate,
+        by_kind=kinds.rule is not None,
+        are_gated=isinstance(store, SearchGates),
+    )
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])

@@ -62,7 +62,13 @@ from milvus_hubness.jobs.migration.survey import (
     survey,
 )
 from milvus_hubness.jobs.store.ownership import bank_name
-from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import (
+    HubGuards,
+    SearchGates,
+    Store,
+    capability,
+    expect_store,
+)
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.recall import RecallGate
 
@@ -330,6 +336,8 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     """Validate, choose, measure, and assemble the plan."""
     if request.guard.on_hub != "off":
         capability(store, HubGuards).expect_hub_guard()
+    if request.gate:
+        capability(store, SearchGates).expect_gates()
     present, field = _correctable(store, request)
 
     # From here on, the source is described with the copy's index, which decides on the layout.
@@ -355,7 +363,13 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         sample = sample or sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
         rows = FitRows.of(*sample, NO_PRIOR, kinds.rule)
         verdict = judged(layout, rows, field, request.bank, judging, kinds.rule)
-    choice = choose(verdict, request.estimator, request.gate, by_kind=kinds.rule is not None)
+    choice = choose(
+        verdict,
+        request.estimator,
+        request.gate,
+        by_kind=kinds.rule is not None,
+        are_gated=isinstance(store, SearchGates),
+    )
 
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     fitting = Fitting(

@@ -64,7 +64,7 @@ def require_copy(store: Store, migration: Migration) -> None:
 
     renamed = renamed_copy(store, migration)
     what = f"the copy {name!r} of {migration.source!r}"
-    raise _gone(store, what, name, renamed, _remedy(store, migration))
+    raise _gone(store, what, name, renamed, _remedy(migration))
 
 
 def require_source(store: Store, migration: Migration) -> None:
@@ -82,7 +82,7 @@ def require_source(store: Store, migration: Migration) -> None:
     name = migration.source_now
     renamed = renamed_source(store, migration)
     what = f"the source {name!r} of {migration.target!r}"
-    raise _gone(store, what, name, renamed, _remedy(store, migration))
+    raise _gone(store, what, name, renamed, _remedy(migration))
 
 
 def problem_of(store: Store, migration: Migration) -> str:
@@ -114,15 +114,15 @@ def renamed_source(store: Store, migration: Migration) -> str | None:
     return None if name == migration.source_now else name
 
 
-def _remedy(store: Store, migration: Migration) -> str:
+def _remedy(migration: Migration) -> str:
     source = migration.source
     target = migration.target
     if migration.phase in SWITCHED:
         return (
             "point the application's name at a collection that you have, and let "
-            f"{store.commands.clean} {source} --drop {target} forget this migration"
+            f"milvus-hubness migrate clean {source} --drop {target} forget this migration"
         )
-    return f"{store.commands.run} {source} --bank FILE --restart begins again"
+    return f"milvus-hubness migrate run {source} --bank FILE --restart begins again"
 
 
 def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str) -> StoreError:

@@ -83,7 +83,7 @@ from milvus_hubness.jobs.migration.presence import identified, is_copy, is_sourc
 from milvus_hubness.jobs.migration.survey import scan_chunk, survey
 from milvus_hubness.jobs.store.generations import holds, reference_to
 from milvus_hubness.jobs.store.ownership import LEDGER
-from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.protocols import SearchGates, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
 from milvus_hubness.quality.retrieval import Measure
 
@@ -388,7 +388,7 @@ def plan_refresh(
         estimator = from_dict(tuned.choice or {})
         strength = tuned.strength
         # Without labels, tuning does not judge gates, so that in use stays.
-        if tuned.labelled:
+        if tuned.labelled and isinstance(store, SearchGates):
             gate = tuned.gate
 
     former = ChosenPrior(profile.prior, stored.clicks)

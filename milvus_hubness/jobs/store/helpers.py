@@ -11,13 +11,11 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
-    ON_MILVUS,
     CollectionId,
-    Commands,
     Helper,
     HelperRecord,
+    after_rename,
     bank_name,
-    expect_helper,
     helpers_group,
     listed_in,
 )
@@ -27,10 +25,6 @@ from milvus_hubness.jobs.store.records import Record, Sampling, Samplings
 
 class HelperReads(Protocol):
     """What the check of a helper reads from a database."""
-
-    @property
-    def commands(self) -> Commands:
-        """The commands that messages name."""
 
     def exists(self, collection: str) -> bool: ...
 
@@ -52,7 +46,7 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
         listed: Collection[str] = ()
         if not helper.is_derived_from(owner.name):
             listed = store.listed_helpers(owner)
-        expect_helper(helper, owner, store.properties_of(helper.collection), listed, store.commands)
+        helper.require_owner(owner, store.properties_of(helper.collection), listed)
 
 
 def own_samplings(store: HelperReads, samplings: Samplings, owner: CollectionId) -> Samplings:
@@ -140,7 +134,7 @@ def expect_own_banks(store: HelperReads, state: CollectionState, owner: Collecti
         raise StateError(
             f"the collection property {state.property_name!r} of {owner.name!r} names the bank "
             f"{bank!r}, which is not one of {owner.name!r} and stays untouched: find out who "
-            f"wrote that property, and drop it{store.commands.after_rename(owner.name)}"
+            f"wrote that property, and drop it{after_rename(owner.name)}"
         )
 
 
@@ -152,8 +146,6 @@ def list_bank(store: Store, owner: CollectionId, bank: str) -> None:
 
 class HelperLists:
     """The lists of helpers, for any store with a ledger."""
-
-    commands = ON_MILVUS
 
     records: Callable[..., list[Record]]
     put_records: Callable[[str, Sequence[Record]], None]

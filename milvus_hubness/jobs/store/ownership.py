@@ -57,35 +57,6 @@ LONGEST_STEM = 200
 """Most characters of a collection's name within the name of its log: Milvus allows 255 in all."""
 
 
-@dataclass(frozen=True)
-class Commands:
-    """The commands that messages name, of the program for this database."""
-
-    run: str = "milvus-hubness migrate run"
-    """Runs or continues a migration of the collection that follows."""
-
-    clean: str = "milvus-hubness migrate clean"
-    """Drops one side of a migration of the collection that follows."""
-
-    adopt: str = "milvus-hubness adopt"
-    """Says to jobs that the collection that follows was
-    renamed; empty where no collection can be renamed.
-    """
-
-    def after_rename(self, collection: str) -> str:
-        """Return the end of a message about a helper that may be that of a renamed collection."""
-        if not self.adopt:
-            return ""
-        return (
-            f"; after a rename without HubnessClient, run {self.adopt} {collection} "
-            "--renamed-from NAME"
-        )
-
-
-ON_MILVUS = Commands()
-"""The commands for Milvus."""
-
-
 class CollectionId(FrozenModel):
     """Which collection is meant, also after a rename, where the database numbers collections."""
 
@@ -125,6 +96,32 @@ class Helper:
         # The name of a log has only the beginning of a long name.
         stems = {name, name[:LONGEST_STEM]}
         return any(re.fullmatch(re.escape(stem) + self.suffix, self.collection) for stem in stems)
+
+    def require_owner(
+        self, owner: CollectionId, properties: Mapping[str, Any], listed: Collection[str] = ()
+    ) -> None:
+        """Raise StateError unless this collection, which exists, is a helper of `owner`.
+
+        properties: its own. listed: the helpers that the ledger lists for this owner.
+        """
+        points_back_to = owner_in(properties, self.marker)
+        points_back = points_back_to is not None and points_back_to.is_same(owner)
+        if points_back and (self.is_derived_from(owner.name) or self.collection in listed):
+            return
+
+        raise StateError(
+            f"the collection property {self.property_name!r} of {owner.name!r} names "
+            f"{self.collection!r}, which is no helper collection of {owner.name!r} and stays "
+            f"untouched: find out who wrote that property, and drop it{after_rename(owner.name)}"
+        )
+
+
+def after_rename(collection: str) -> str:
+    """Return the end of a message about a helper that may be that of a renamed collection."""
+    return (
+        f"; if the collection was renamed without HubnessClient, run milvus-hubness adopt "
+        f"{collection} --renamed-from NAME"
+    )
 
 
 def side_name(collection: str, suffix: str) -> str:
@@ -172,31 +169,6 @@ def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:
         return CollectionId.model_validate_json(properties.get(marker) or "")
     except ValidationError:
         return None
-
-
-def expect_helper(
-    helper: Helper,
-    owner: CollectionId,
-    properties: Mapping[str, Any],
-    listed: Collection[str] = (),
-    commands: Commands = ON_MILVUS,
-) -> None:
-    """Raise StateError unless `helper`, which exists, is a helper of `owner`.
-
-    properties: those of the helper. listed: the helpers that the ledger lists for this owner.
-    commands: for the message.
-    """
-    points_back_to = owner_in(properties, helper.marker)
-    points_back = points_back_to is not None and points_back_to.is_same(owner)
-    if points_back and (helper.is_derived_from(owner.name) or helper.collection in listed):
-        return
-
-    raise StateError(
-        f"the collection property {helper.property_name!r} of {owner.name!r} names "
-        f"{helper.collection!r}, which is no helper collection of {owner.name!r} and stays "
-        "untouched: find out who wrote that property, and drop "
-        f"it{commands.after_rename(owner.name)}"
-    )
 
 
 # -- the ledger's list ---------------------------------------------------------------------------

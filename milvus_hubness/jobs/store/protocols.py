@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.jobs.store.generations import Batch, Made
-from milvus_hubness.jobs.store.ownership import CollectionId, Commands
+from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
     Fences,
@@ -40,9 +40,8 @@ Presence = Literal["present", "can be added", "none"]
 class Collections(Protocol):
     """Whole collections: their existence, aliases, properties and fences."""
 
-    @property
-    def commands(self) -> Commands:
-        """The commands that messages name."""
+    def close(self) -> None:
+        """Close the connection to the database; for whoever opened the store by an address."""
 
     def server_version(self) -> str: ...
 
@@ -499,6 +498,14 @@ class HubGuards(Protocol):
 
 
 @runtime_checkable
+class SearchGates(Protocol):
+    """Clients that correct only the queries whose raw best item the bank knows."""
+
+    def expect_gates(self) -> None:
+        """Raise UnsupportedOperation if clients of this database do not gate their searches."""
+
+
+@runtime_checkable
 class QuerySampling(Protocol):
     """Samples of live queries."""
 
@@ -538,6 +545,7 @@ _MISSING: dict[Any, str] = {
     "location",
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: pass the reference queries as a file",
+    SearchGates: "has no clients that gate searches: leave gate out",
     HubGuards: "has no clients that watch their writes for hubs: leave on_hub off",
     LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }

@@ -107,10 +107,10 @@ class Methods(CollectionMethods):
         # programs that only name the class start sooner.
         from milvus_hubness.milvus.client.operations import Operations
         from milvus_hubness.milvus.client.query_samples import Sampler
-        from milvus_hubness.milvus.store.server import expect_lite
+        from milvus_hubness.milvus.store.server import expect_milvus
 
         with refusing():
-            expect_lite(uri)
+            expect_milvus(uri)
             expect_arguments(kwargs, OF_CLIENTS)
             if not isinstance(sample_queries, bool):
                 raise InvalidParameter(

@@ -27,7 +27,6 @@ from milvus_hubness.jobs.store.ownership import (
     CollectionId,
     Helper,
     expect_copy,
-    expect_helper,
     side_helper,
 )
 from milvus_hubness.jobs.store.records import (
@@ -476,7 +475,7 @@ class StateCache:
             listed: frozenset[str] = frozenset()
             if not helper.is_derived_from(owner.name):
                 listed = yield InStore(partial(_listed_helpers, owner))
-            expect_helper(helper, owner, described["properties"], listed)
+            helper.require_owner(owner, described["properties"], listed)
             cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:

@@ -72,6 +72,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def expect_hub_guard(self) -> None:
         """Return: HubnessClient, AsyncHubnessClient and the proxy watch their writes."""
 
+    def expect_gates(self) -> None:
+        """Return: HubnessClient, AsyncHubnessClient and the proxy gate searches."""
+
+    def close(self) -> None:
+        self.client.close()
+
     # -- descriptions ------------------------------------------------------------------------------
 
     def info(

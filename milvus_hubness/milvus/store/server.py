@@ -94,9 +94,9 @@ def connect(
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
-        expect_lite(uri)
-        if not create:
-            _expect_database(uri)
+    expect_milvus(uri)
+    if uri.endswith(".db") and not create:
+        _expect_database(uri)
 
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for
@@ -138,10 +138,16 @@ def plain_client_of(client: Any) -> MilvusClient:
     return cast(MilvusClient, client)
 
 
-def expect_lite(uri: str) -> None:
-    """Raise UnsupportedVersion if `uri` is a Milvus
-    Lite file and the installed Milvus Lite is too old.
+def expect_milvus(uri: str) -> None:
+    """Raise InvalidParameter for the address of another database, and UnsupportedVersion for a
+    Milvus Lite file if the installed Milvus Lite is too old.
     """
+    scheme, separator, _ = uri.partition("://")
+    if separator and "+" in scheme:
+        raise InvalidParameter(
+            f"{redacted(uri, secrets_in(uri))} is no address of Milvus, which this needs: write "
+            "http://HOST:PORT, or the path of a .db file"
+        )
     if uri.endswith(".db") and (fault := unsupported_lite()):
         raise UnsupportedVersion(fault)
 

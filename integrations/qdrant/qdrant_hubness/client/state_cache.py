@@ -30,7 +30,6 @@ from milvus_hubness.extending import (
     WriteIntentLog,
     bank_parts,
     expect_copy,
-    expect_helper,
     expect_values,
     fitted_bank,
     read_states,
@@ -39,7 +38,6 @@ from milvus_hubness.extending import (
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
-from qdrant_hubness.store.ledger import ON_QDRANT
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
 from qdrant_hubness.store.requests import FAILURES, is_missing, is_too_large, keeps_metadata
@@ -268,7 +266,7 @@ class StateCache:
             raise
 
         _, properties = yield from self._properties(helper.collection, described)
-        expect_helper(helper, CollectionId(name=cached.name), properties, commands=ON_QDRANT)
+        helper.require_owner(CollectionId(name=cached.name), properties)
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:

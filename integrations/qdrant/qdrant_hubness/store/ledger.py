@@ -9,21 +9,17 @@ from typing import Any
 from qdrant_client import models
 
 from milvus_hubness import CollectionExists, CollectionNotFound
-from milvus_hubness.extending import Commands, HelperLists, Record
+from milvus_hubness.extending import HelperLists, Record
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints
 from qdrant_hubness.store.properties import point_id
 
 LEDGER_PROPERTY = "hubness_ledger"
-ON_QDRANT = Commands(run="qdrant-hubness migrate", clean="qdrant-hubness clean", adopt="")
-"""The commands that messages name. Qdrant cannot rename collections."""
 _RECORDS_PER_REQUEST = 500
 
 
 class QdrantLedger(QdrantPoints, HelperLists):
     """The ledger methods of the store."""
-
-    commands = ON_QDRANT
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         """As Store.put_records."""

@@ -273,8 +273,8 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
 
     if _is_denied(error):
         return StoreError(
-            f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to "
-            "one that may"
+            f"Qdrant does not let this key work on {collection!r}: {text}: set "
+            "$MILVUS_HUBNESS_TOKEN to one that may"
         )
 
     remedy = ""

@@ -40,7 +40,7 @@ from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.optimiser import Optimiser
 from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
 from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
-from qdrant_hubness.store.requests import has_formulas, translated, turn
+from qdrant_hubness.store.requests import connect, has_formulas, translated, turn
 from qdrant_hubness.store.rows import Uncopied, queries_of
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, json_bytes
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
@@ -58,12 +58,29 @@ SIZED_POINTS = 8
 
 QUERIES_PER_REQUEST = 200
 
+LOCAL = "file://"
+"""How the address of a folder of the local mode begins."""
+
 BIAS_METRICS = {"COSINE", "IP"}
 """Metrics from whose score a formula can subtract a bias."""
 
 
 class QdrantStore(QdrantWriteIntents):
     """The Store of a QdrantClient, see `connect`. The protocol documents the methods."""
+
+    @classmethod
+    def open(cls, address: str, token: str, database: str) -> QdrantStore:
+        """Return the store of an address, as commands and jobs take it after `qdrant+`.
+
+        address: of a server, or file://FOLDER of the local mode. token: the API key. Raises as
+        `connect` does, and InvalidParameter for a database, which Qdrant has none of.
+        """
+        if database:
+            raise InvalidParameter(f"Qdrant has no databases such as {database!r}: leave --db out")
+        return cls(connect(address.removeprefix(LOCAL), token or None))
+
+    def close(self) -> None:
+        self.client.close()
 
     # -- descriptions ------------------------------------------------------------------------------
 
@@ -128,7 +145,7 @@ class QdrantStore(QdrantWriteIntents):
             keys = ", ".join(counts)
             return [
                 *reasons,
-                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep "
+                f"an earlier correction has left keys in payloads ({keys}): milvus-hubness sweep "
                 f"{source.name} --yes removes them",
             ]
 
