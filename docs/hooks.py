@@ -203,10 +203,26 @@ def front_page() -> str:
     return LINK.sub(from_docs, first_screen)
 
 
+def extending_reference() -> str:
+    """Return a table for each group of names for extensions, with the reason why each is there."""
+    stub = (ROOT / "milvus_hubness/extending.pyi").read_text("utf-8")
+    lines = []
+    reason = ""
+    for line in map(str.strip, stub.partition("__all__ = [")[2].splitlines()):
+        if line.startswith("# -- "):
+            lines += ["", f"| {line.removeprefix('# -- ')} | |", "|---|---|"]
+        elif line.startswith("# "):
+            reason = line.removeprefix("# ").removesuffix(".")
+        elif line.startswith('"'):
+            lines.append(f"| `{ast.literal_eval(line.removesuffix(','))}` | {reason} |")
+    return "\n".join(lines).strip()
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "front": front_page,
     "commands": command_reference,
     "errors": error_reference,
+    "extending": extending_reference,
     "state": state_reference,
 }
 

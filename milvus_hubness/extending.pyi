@@ -1,348 +1,216 @@
 """The names of `milvus_hubness.extending`: for type checkers, and for `extending.py`.
 
-Whoever moves a definition edits its import here. The linter sees to it that `__all__` has each of them.
+Whoever moves a definition edits its import here. `__all__` says of each name why an extension needs it.
 """
 
-from milvus_hubness.basics.bounds import (
-    FrozenModel,
-    read_value,
-)
-from milvus_hubness.basics.defaults import (
-    STATE_TTL,
-)
-from milvus_hubness.basics.logs import (
-    log,
-)
-from milvus_hubness.basics.logs import (
-    named as logger_of,
-)
-from milvus_hubness.basics.progress import (
-    Progress,
-    silent,
-)
-from milvus_hubness.basics.requirements import (
-    naming_extras,
-)
-from milvus_hubness.basics.waiting import (
-    Standing,
-    WaitPolicy,
-    wait_seconds,
-    wait_until,
-)
-from milvus_hubness.correction.banks.bank import (
-    BankLike,
-    QueryBank,
-    Vectors,
-)
-from milvus_hubness.correction.banks.stored import (
-    Key,
-    StoredBank,
-)
+from milvus_hubness.basics.bounds import FrozenModel
+from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.progress import Progress
+from milvus_hubness.basics.waiting import Standing, WaitPolicy, wait_seconds, wait_until
+from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import (
     ALIGNMENT,
-    SMALLEST,
-    SPACING,
     Dtype,
     Floats,
-    Metric,
     StorageFormat,
-    as_metric,
-    unit_directions,
+    same_directions,
 )
-from milvus_hubness.correction.codec.arrays import (
-    decode as decode_vectors,
-)
-from milvus_hubness.correction.codec.arrays import (
-    packed as packed_vectors,
-)
-from milvus_hubness.correction.codec.base import (
-    BIAS_FIELD,
-    EPOCH_FIELD,
-    PENDING,
-    RowBiases,
-    RowCodec,
-    with_columns,
-)
-from milvus_hubness.correction.codec.base import (
-    form_of as storage_format_of,
-)
-from milvus_hubness.correction.codec.fields import (
-    SLOT_FIELDS,
-)
-from milvus_hubness.correction.codec.quantisation import (
-    spread_for,
-)
-from milvus_hubness.correction.estimators import (
-    Estimator,
-    FittedBias,
-)
-from milvus_hubness.correction.estimators.base import (
-    FitInputs,
-)
-from milvus_hubness.correction.kernels.multi_vectors import (
-    MultiVectors,
-    is_multi,
-)
-from milvus_hubness.correction.kernels.multi_vectors import (
-    joined as joined_rows,
-)
-from milvus_hubness.correction.kinds import (
-    expect_factor,
-)
-from milvus_hubness.correction.prior import (
-    Items,
-    Prior,
-)
-from milvus_hubness.correction.rerank import (
-    Adaptive as Reranker,
-)
-from milvus_hubness.correction.state import (
-    REMEDY as STATE_REMEDY,
-)
+from milvus_hubness.correction.codec.arrays import packed as packed_vectors
+from milvus_hubness.correction.codec.base import EPOCH_FIELD, PENDING, RowBiases, RowCodec
+from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.estimators.base import FitInputs
+from milvus_hubness.correction.kinds import expect_factor
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.rerank import Adaptive as Reranker
 from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,
     Profile,
-    described_property,
-    expect_values,
-    fields_read,
-    needs_rows,
+    PropertyModel,
     read_states,
-    require_state,
-    slots_for,
 )
-from milvus_hubness.demo.run import (
-    Pair as DemoPair,
-)
-from milvus_hubness.demo.run import (
-    collect as demo_pairs,
-)
-from milvus_hubness.demo.run import (
-    words as demo_words,
-)
-from milvus_hubness.errors import (
-    name_some,
-    redacted,
-    secrets_in,
-)
-from milvus_hubness.jobs.common.lease import (
-    Lease,
-    lease_on,
-    leasing,
-)
-from milvus_hubness.jobs.common.lease_records import (
-    Entry as LeaseEntry,
-)
-from milvus_hubness.jobs.common.lease_records import (
-    LeasePolicy,
-)
-from milvus_hubness.jobs.common.progress import (
-    Event,
-    Events,
-    Throttle,
-    as_events,
-)
-from milvus_hubness.jobs.store.generations import (
-    BANK_PROPERTY,
-    BankGenerations,
-    Batch,
-    Made,
-    fitted_bank,
-)
-from milvus_hubness.jobs.store.generations import (
-    parts_of as bank_parts,
-)
-from milvus_hubness.jobs.store.generations import (
-    validated as validated_bank,
-)
-from milvus_hubness.jobs.store.helpers import (
-    HelperLists,
-    expect_helpers,
-)
-from milvus_hubness.jobs.store.ownership import (
-    LEDGER,
-    WRITE_INTENTS_OF_PROPERTY,
-    CollectionId,
-    Helper,
-    expect_copy,
-    owner_in,
-)
+from milvus_hubness.demo.run import Pair as DemoPair
+from milvus_hubness.demo.run import collect as demo_pairs
+from milvus_hubness.errors import name_some, redacted, secrets_in
+from milvus_hubness.jobs.common.progress import Event, Events
+from milvus_hubness.jobs.store.generations import BankGenerations, Batch, Made
+from milvus_hubness.jobs.store.helpers import HelperLists
+from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
 from milvus_hubness.jobs.store.protocols import (
+    HubGuards,
     LeavesKeys,
-    QuerySampling,
     Renaming,
+    SearchGates,
     SecondVectors,
     SideCollections,
     Store,
     WholeRows,
-    capability,
 )
 from milvus_hubness.jobs.store.records import (
-    DUAL_WRITE_PROPERTY,
-    IDENTITY_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     CollectionInfo,
     DualWrite,
     Fences,
     Note,
-    QuerySamples,
     Record,
-    Sample,
-    SamplesOf,
-    Samplings,
     VectorField,
-    Verdicts,
     WriteIntentLog,
-    identity_in,
-    intent_log_name,
-    intent_logs_among,
     is_fence,
     taken_keys,
 )
-from milvus_hubness.milvus.client.messages import (
-    expect_arguments,
-)
-from milvus_hubness.milvus.client.methods import (
-    drive,
-    drive_async,
-)
-from milvus_hubness.milvus.client.state_cache import (
-    BankCache,
-    CachedBank,
-)
-from milvus_hubness.milvus.client.steps import (
-    Ask,
-    Compute,
-    Operation,
-    Pause,
-    Step,
-)
+from milvus_hubness.milvus.client.messages import expect_arguments
+from milvus_hubness.milvus.client.methods import drive, drive_async
+from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
+from milvus_hubness.milvus.client.steps import Ask, Compute, Operation, Pause
 
-__all__ = [
-    "ALIGNMENT",
-    "BANK_PROPERTY",
-    "BIAS_FIELD",
-    "DUAL_WRITE_PROPERTY",
-    "EPOCH_FIELD",
-    "IDENTITY_PROPERTY",
-    "LEDGER",
-    "PENDING",
-    "SLOT_FIELDS",
-    "SMALLEST",
-    "SPACING",
-    "STATE_REMEDY",
-    "STATE_TTL",
-    "WRITE_INTENTS_OF_PROPERTY",
-    "WRITE_INTENTS_PROPERTY",
-    "Ask",
-    "BankCache",
-    "BankGenerations",
-    "BankLike",
-    "BankReference",
-    "Batch",
-    "CachedBank",
-    "CollectionId",
-    "CollectionInfo",
-    "CollectionState",
-    "Compute",
-    "DemoPair",
-    "Dtype",
-    "DualWrite",
-    "Estimator",
-    "Event",
-    "Events",
-    "Fences",
-    "FitInputs",
-    "FittedBias",
-    "Floats",
-    "FrozenModel",
-    "Helper",
-    "HelperLists",
-    "Items",
-    "Key",
-    "Lease",
-    "LeaseEntry",
-    "LeasePolicy",
-    "LeavesKeys",
-    "Made",
-    "Metric",
-    "MultiVectors",
-    "Note",
-    "Operation",
-    "Pause",
-    "Prior",
-    "Profile",
-    "Progress",
-    "QueryBank",
-    "QuerySamples",
-    "QuerySampling",
-    "Record",
-    "Renaming",
-    "Reranker",
-    "RowBiases",
-    "RowCodec",
-    "Sample",
-    "SamplesOf",
-    "Samplings",
-    "SecondVectors",
-    "SideCollections",
-    "Standing",
-    "Step",
-    "StorageFormat",
+__all__ = [  # noqa: RUF022 - by what they are for
+    # -- A store
+    # All methods that jobs need of a database.
     "Store",
-    "StoredBank",
-    "Throttle",
-    "VectorField",
-    "Vectors",
-    "Verdicts",
-    "WaitPolicy",
+    # Optional: collections can be renamed.
+    "Renaming",
+    # Optional: whole rows can be replaced, and so a deleted one comes back.
     "WholeRows",
+    # Optional: biases under keys of rows that have no schema.
+    "LeavesKeys",
+    # Optional: biases in a collection of their own.
+    "SideCollections",
+    # Optional: a second vector field for the augmented vectors.
+    "SecondVectors",
+    # Optional: clients of the database watch their writes for hubs.
+    "HubGuards",
+    # Optional: clients of the database gate their searches.
+    "SearchGates",
+    # Banks on any database: a store inherits them.
+    "BankGenerations",
+    # The helper collections of a collection, listed and verified: a store inherits it.
+    "HelperLists",
+    # -- What a store exchanges with jobs
+    # A collection as jobs see it: `Store.info` returns it.
+    "CollectionInfo",
+    # A vector field of a collection, with its index.
+    "VectorField",
+    # Rows that a store reads and writes.
+    "Batch",
+    # The key of a row, a number or a text.
+    "Key",
+    # What a job has to remember: `Store.put_records` takes them.
+    "Record",
+    # The collection with the records of jobs, which a client reads too.
+    "LEDGER",
+    # What a client has noted of a write: `Store.notes` returns them.
+    "Note",
+    # The log in which clients note their writes while a job rewrites rows.
     "WriteIntentLog",
-    "as_events",
-    "as_metric",
-    "bank_parts",
-    "capability",
-    "decode_vectors",
-    "demo_pairs",
-    "demo_words",
-    "described_property",
-    "drive",
-    "drive_async",
-    "expect_arguments",
-    "expect_copy",
-    "expect_factor",
-    "expect_helpers",
-    "expect_values",
-    "fields_read",
-    "fitted_bank",
-    "identity_in",
-    "intent_log_name",
-    "intent_logs_among",
+    # Where the writes of a client go too, while a migration runs.
+    "DualWrite",
+    # The aliases through which the holder of a lease writes: `Store.fenced` takes them.
+    "Fences",
+    # A store does not show the aliases of fences.
     "is_fence",
-    "is_multi",
-    "joined_rows",
-    "lease_on",
-    "leasing",
-    "log",
-    "logger_of",
-    "name_some",
-    "naming_extras",
-    "needs_rows",
-    "owner_in",
-    "packed_vectors",
-    "read_states",
-    "read_value",
-    "redacted",
-    "require_state",
-    "secrets_in",
-    "silent",
-    "slots_for",
-    "spread_for",
-    "storage_format_of",
+    # Which collection is meant, also after a rename.
+    "CollectionId",
+    # Which generation of a bank is meant: a store reads and deletes its rows.
+    "BankReference",
+    # A bank on its way to and from a database.
+    "StoredBank",
+    # What `Store.save_bank` has created.
+    "Made",
+    # The base of all that is stored in a property: `Store.write_property` takes one.
+    "FrozenModel",
+    # A record of a store's own in a property of a collection, validated when it is read.
+    "PropertyModel",
+    # The obstacle that users' fields have the names of hidden ones.
     "taken_keys",
-    "unit_directions",
-    "validated_bank",
-    "wait_seconds",
+    # -- What is stored
+    # How a vector field is corrected: a store and a client have all else from it.
+    "CollectionState",
+    # A named set of biases of a field, which a query may choose.
+    "Profile",
+    # The states among the properties of a collection, for a client.
+    "read_states",
+    # What is in a stored row: a store and a client compute nothing of that themselves.
+    "RowCodec",
+    # The biases of rows that a client is about to write.
+    "RowBiases",
+    # The columns and the type of a stored vector, and rows to and from them.
+    "StorageFormat",
+    # The multiple of a width at which indexes are fast: `Store.width_multiple`.
+    "ALIGNMENT",
+    # The types of vectors that can be corrected: `VectorField.dtype`.
+    "Dtype",
+    # Vectors and biases in float32, as a store exchanges them with jobs.
+    "Floats",
+    # Lists of numbers become an array in half of NumPy's time, on each insert and search.
+    "packed_vectors",
+    # A store that normalises vectors says whether a copy has the same ones.
+    "same_directions",
+    # The hidden fields with biases, which a store adds for `enable`.
+    "SLOT_FIELDS",
+    # The hidden field with the epoch of a row's bias, which a store adds and counts.
+    "EPOCH_FIELD",
+    # The epoch of a row without a bias, which a store looks for.
+    "PENDING",
+    # -- Waits and messages of a store
+    # How far a server is with what a store waits for.
+    "Standing",
+    # How long a store may wait for a server that gets no further.
+    "WaitPolicy",
+    # A store waits for an index or an optimiser, and ends when it gets no further.
     "wait_until",
-    "with_columns",
+    # A store waits as long as the server asks, and says so.
+    "wait_seconds",
+    # A store says what it waits for, and clients what they could not do.
+    "log",
+    # Messages of a store show no secret.
+    "redacted",
+    # The secrets in the address of a store, for `redacted`.
+    "secrets_in",
+    # Messages name the first rows of many.
+    "name_some",
+    # -- An estimator and a re-ranker
+    # What the fit of an estimator gets beside the bank.
+    "FitInputs",
+    # What an estimator fits and scores: an array, or several vectors a row.
+    "Vectors",
+    # A learned stage after a search inherits from it.
+    "Reranker",
+    # -- A listener
+    # What a listener of a migration gets.
+    "Event",
+    # The listeners of a migration: `MigrationOptions.events`.
+    "Events",
+    # A listener of long jobs: takes what is done, how much, and of how much.
+    "Progress",
+    # -- A client of a database
+    # A method of a client without I/O: a generator of steps.
+    "Operation",
+    # A step of an operation: a request to the database.
+    "Ask",
+    # A step: long work outside the event loop.
+    "Compute",
+    # A step: a wait.
+    "Pause",
+    # Runs the operations of a synchronous client.
+    "drive",
+    # Runs the operations of an asynchronous client.
+    "drive_async",
+    # The banks of a client in memory, within a budget.
+    "BankCache",
+    # One of them, which computes biases.
+    "CachedBank",
+    # Keys and fields of rows, for priors and kinds: a client reads them for new rows.
+    "Items",
+    # A client of a database has the same default age of a cached state.
+    "STATE_TTL",
+    # A client refuses arguments that are misspelt.
+    "expect_arguments",
+    # A client refuses an invalid `kinds` of a query as others do.
+    "expect_factor",
+    # -- Data of examples
+    # A documented function, for examples: a question and its right answer.
+    "DemoPair",
+    # The data of examples, which download nothing.
+    "demo_pairs",
 ]

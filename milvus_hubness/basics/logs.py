@@ -30,12 +30,5 @@ class VisibleRecords(logging.Filter):
         return True
 
 
-def named(name: str) -> logging.Logger:
-    """Return the logger of this name, with the filter."""
-    logger = logging.getLogger(name)
-    if not any(isinstance(present, VisibleRecords) for present in logger.filters):
-        logger.addFilter(VisibleRecords())
-    return logger
-
-
-log = named("milvus_hubness")
+log = logging.getLogger("milvus_hubness")
+log.addFilter(VisibleRecords())

@@ -497,6 +497,35 @@ class CollectionState(FrozenModel):
             return None
         return kinds_from(self.kinds, profile.kinds, self.layout.dim)
 
+    @property
+    def fields_read(self) -> frozenset[str]:
+        """The fields of rows on which their numbers depend, apart from the vector."""
+        of_kinds = {self.kinds.field} if self.kinds is not None and self.kinds.field else set()
+        return self._prior_fields | of_kinds
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether the numbers of a row depend on more than its vector."""
+        return bool(self._priors or self.fields_read)
+
+    def expect_values(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Raise InvalidInput for a row, named by its position, whose value no prior can use."""
+        for name in sorted(self._prior_fields):
+            for position, problem in problems_in([row.get(name) for row in rows]):
+                raise InvalidInput(unusable(position, name, problem))
+
+    @property
+    def _priors(self) -> list[Prior]:
+        """The priors of all biases that new rows get."""
+        profiles = list(self.profiles.values())
+        profiles += [change.profile for change in (self.incoming, self.outgoing) if change]
+        return [profile.prior for profile in profiles if profile.prior is not None]
+
+    @property
+    def _prior_fields(self) -> frozenset[str]:
+        """The fields of rows that a prior reads."""
+        return frozenset(prior.field for prior in self._priors if prior.source == "field")
+
     def profile_of(self, name: str | None) -> Profile:
         """Return the profile of that name, the active one for None. Raises InvalidInput."""
         if name is not None and name not in self.profiles:
@@ -626,36 +655,6 @@ def suffix_for(field: str, others: Collection[CollectionState]) -> str:
     # One field of a collection goes without, and most collections have no second one.
     is_taken = any(not state.suffix for state in others if state.field != field)
     return f"_{field}" if is_taken else ""
-
-
-def priors_of(state: CollectionState) -> list[Prior]:
-    """Return the priors of all biases that new rows get."""
-    profiles = list(state.profiles.values())
-    profiles += [change.profile for change in (state.incoming, state.outgoing) if change]
-    return [profile.prior for profile in profiles if profile.prior is not None]
-
-
-def prior_fields(state: CollectionState) -> frozenset[str]:
-    """Return the fields of rows that a prior reads."""
-    return frozenset(prior.field for prior in priors_of(state) if prior.source == "field")
-
-
-def fields_read(state: CollectionState) -> frozenset[str]:
-    """Return the fields of rows on which their numbers depend, apart from the vector."""
-    of_kinds = {state.kinds.field} if state.kinds is not None and state.kinds.field else set()
-    return prior_fields(state) | of_kinds
-
-
-def needs_rows(state: CollectionState) -> bool:
-    """Whether the numbers of a row depend on more than its vector."""
-    return bool(priors_of(state) or fields_read(state))
-
-
-def expect_values(state: CollectionState, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidInput for a row, named by its position, whose value no prior can use."""
-    for name in sorted(prior_fields(state)):
-        for position, problem in problems_in([row.get(name) for row in rows]):
-            raise InvalidInput(unusable(position, name, problem))
 
 
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:

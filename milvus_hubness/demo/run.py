@@ -61,6 +61,14 @@ class Pair(NamedTuple):
     body: str
     """The answer: the source text after the docstring."""
 
+    @staticmethod
+    def words(text: str) -> list[str]:
+        """Return the words of a text in lower case.
+
+        Identifiers are split at underscores and case: "HTTPServer_bind" has three words.
+        """
+        return [word.lower() for word in WORD.findall(text)]
+
 
 @cache
 def collect(root: Path | None = None) -> tuple[Pair, ...]:
@@ -202,14 +210,6 @@ def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) 
     )
 
 
-def words(text: str) -> list[str]:
-    """Return the words in lower case.
-
-    Identifiers are split at underscores and case: "HTTPServer_bind" has three words.
-    """
-    return [word.lower() for word in WORD.findall(text)]
-
-
 def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
@@ -218,7 +218,7 @@ def _tower(
     The second value is (n,) whether a text has a word of those that the tower was fitted on.
     """
     tfidf = TfidfVectorizer(
-        tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True
+        tokenizer=Pair.words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True
     )
     tfidf.fit([texts[i] for i in fit_on])
     weights = tfidf.transform(texts)

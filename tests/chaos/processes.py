@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-LIBRARIES = ("pymilvus", "milvus_lite", "milvus_hubness", "qdrant_hubness")
+LIBRARIES = ("pymilvus", "milvus_lite", "milvus_hubness")
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.chaos.warm"])

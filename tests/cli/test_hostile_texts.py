@@ -14,7 +14,7 @@ from milvus_lite.server_manager import server_manager_instance
 from pymilvus import DataType
 
 from milvus_hubness import connect
-from milvus_hubness.basics.logs import log, named
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import silent
 from milvus_hubness.basics.texts import visible, visible_json, visible_line
 from milvus_hubness.cli import console
@@ -230,27 +230,25 @@ def test_lines_tables_and_events(text, capsys):
         assert_harmless(shown)
 
 
-@pytest.mark.parametrize("name", ["milvus_hubness", "qdrant_hubness"])
-def test_a_log_record_is_one_line(name, capsys):
-    logger, handler = named(name), logging.StreamHandler(sys.stderr)
-    assert named("milvus_hubness") is log
-    logger.addHandler(handler)
+def test_a_log_record_is_one_line(capsys):
+    handler = logging.StreamHandler(sys.stderr)
+    log.addHandler(handler)
     try:
         for text in HOSTILE.values():
-            logger.warning("the key %s failed", text)
-            logger.warning(f"the key {text} failed")
+            log.warning("the key %s failed", text)
+            log.warning(f"the key {text} failed")
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 2 * len(HOSTILE)
         assert_harmless("".join(lines))
         try:
             raise ValueError("\x1b[2J\u202e")
         except ValueError:
-            logger.exception("failed")
+            log.exception("failed")
         told = capsys.readouterr().err
         assert "ValueError: \\x1b[2J\\u202e" in told
         assert_harmless(told)
     finally:
-        logger.removeHandler(handler)
+        log.removeHandler(handler)
 
 
 def test_every_character_without_a_sight_of_its_own_is_escaped():

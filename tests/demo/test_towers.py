@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from milvus_hubness.demo.run import Pair, Retriever, build, split_pairs, words
+from milvus_hubness.demo.run import Pair, Retriever, build, split_pairs
 from milvus_hubness.errors import InvalidInput
 
 
@@ -34,7 +34,7 @@ def recall_at_1(scores: np.ndarray) -> float:
     ],
 )
 def test_words(text: str, expected: list[str]) -> None:
-    assert words(text) == expected
+    assert Pair.words(text) == expected
 
 
 def test_nearest_neighbor_normalization_lifts_recall(retriever: Retriever) -> None:

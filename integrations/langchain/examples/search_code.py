@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
 from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
-from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
+from milvus_hubness.extending import DemoPair, demo_pairs
 
 FUNCTIONS, QUESTIONS = 600, 200
 COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
@@ -30,7 +30,7 @@ class HashedWords(Embeddings):
 
     def __init__(self) -> None:
         self._vectorizer = HashingVectorizer(
-            n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
+            n_features=512, tokenizer=DemoPair.words, token_pattern=None, lowercase=False
         )
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:

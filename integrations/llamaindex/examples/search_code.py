@@ -18,7 +18,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from llama_index_milvus_hubness import HubnessVectorStore
 from milvus_hubness import CorrectionConfig, QueryBank
-from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
+from milvus_hubness.extending import DemoPair, demo_pairs
 
 FUNCTIONS, QUESTIONS = 600, 100
 COLLECTION = "stdlib_functions"
@@ -28,7 +28,7 @@ def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
     downloaded."""
     vectorizer = HashingVectorizer(
-        n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
+        n_features=512, tokenizer=DemoPair.words, token_pattern=None, lowercase=False
     )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 

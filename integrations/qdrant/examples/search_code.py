@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from milvus_hubness import QueryBank, migrate, plan_migration
-from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
+from milvus_hubness.extending import DemoPair, demo_pairs
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, connect
 
 FUNCTIONS, QUESTIONS = 600, 200
@@ -24,7 +24,7 @@ def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
     downloaded."""
     vectorizer = HashingVectorizer(
-        n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
+        n_features=512, tokenizer=DemoPair.words, token_pattern=None, lowercase=False
     )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 

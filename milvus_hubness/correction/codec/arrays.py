@@ -312,6 +312,20 @@ def unit_directions(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.asarray(numbers / np.where(lengths == 0, 1, lengths), np.float64)
 
 
+def same_directions(a: npt.NDArray[Any], b: npt.NDArray[Any], dtype: Dtype, units: int) -> bool:
+    """Whether vectors (…, d) have the same directions, up to so many units in the last place of
+    numbers of `dtype`.
+    """
+    return bool(
+        np.allclose(
+            unit_directions(a),
+            unit_directions(b),
+            rtol=units * SPACING[dtype],
+            atol=units * SMALLEST[dtype],
+        )
+    )
+
+
 def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
     """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape.
 
@@ -444,6 +458,13 @@ class StorageFormat:
         coarse, remainder = _coarse_and_remainder(self._numbers(rows), self.dtype)
         # u(h + l) + 16v · h/16: v·l, a product of two remainders, is below the precision.
         return encode(self._filled(rows, coarse, coarse, DAMPING * remainder), self.dtype)
+
+    def decode(self, values: Iterable[Any]) -> Floats:
+        """Return rows as they are stored, or queries as they are sent, as float32 (n, width).
+
+        Raises InvalidInput if they are not rows of numbers, or of bytes, of one length.
+        """
+        return decode(values, self.dtype)
 
     def split(self, rows: Floats) -> Floats:
         """Return float32 (n, width): the rows in the columns of the field."""

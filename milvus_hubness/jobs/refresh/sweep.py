@@ -27,10 +27,10 @@ from milvus_hubness.jobs.migration.clean import (
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.presence import is_copy
 from milvus_hubness.jobs.refresh.plan import SpareBanks
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY
 from milvus_hubness.jobs.store.ownership import bank_name
 from milvus_hubness.jobs.store.protocols import LeavesKeys, Store, expect_store
 from milvus_hubness.jobs.store.records import (
+    BANK_PROPERTY,
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
     WRITE_INTENTS_PROPERTY,

@@ -24,7 +24,7 @@ from milvus_hubness.correction.banks.bank import QueryBank, are_numbered
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
-from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi
+from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, joined
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
 from milvus_hubness.correction.prior import problem_of
 from milvus_hubness.correction.state import BankReference, read_states
@@ -36,6 +36,7 @@ from milvus_hubness.errors import (
     StateError,
     StoreError,
 )
+from milvus_hubness.jobs.store.records import BANK_PROPERTY
 
 Row = dict[str, Any]
 Made = Literal["collection", "generation", "nothing"]
@@ -55,6 +56,17 @@ class Batch:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @classmethod
+    def joined(cls, batches: Sequence[Batch]) -> Batch:
+        """Return the rows of one or more batches in one."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            keys=[key for batch in batches for key in batch.keys],
+            vectors=joined([batch.vectors for batch in batches]),
+            rows=[row for batch in batches for row in batch.rows],
+        )
+
     def take(self, positions: Sequence[int]) -> Batch:
         """Return the rows at these positions."""
         # All rows in their order are taken often, and need no copy.
@@ -71,9 +83,6 @@ class Batch:
         """Return the rows with these fields, in place of those of the same names."""
         return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
 
-
-BANK_PROPERTY = "hubness_bank"
-"""Marks a collection as a bank collection."""
 
 QUERIES = "queries"
 TARGETS = "targets"
@@ -367,6 +376,8 @@ class BankGenerations(ABC):
     rows of clicks have one too, and `keys` with their `clicks`.
     """
 
+    marker = BANK_PROPERTY
+    """The property of a collection of banks; its value is "1"."""
     database: str
     """The name of the database, for messages."""
     bank_field: str
@@ -374,6 +385,21 @@ class BankGenerations(ABC):
 
     _warned: set[str]
     """Problems of collections that are in the log already: a long job asks many times."""
+
+    @staticmethod
+    def parts_of(reference: BankReference) -> list[str]:
+        """Return the parts whose rows `restored` takes."""
+        return parts_of(reference)
+
+    @staticmethod
+    def restored(
+        reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
+    ) -> StoredBank:
+        """Return the bank in the rows of the parts of a generation, in any order.
+
+        database: its name, for messages. Raises EmptyBank, and StateError for rows of another bank.
+        """
+        return validated(reference, fitted_bank(reference, database, vectors, rows))
 
     # Methods of `protocols.Collections` and `protocols.Rows`.
     read_back: Callable[..., Any]

@@ -20,7 +20,7 @@ from milvus_hubness.jobs.store.ownership import (
     listed_in,
 )
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import Record, Sampling, Samplings
+from milvus_hubness.jobs.store.records import CollectionInfo, Record, Sampling, Samplings
 
 
 class HelperReads(Protocol):
@@ -150,6 +150,15 @@ class HelperLists:
     records: Callable[..., list[Record]]
     put_records: Callable[[str, Sequence[Record]], None]
     drop_records: Callable[[str, str], None]
+
+    exists: Callable[[str], bool]
+    properties_of: Callable[[str], Mapping[str, Any]]
+
+    def expect_own_helpers(self, info: CollectionInfo) -> None:
+        """Raise StateError unless the side collections and the write-intent log that the properties
+        of a collection name are its own.
+        """
+        expect_helpers(self, info.biases_and_notes, info.collection_id)
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
         """Return the helpers that the ledger lists for this collection."""

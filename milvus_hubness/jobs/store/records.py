@@ -28,7 +28,9 @@ from milvus_hubness.basics.bounds import (
 )
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
+from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
@@ -37,13 +39,18 @@ from milvus_hubness.correction.state import (
     PropertyModel,
     StoredEstimator,
     described_property,
+    read_states,
+    slots_for,
 )
 from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
 from milvus_hubness.jobs.store.ownership import (
     LONGEST_STEM,
+    WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
     Helper,
+    expect_copy,
     log_helpers,
+    owner_in,
     samples_helper,
     side_helper,
 )
@@ -57,24 +64,8 @@ def is_fence(alias: str) -> bool:
 _INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
 
 
-def intent_log_name(collection: str) -> str:
-    """Return a new name for a write-intent log of a collection."""
-    return f"{collection[:LONGEST_STEM]}__write_intents_{uuid.uuid4().hex[:8]}"
-
-
-def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs,
-    complete or not, from the names of all collections.
-    """
-    # A log has two collections. A killed job may have left only one of them.
-    logs = {name.removesuffix("_rows") for name in names}
-    stem = collection[:LONGEST_STEM]
-    return sorted(
-        name
-        for name in logs
-        if (ending := _INTENT_LOG.search(name)) and name[: ending.start()] == stem
-    )
-
+BANK_PROPERTY = "hubness_bank"
+"""Marks a collection that holds the generations of a query bank."""
 
 # Properties of a collection, each the JSON of one of the records below.
 TUNING_PROPERTY = "hubness_tuning"
@@ -209,6 +200,12 @@ class DualWrite(PropertyModel):
     it; before that, the next catch-up pass repairs it.
     """
 
+    def require_migration(self, origin: CollectionId, bodies: Iterable[str]) -> None:
+        """Raise StateError unless a migration of the ledger lets writes to `origin` go to the copy
+        as well. bodies: the ledger's records of the migrations to either of them, as JSON.
+        """
+        expect_copy(origin, self.collection, self.property_name, bodies)
+
 
 class WriteIntentLog(PropertyModel):
     """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
@@ -217,6 +214,8 @@ class WriteIntentLog(PropertyModel):
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
+    marker: ClassVar[str] = WRITE_INTENTS_OF_PROPERTY
+    """The property of both collections of a log; its value is the CollectionId of their owner."""
     collection: CollectionName
     """The collection with the last notes of the keys; that with the noted rows is `rows`."""
     made: str = Field(max_length=64)
@@ -225,6 +224,30 @@ class WriteIntentLog(PropertyModel):
     """The server creates the keys of inserted rows."""
     by_partition: bool = False
     """Rows of one key may be in several partitions."""
+
+    @staticmethod
+    def new_name(collection: str) -> str:
+        """Return a new name for the log of a collection."""
+        return f"{collection[:LONGEST_STEM]}__write_intents_{uuid.uuid4().hex[:8]}"
+
+    @staticmethod
+    def names_among(names: Iterable[str], collection: str) -> list[str]:
+        """Return the names of a collection's logs,
+        complete or not, from the names of all collections.
+        """
+        # A log has two collections. A killed job may have left only one of them.
+        logs = {name.removesuffix("_rows") for name in names}
+        stem = collection[:LONGEST_STEM]
+        return sorted(
+            name
+            for name in logs
+            if (ending := _INTENT_LOG.search(name)) and name[: ending.start()] == stem
+        )
+
+    @classmethod
+    def owner_in(cls, properties: Mapping[str, Any]) -> CollectionId | None:
+        """Return the collection whose log has these properties; None if they name none."""
+        return owner_in(properties, cls.marker)
 
     @property
     def rows(self) -> str:
@@ -320,6 +343,14 @@ class VectorField:
         """The layout of the vectors as they are. Raises InvalidParameter for another metric."""
         return Layout(self.dim, as_metric(self.metric), multi_vectors=self.multi_vectors)
 
+    def width_of_copy(self, width_multiple: int) -> int:
+        """Return the width of the augmented vectors of a copy without room for further profiles.
+
+        Raises InvalidParameter for another metric.
+        """
+        layout = Layout(self.dim, as_metric(self.metric), slots_for(1), width_multiple)
+        return form_of(layout, self.dtype).width
+
     @property
     def obstacles(self) -> list[str]:
         """The reason why the field cannot be corrected, if the database computes its vectors.
@@ -374,6 +405,56 @@ class CollectionInfo:
     """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit.
     """
 
+    @classmethod
+    def of_properties(
+        cls,
+        properties: Mapping[str, str],
+        *,
+        name: str,
+        key_field: str,
+        vector_fields: dict[str, VectorField],
+        rows: int,
+        partitions: tuple[str | None, ...],
+        aliases: Iterable[str],
+        schema: dict[str, Any],
+        number: str = "",
+        time_to_live: int = 0,
+    ) -> CollectionInfo:
+        """Return the description of a collection with all that its properties say.
+
+        aliases: also those of fences, which the description leaves out. number: the database's own
+        of the collection; empty if it numbers none. Raises StateError for a broken property.
+        """
+        return cls(
+            name=name,
+            key_field=key_field,
+            vector_fields=vector_fields,
+            rows=rows,
+            partitions=partitions,
+            aliases=tuple(alias for alias in aliases if not is_fence(alias)),
+            states=read_states(properties, name),
+            verdicts=Verdicts.read(properties, name) or Verdicts(),
+            is_bank=BANK_PROPERTY in properties,
+            schema=schema,
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            samplings=Samplings.read(properties, name) or Samplings(),
+            identity=number or identity_in(properties, name),
+            time_to_live=time_to_live,
+        )
+
+    @staticmethod
+    def properties_of_copy(properties: Mapping[str, Any], state: CollectionState) -> dict[str, Any]:
+        """Return the properties of a copy: those of its source, and its own state.
+
+        It does not get those about the source alone: its jobs, its samples, and which collection it
+        is.
+        """
+        carried = {**properties, state.property_name: state.to_json()}
+        for record in (DualWrite, WriteIntentLog, Samplings, Identity):
+            carried.pop(record.property_name, None)
+        return carried
+
     def __post_init__(self) -> None:
         for state in self.states.values():
             # A user who may change properties or drop fields can make a state wrong:
@@ -408,6 +489,10 @@ class CollectionInfo:
         state = self.states.get(field)
         vector = self.vector_fields[field]
         return (state.dim, state.metric) if state else (vector.dim, vector.metric)
+
+    def bias_spread(self, field: str) -> int:
+        """Return in how many columns a quantiser that treats all columns alike needs a bias."""
+        return spread_for(*self.users_shape(field))
 
     @property
     def users_fields(self) -> dict[str, VectorField]:

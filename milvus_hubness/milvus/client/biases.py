@@ -12,7 +12,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
-from milvus_hubness.correction.state import CollectionState, Profile, expect_values
+from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import BankTooLarge, InvalidParameter
 from milvus_hubness.milvus.client.guarding import (
     GuardCounts,
@@ -150,7 +150,7 @@ class Biases:
         if watches:
             expect_computed(collection, state, bias)
         watched: Watched | None = None
-        expect_values(state, rows.rows)
+        state.expect_values(rows.rows)
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
         if bias == "pending":

@@ -12,7 +12,6 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.state import PROPERTY, CollectionState, read_states
 from milvus_hubness.errors import LeaseHeld, StateError, UnsupportedOperation
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY
 from milvus_hubness.jobs.store.helpers import complete_rename, expect_helpers, list_helpers
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
@@ -21,10 +20,10 @@ from milvus_hubness.jobs.store.ownership import (
     WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
     Helper,
-    expect_copy,
     side_helper,
 )
 from milvus_hubness.jobs.store.records import (
+    BANK_PROPERTY,
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
     SAMPLINGS_PROPERTY,
@@ -345,7 +344,7 @@ class Catalog:
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
 
         dual_write = DualWrite.read(properties, owner.name)
-        if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write.collection))):
+        if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write))):
             dual_write = None
 
         return Belongings(
@@ -358,13 +357,14 @@ class Catalog:
         )
 
 
-def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
+def _is_copied_to(origin: CollectionId, dual_write: DualWrite, store: MilvusStore) -> bool:
     """Whether a migration lets writes go to an existing copy as well; a property alone does not."""
+    copy = dual_write.collection
     if not store.exists(copy):
         return False
 
     try:
-        expect_copy(origin, copy, DUAL_WRITE_PROPERTY, migrations_to((origin.name, copy), store))
+        dual_write.require_migration(origin, migrations_to((origin.name, copy), store))
     except StateError as error:
         log.warning("%s", error)
         return False

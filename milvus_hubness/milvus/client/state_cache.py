@@ -26,11 +26,9 @@ from milvus_hubness.jobs.store.ownership import (
     LEDGER,
     CollectionId,
     Helper,
-    expect_copy,
     side_helper,
 )
 from milvus_hubness.jobs.store.records import (
-    DUAL_WRITE_PROPERTY,
     DualWrite,
     Samplings,
     WriteIntentLog,
@@ -486,7 +484,7 @@ class StateCache:
         origin = cached.collection_id
         copy = dual_write.collection
         bodies = yield InStore(partial(migrations_to, (origin.name, copy)))
-        expect_copy(origin, copy, DUAL_WRITE_PROPERTY, bodies)
+        dual_write.require_migration(origin, bodies)
         cached.checked.add(dual_write)
 
     def rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:

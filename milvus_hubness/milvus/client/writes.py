@@ -25,9 +25,6 @@ from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,
-    expect_values,
-    fields_read,
-    needs_rows,
 )
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -168,7 +165,7 @@ class Writes:
         for state in cached.states.values():
             if not _bring_vectors(rows, state.field):
                 if _are_rows(rows):
-                    expect_values(state, rows)
+                    state.expect_values(rows)
                 continue
 
             vectors = vectors_of(state, rows, valid=valid)
@@ -200,11 +197,11 @@ class Writes:
         """Return the rows for a prior and for kinds, with the values that they keep in a partial
         update.
         """
-        if not needs_rows(state):
+        if not state.needs_rows:
             return Items([], [])
 
         keys = [row.get(cached.key_field) for row in rows]
-        names = fields_read(state)
+        names = state.fields_read
         lacking = [i for i, row in enumerate(rows) if not names <= row.keys()]
         if not (write.in_part and lacking):
             return Items(keys, rows)

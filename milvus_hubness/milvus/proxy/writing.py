@@ -24,7 +24,7 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowCodec
 from milvus_hubness.correction.prior import Items
-from milvus_hubness.correction.state import CollectionState, fields_read, needs_rows
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
@@ -86,7 +86,7 @@ class _RequestedWrite:
         needs_candidates = any(state.codec.needs_candidates for state in states)
         # Values that a partial update leaves out are on the server, and a client reads them.
         is_partial = bool(getattr(self._request, "partial_update", False))
-        needs_values = is_partial and any(fields_read(state) for state in states)
+        needs_values = is_partial and any(state.fields_read for state in states)
         if cached.intent_log is not None or needs_candidates or needs_values:
             return (yield from self._write_rows(self._as_rows))
 
@@ -281,10 +281,10 @@ def _items(request: Any, cached: CachedState, state: CollectionState) -> Items:
     Raises InvalidInput for dynamic fields that are not JSON.
     """
     # Without these, no object is made of a row.
-    if not needs_rows(state):
+    if not state.needs_rows:
         return Items([], [])
 
-    names = {cached.key_field, *fields_read(state)}
+    names = {cached.key_field, *state.fields_read}
     columns = request.fields_data
     named = [column for column in columns if column.is_dynamic or column.field_name in names]
     rows = rows_of(named, request.num_rows)

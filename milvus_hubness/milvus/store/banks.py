@@ -15,7 +15,6 @@ from milvus_hubness.correction.codec.arrays import Metric
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.jobs.store.generations import (
-    BANK_PROPERTY,
     LONGEST_SOURCE,
     BankGenerations,
     Batch,
@@ -111,7 +110,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
         schema.add_field("source", DataType.VARCHAR, max_length=LONGEST_SOURCE)
         schema.add_field("added_at", DataType.INT64, description="Unix time, seconds")
         with translated(collection):
-            self._create(collection, schema, BANK_PROPERTY)
+            self._create(collection, schema, self.marker)
 
     def _serve_bank(self, collection: str, metric: Metric) -> None:
         try:
@@ -126,7 +125,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         schema = self.client.describe_collection(collection)
         vector = milvus_schema.fields_by_name(schema).get("vector")
-        return int(vector["params"]["dim"]) if vector else 0, BANK_PROPERTY in schema["properties"]
+        return int(vector["params"]["dim"]) if vector else 0, self.marker in schema["properties"]
 
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         self._ensure_loaded(reference.collection)

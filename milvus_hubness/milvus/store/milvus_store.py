@@ -24,8 +24,7 @@ from milvus_hubness.errors import (
     StoreError,
     redacted,
 )
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY
-from milvus_hubness.jobs.store.helpers import expect_helpers, own_samplings
+from milvus_hubness.jobs.store.helpers import own_samplings
 from milvus_hubness.jobs.store.ownership import (
     SIDE_PROPERTY,
     owner_in,
@@ -33,13 +32,8 @@ from milvus_hubness.jobs.store.ownership import (
 )
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
-    DualWrite,
     Samplings,
     VectorField,
-    Verdicts,
-    WriteIntentLog,
-    identity_in,
-    is_fence,
     taken_keys,
 )
 from milvus_hubness.milvus.pymilvus_private import reason_of_failed_index
@@ -86,21 +80,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         schema = self.client.describe_collection(collection)
         name = schema["collection_name"]
         properties = schema["properties"]
-        info = CollectionInfo(
+        info = CollectionInfo.of_properties(
+            properties,
             name=name,
             key_field=milvus_schema.key_field(schema)["name"],
             vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
             rows=self.count(name) if counted else 0,
             partitions=self._partitions(schema),
-            aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
-            states=read_states(properties, name),
-            verdicts=Verdicts.read(properties, name) or Verdicts(),
-            is_bank=BANK_PROPERTY in properties,
+            aliases=self._all_aliases(schema),
             schema=schema,
-            dual_write=DualWrite.read(properties, name),
-            intent_log=WriteIntentLog.read(properties, name),
-            samplings=Samplings.read(properties, name) or Samplings(),
-            identity=str(schema["collection_id"] or "") or identity_in(properties, name),
+            number=str(schema["collection_id"] or ""),
             time_to_live=milvus_schema.time_to_live(properties),
         )
         return self._with_own_helpers(info) if checked else info
@@ -120,7 +109,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         Raises StateError for another helper that does:
         biases and notes are indispensable, samples are not.
         """
-        expect_helpers(self, info.biases_and_notes, info.collection_id)
+        self.expect_own_helpers(info)
         samplings = own_samplings(self, info.samplings, info.collection_id)
         return replace(info, samplings=samplings)
 

@@ -19,10 +19,7 @@ from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.ownership import side_helper
 from milvus_hubness.jobs.store.records import (
-    DUAL_WRITE_PROPERTY,
-    IDENTITY_PROPERTY,
     SAMPLINGS_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     CollectionInfo,
     Samplings,
     VectorField,
@@ -529,16 +526,7 @@ def copy_properties(
 
     samplings: with collections of samples of the copy's own.
     """
-    properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    # These are about the source alone: its jobs, its samples, and which collection it is.
-    for name in (
-        DUAL_WRITE_PROPERTY,
-        WRITE_INTENTS_PROPERTY,
-        SAMPLINGS_PROPERTY,
-        IDENTITY_PROPERTY,
-    ):
-        properties.pop(name, None)
-
+    properties = source.properties_of_copy(source.schema.get("properties", {}), state)
     if samplings.fields:
         properties[SAMPLINGS_PROPERTY] = samplings.model_dump_json()
     return properties

@@ -41,14 +41,12 @@ from milvus_hubness.basics.bounds import read_value
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import CollectionExists, StateError
 from milvus_hubness.jobs.store.generations import Batch, Row
-from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
+from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
     Note,
     WriteIntentLog,
-    intent_log_name,
-    intent_logs_among,
 )
 from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -153,7 +151,9 @@ class MilvusWriteIntents(MilvusRequests):
             if self._fits(earlier_log, digest):
                 return earlier_log.model_copy(update=fields_of_log)
 
-        intent_log = WriteIntentLog(collection=intent_log_name(source.name), **fields_of_log)
+        intent_log = WriteIntentLog(
+            collection=WriteIntentLog.new_name(source.name), **fields_of_log
+        )
         self._create_log_collections(source, intent_log, digest)
         return intent_log
 
@@ -163,7 +163,7 @@ class MilvusWriteIntents(MilvusRequests):
         with translated(source.name):
             indexes = self._indexes(source.name)
         properties = {
-            WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(),
+            WriteIntentLog.marker: source.collection_id.model_dump_json(),
             SCHEMA_DIGEST_PROPERTY: digest,
         }
 
@@ -240,7 +240,7 @@ class MilvusWriteIntents(MilvusRequests):
             forgetting_notes.result()
 
     def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
-        names = intent_logs_among(self.client.list_collections(), owner.name)
+        names = WriteIntentLog.names_among(self.client.list_collections(), owner.name)
         logs = [WriteIntentLog(collection=name, made="") for name in names]
         return [intent_log for intent_log in logs if self._is_log_of(intent_log, owner)]
 
@@ -256,7 +256,7 @@ class MilvusWriteIntents(MilvusRequests):
 
             with translated(collection):
                 properties = self.properties_of(collection)
-                log_of = owner_in(properties, WRITE_INTENTS_OF_PROPERTY)
+                log_of = WriteIntentLog.owner_in(properties)
             if log_of is None or not log_of.is_same(owner):
                 return False
 
@@ -269,7 +269,7 @@ class MilvusWriteIntents(MilvusRequests):
         for collection in collections:
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
-            if WRITE_INTENTS_OF_PROPERTY not in properties:
+            if WriteIntentLog.marker not in properties:
                 raise CollectionExists(
                     f"{collection!r} exists and is not a write-intent log: rename it"
                 )

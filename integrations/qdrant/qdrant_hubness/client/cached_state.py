@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
+from milvus_hubness import MultiVectors
 from milvus_hubness.extending import (
     CollectionState,
     DualWrite,
     Floats,
-    Helper,
-    MultiVectors,
     WriteIntentLog,
 )
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
@@ -57,7 +56,7 @@ class CachedState:
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
 
-    checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
+    checked: set[Any] = field(default_factory=set, compare=False)
     """The collections that the properties name and that were found to belong to this one."""
 
     def state_of(self, using: str | None) -> CollectionState | None:

@@ -15,11 +15,10 @@ from typing import Any, cast, get_args
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness import InvalidInput, MultiVectors, UnsupportedOperation
 from milvus_hubness.extending import (
     CollectionState,
     Floats,
-    MultiVectors,
     Profile,
     packed_vectors,
 )

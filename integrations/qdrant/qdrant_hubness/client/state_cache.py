@@ -13,10 +13,10 @@ from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness import HubnessError
 from milvus_hubness.extending import (
-    DUAL_WRITE_PROPERTY,
     LEDGER,
     Ask,
     BankCache,
+    BankGenerations,
     CachedBank,
     CollectionId,
     CollectionState,
@@ -28,12 +28,7 @@ from milvus_hubness.extending import (
     Profile,
     StoredBank,
     WriteIntentLog,
-    bank_parts,
-    expect_copy,
-    expect_values,
-    fitted_bank,
     read_states,
-    validated_bank,
 )
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
@@ -280,14 +275,14 @@ class StateCache:
         try:
             records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
         except FAILURES as error:
-            # Without a ledger no migration allows writes to the copy: expect_copy refuses.
+            # Without a ledger no migration allows writes to the copy: it is refused.
             if not is_missing(error):
                 raise
 
             records = []
 
         bodies = [str((record.payload or {}).get("body")) for record in records]
-        expect_copy(CollectionId(name=cached.name), copy, DUAL_WRITE_PROPERTY, bodies)
+        dual_write.require_migration(CollectionId(name=cached.name), bodies)
         cached.checked.add(dual_write)
 
     # -- biases of new points ----------------------------------------------------------------------
@@ -298,7 +293,7 @@ class StateCache:
         """Return the biases (n, slots) of points with vectors (n, d): of all profiles, and both
         sets of a running refresh.
         """
-        expect_values(state, items.rows)
+        state.expect_values(items.rows)
         profile_of_slot: dict[int, Profile] = {}
         for profile in state.profiles.values():
             profile_of_slot[profile.slot] = profile
@@ -359,7 +354,7 @@ class StateCache:
         reference = profile.bank
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
-        where = rows_of(reference, bank_parts(reference))
+        where = rows_of(reference, BankGenerations.parts_of(reference))
 
         records: list[Any] = []
         offset: Any = None
@@ -383,4 +378,4 @@ class StateCache:
             are_multi=params.multivector_config is not None,
         )
         payloads = [record.payload for record in records]
-        return validated_bank(reference, fitted_bank(reference, "qdrant", vectors, payloads))
+        return BankGenerations.restored(reference, "qdrant", vectors, payloads)

@@ -21,6 +21,7 @@ from milvus_hubness import (
     DualWriteFailed,
     HubnessError,
     InvalidInput,
+    MultiVectors,
     PartialWrite,
     WriteIntentFailed,
 )
@@ -30,15 +31,10 @@ from milvus_hubness.extending import (
     Floats,
     Items,
     Key,
-    MultiVectors,
     RowBiases,
-    expect_values,
-    fields_read,
-    logger_of,
+    log,
     name_some,
-    needs_rows,
     packed_vectors,
-    with_columns,
 )
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import (
@@ -72,8 +68,6 @@ _IN_PARALLEL = ("parallel", "method", "max_retries")
 
 Columns = dict[str, Any]
 """Fields of a payload that hold biases."""
-
-_log = logger_of("qdrant_hubness")
 
 
 class Writing(StateCache):
@@ -126,7 +120,7 @@ class Writing(StateCache):
         # A payload that no prior can use would make the next refresh fail.
         if (payload := call.options.get("payload")) is not None:
             for state in cached.states.values():
-                expect_values(state, [payload])
+                state.expect_values([payload])
 
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
@@ -230,7 +224,7 @@ class Writing(StateCache):
             yield from self._write_to_copy(cached, self._ids(call))
         except HubnessError as copy_error:
             message = "%r may have taken over a part of a failed write that its copy lacks: %s"
-            _log.warning(message, cached.name, copy_error)
+            log.warning(message, cached.name, copy_error)
 
     def _update_existing(
         self, collection: str, cached: CachedState, call: Call
@@ -393,7 +387,7 @@ class Writing(StateCache):
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
             # Where the vectors are augmented, Qdrant stores no further field.
             in_payloads = encoded if state.codec.leaves_vectors else {}
-            payloads = with_columns([{} for _ in having], in_payloads)
+            payloads = _payloads(in_payloads, len(having))
             for i, stored_vector, payload in zip(having, stored, payloads, strict=True):
                 vectors[i][field] = stored_vector
                 columns[i] |= payload
@@ -406,7 +400,7 @@ class Writing(StateCache):
         """Return points as rows for a prior and for kinds, with the payloads that they have if the
         call brings vectors only.
         """
-        if not needs_rows(state):
+        if not state.needs_rows:
             return Items([], [])
 
         keys = [key_of(point.id) for point in points]
@@ -415,7 +409,7 @@ class Writing(StateCache):
             for key, point in zip(keys, points, strict=True)
             if hasattr(point, "payload")
         }
-        names = sorted(fields_read(state))
+        names = sorted(state.fields_read)
         lacking = [key for key in keys if key not in payloads]
         if names and lacking:
             for some_keys in in_parts(lacking, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
@@ -466,7 +460,7 @@ class Writing(StateCache):
             # when nobody would, the points are copied once more by the state that the collection
             # has now, or the write fails.
             if not dual_write.required:
-                _log.warning(
+                log.warning(
                     "the write reached %r, but not its copy %r, which the migration repairs later: "
                     "%s",
                     cached.name,
@@ -617,6 +611,11 @@ def _other_dimension(
         f"the vectors of points {name_some(keys)} do not have {state.dim} dimensions, as "
         f"{collection!r} has"
     )
+
+
+def _payloads(columns: Columns, count: int) -> list[dict[str, Any]]:
+    """Return a payload for each of `count` points, from the values of each key."""
+    return [{key: values[i] for key, values in columns.items()} for i in range(count)]
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:

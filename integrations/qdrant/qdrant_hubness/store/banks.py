@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from qdrant_client import models
 
-from milvus_hubness.extending import BANK_PROPERTY, BankGenerations, BankReference, Batch, Key
+from milvus_hubness.extending import BankGenerations, BankReference, Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
 from qdrant_hubness.store.points import SURE
 from qdrant_hubness.store.properties import point_id
-from qdrant_hubness.store.rows import UNNAMED, joined
+from qdrant_hubness.store.rows import UNNAMED
 
 
 class QdrantBanks(QdrantLedger, BankGenerations):
@@ -24,7 +24,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         vectors = models.VectorParams(
             size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0)
         )
-        self.make_collection(collection, {BANK_PROPERTY: "1"}, vectors_config=vectors)
+        self.make_collection(collection, {self.marker: "1"}, vectors_config=vectors)
         # Strict mode allows filters by these keys only with an index.
         for name in ("generation", "part"):
             self.index_payload(collection, name, "keyword")
@@ -33,7 +33,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         described = self.ask("get_collection", collection)
         params = schema.dense(described).get(UNNAMED)
         dim = params.size if params else 0
-        is_bank = BANK_PROPERTY in self._properties(collection, described)
+        is_bank = self.marker in self._properties(collection, described)
         return dim, is_bank
 
     def _bank_key(self, row_id: str) -> Key:
@@ -50,7 +50,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             with_payload=True,
             with_vectors=True,
         )
-        return joined([form.batch(page) for page in pages] or [form.batch([])])
+        return Batch.joined([form.batch(page) for page in pages] or [form.batch([])])
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))

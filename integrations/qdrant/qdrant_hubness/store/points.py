@@ -38,7 +38,7 @@ from qdrant_hubness.store.requests import (
     translated,
     turn,
 )
-from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order, joined
+from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 
 Of = TypeVar("Of", bound="QdrantPoints")
@@ -306,7 +306,7 @@ class QdrantPoints:
             with_vectors=True,
         )
         # Page by page, as points take far more memory and work of the garbage collector than rows.
-        return joined([form.batch(page) for page in pages] or [form.batch([])])
+        return Batch.joined([form.batch(page) for page in pages] or [form.batch([])])
 
     def get(
         self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None

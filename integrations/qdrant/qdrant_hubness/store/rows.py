@@ -19,20 +19,18 @@ import numpy.typing as npt
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
+from milvus_hubness import MultiVectors
 from milvus_hubness.extending import (
     PENDING,
     Batch,
     CollectionState,
+    Dtype,
     Floats,
     Key,
-    MultiVectors,
     RowCodec,
     StorageFormat,
-    decode_vectors,
-    is_multi,
-    joined_rows,
     packed_vectors,
-    unit_directions,
+    same_directions,
 )
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
@@ -74,19 +72,15 @@ class Normalisation:
     has its direction, up to rounding.
     """
 
-    spacing: float
-    """Largest relative difference of two numbers that stand for the same one."""
+    dtype: Dtype
+    """Type of the numbers."""
 
-    smallest: float
-    """The same for numbers near zero, in absolute terms."""
+    units: int
+    """Units in the last place by which it may change them."""
 
     def is_same(self, a: Floats, b: Floats) -> bool:
         """Whether two vectors (…, d) have the same direction."""
-        return bool(
-            np.allclose(
-                unit_directions(a), unit_directions(b), rtol=self.spacing, atol=self.smallest
-            )
-        )
+        return same_directions(a, b, self.dtype, self.units)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +171,7 @@ class Form:
             stored = _unit(stored)
         joined = self.form.joined(stored)
         # Only the user's numbers are missing: the others would make a bias that is not finite.
-        if is_multi(joined):
+        if isinstance(joined, MultiVectors):
             joined.tokens[joined.offsets[missing], self.form.dim :] = 0
         else:
             joined[missing, : self.form.dim] = np.nan
@@ -253,7 +247,7 @@ def queries_of(form: StorageFormat, encoded: Sequence[Any]) -> list[Any]:
     """
     if encoded and isinstance(encoded[0], list):
         return [queries_of(form, tokens) for tokens in encoded]
-    return cast("list[Any]", decode_vectors(encoded, form.dtype).tolist())
+    return cast("list[Any]", form.decode(encoded).tolist())
 
 
 def width_of(vector: Any) -> int:
@@ -264,7 +258,7 @@ def width_of(vector: Any) -> int:
 
 def have_vectors(vectors: Floats) -> npt.NDArray[np.bool_]:
     """Return which rows (n, width), or multi-vectors, are not NaN in place of a missing vector."""
-    rows = vectors.first_tokens if is_multi(vectors) else vectors
+    rows = vectors.first_tokens if isinstance(vectors, MultiVectors) else vectors
     return ~np.isnan(rows[:, 0])
 
 
@@ -285,7 +279,7 @@ def _unit(vectors: Any) -> Floats:
 
     The local mode does not normalise stored data.
     """
-    if is_multi(vectors):
+    if isinstance(vectors, MultiVectors):
         return cast(Floats, vectors.with_tokens(_unit(vectors.tokens)))
     rows = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
@@ -318,17 +312,6 @@ def _plain(value: Any) -> Any:
 def as_model(value: Any) -> Any:
     """Return a vector as qdrant-client expects it, from a value of `named`."""
     return models.SparseVector(**value) if isinstance(value, dict) else value
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of one or more batches in one."""
-    if len(batches) == 1:
-        return batches[0]
-    return Batch(
-        keys=[key for batch in batches for key in batch.keys],
-        vectors=joined_rows([batch.vectors for batch in batches]),
-        rows=[row for batch in batches for row in batch.rows],
-    )
 
 
 def in_order(records: Iterable[Any], keys: Sequence[Key]) -> list[Any]:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from qdrant_client import models
 
 from milvus_hubness.extending import (
     ALIGNMENT,
-    DUAL_WRITE_PROPERTY,
-    IDENTITY_PROPERTY,
-    SMALLEST,
-    SPACING,
-    WRITE_INTENTS_PROPERTY,
     CollectionInfo,
     CollectionState,
     Dtype,
     VectorField,
-    spread_for,
 )
 from qdrant_hubness.store.rows import UNNAMED, Normalisation
 
@@ -65,10 +58,7 @@ def normalised(described: Described, units: int) -> dict[str, Normalisation]:
     by_name = {}
     for name, params in dense(described).items():
         if params.distance == models.Distance.COSINE and params.datatype in DTYPES:
-            dtype = DTYPES[params.datatype]
-            by_name[name] = Normalisation(
-                spacing=units * SPACING[dtype], smallest=units * SMALLEST[dtype]
-            )
+            by_name[name] = Normalisation(DTYPES[params.datatype], units)
     return by_name
 
 
@@ -123,7 +113,7 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
         return 1
     if source.vector_fields[field].multi_vectors:
         return COLUMNS_OF_MULTI_VECTORS
-    return spread_for(*source.users_shape(field))
+    return source.bias_spread(field)
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
@@ -271,16 +261,7 @@ def copy_config(
 def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str, Any]:
     """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
-    return copied_properties(described.config.metadata or {}, state)
-
-
-def copied_properties(properties: Mapping[str, Any], state: CollectionState) -> dict[str, Any]:
-    """Return the source's properties with the state of the copy."""
-    carried = {**properties, state.property_name: state.to_json()}
-    # These are about the source alone: its jobs, and which collection it is.
-    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, IDENTITY_PROPERTY):
-        carried.pop(name, None)
-    return carried
+    return source.properties_of_copy(described.config.metadata or {}, state)
 
 
 def _strict(config: Any) -> Any:

@@ -8,30 +8,17 @@ from typing import Any, Literal, TypeVar
 
 from qdrant_client import models
 
-from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, Layout
+from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
 from milvus_hubness.extending import (
-    BANK_PROPERTY,
-    BIAS_FIELD,
     EPOCH_FIELD,
     SLOT_FIELDS,
     CollectionInfo,
     CollectionState,
-    DualWrite,
     Floats,
     FrozenModel,
     Key,
-    Samplings,
     VectorField,
-    Verdicts,
     WriteIntentLog,
-    as_metric,
-    expect_helpers,
-    identity_in,
-    is_fence,
-    is_multi,
-    read_states,
-    slots_for,
-    storage_format_of,
     taken_keys,
     wait_until,
 )
@@ -90,27 +77,18 @@ class QdrantStore(QdrantWriteIntents):
         aliases = self._aliases(collection)
         name = aliases.get(collection, collection)
         described = self._described(name)
-        properties = self.properties.of(name, described)
-        info = CollectionInfo(
+        info = CollectionInfo.of_properties(
+            self.properties.of(name, described),
             name=name,
             key_field="id",
             vector_fields=schema.vector_fields(described),
             rows=self._count(name, Limits.of(described)) if counted else 0,
             partitions=PARTITIONS,
-            aliases=tuple(
-                alias for alias, behind in aliases.items() if behind == name and not is_fence(alias)
-            ),
-            states=read_states(properties, name),
-            verdicts=Verdicts.read(properties, name) or Verdicts(),
-            is_bank=BANK_PROPERTY in properties,
+            aliases=[alias for alias, behind in aliases.items() if behind == name],
             schema={"described": described},
-            dual_write=DualWrite.read(properties, name),
-            intent_log=WriteIntentLog.read(properties, name),
-            samplings=Samplings.read(properties, name) or Samplings(),
-            identity=identity_in(properties, name),
         )
         if checked:
-            expect_helpers(self, info.biases_and_notes, info.collection_id)
+            self.expect_own_helpers(info)
         return info
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
@@ -118,7 +96,7 @@ class QdrantStore(QdrantWriteIntents):
         vector = source.vector_fields.get(field)
         copy_width = 0
         if vector is not None and vector.metric in schema.METRICS.values():
-            copy_width = self._copy_width(vector)
+            copy_width = vector.width_of_copy(self.width_multiple(vector))
 
         reasons = schema.obstacles(source, field)
         reasons += strict_mode.obstacles(
@@ -132,7 +110,7 @@ class QdrantStore(QdrantWriteIntents):
 
         # Keys of payloads that a copy needs for itself.
         counts = {}
-        for name in (BIAS_FIELD + suffix, EPOCH_FIELD + suffix):
+        for name in (SLOT_FIELDS[0] + suffix, EPOCH_FIELD + suffix):
             count = self._count_with(source.name, described, name)
             if count:
                 counts[name] = count
@@ -150,13 +128,6 @@ class QdrantStore(QdrantWriteIntents):
             ]
 
         return reasons + taken_keys(counts)
-
-    def _copy_width(self, field: VectorField) -> int:
-        """Return the width of the augmented vectors of a copy without room for further profiles."""
-        layout = Layout(
-            field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field)
-        )
-        return storage_format_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, described: Any, key: str) -> int:
         """Return the number of points with this key in their payloads.
@@ -253,7 +224,7 @@ class QdrantStore(QdrantWriteIntents):
         ]
 
         bytes_per_query = BYTES_PER_NUMBER * form.form.width
-        if is_multi(query_vectors):
+        if isinstance(query_vectors, MultiVectors):
             bytes_per_query *= int(query_vectors.lengths.max(initial=1))
         size = min(
             QUERIES_PER_REQUEST,
@@ -302,7 +273,7 @@ class QdrantStore(QdrantWriteIntents):
 
         # The properties come first, so that no client sees the collection without them.
         properties = self.properties.of(source.name, source.schema["described"])
-        self.properties.alter(target, schema.copied_properties(properties, state))
+        self.properties.alter(target, source.properties_of_copy(properties, state))
         self.ask("create_collection", target, **schema.copy_config(source, state, None))
 
     # -- biases in payloads ----------------------------------------------------------------------

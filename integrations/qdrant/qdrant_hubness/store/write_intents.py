@@ -9,29 +9,21 @@ payload together, so the last note of a key is whole, and one collection is enou
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from qdrant_client import models
 
 from milvus_hubness import CollectionExists, StateError
 from milvus_hubness.extending import (
-    STATE_REMEDY,
-    WRITE_INTENTS_OF_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     CollectionId,
     CollectionInfo,
     CollectionState,
     Key,
     Note,
+    PropertyModel,
     WriteIntentLog,
-    described_property,
-    intent_log_name,
-    intent_logs_among,
-    owner_in,
-    read_value,
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
@@ -41,8 +33,13 @@ from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
 from qdrant_hubness.store.rows import OtherVector, named
 
-FIELDS_PROPERTY = "hubness_write_intents_fields"
-"""The vectors whose notes a log takes, as a JSON list."""
+
+class NotedFields(PropertyModel):
+    """The vectors whose notes a log takes."""
+
+    property_name: ClassVar[str] = "hubness_write_intents_fields"
+    fields: tuple[str, ...]
+
 
 _KEYS_PER_REQUEST = 500
 """Points, and notes, that one request reads: each comes with its vectors."""
@@ -75,7 +72,7 @@ class QdrantWriteIntents(QdrantBanks):
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         """As Store.create_intent_log."""
-        name = intent_log_name(source.name)
+        name = WriteIntentLog.new_name(source.name)
         params = schema.dense(source.schema["described"])
         vectors = {
             vector_name(field): models.VectorParams(
@@ -88,8 +85,8 @@ class QdrantWriteIntents(QdrantBanks):
             for field in source.states
         }
         properties = {
-            WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(),
-            FIELDS_PROPERTY: json.dumps(list(source.states)),
+            WriteIntentLog.marker: source.collection_id.model_dump_json(),
+            NotedFields.property_name: NotedFields(fields=tuple(source.states)).to_json(),
         }
         self.make_collection(name, properties, vectors_config=vectors)
         return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
@@ -100,7 +97,7 @@ class QdrantWriteIntents(QdrantBanks):
         Clients with an outdated state find no log, and read the state again.
         """
         # Clients that read the state from here on note nothing more.
-        self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
+        self.properties.alter(self._real_name(collection), {WriteIntentLog.property_name: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
     def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
@@ -108,8 +105,8 @@ class QdrantWriteIntents(QdrantBanks):
         with turn(self.client), translated(owner.name):
             names = [existing.name for existing in self.client.get_collections().collections]
         logs = []
-        for name in intent_logs_among(names, owner.name):
-            log_of = owner_in(self.properties_of(name), WRITE_INTENTS_OF_PROPERTY)
+        for name in WriteIntentLog.names_among(names, owner.name):
+            log_of = WriteIntentLog.owner_in(self.properties_of(name))
             # Long names have a beginning in common.
             if log_of is not None and log_of.is_same(owner):
                 logs.append(WriteIntentLog(collection=name, made=""))
@@ -124,7 +121,7 @@ class QdrantWriteIntents(QdrantBanks):
         name = intent_log.collection
         if not self.exists(name):
             return
-        if WRITE_INTENTS_OF_PROPERTY not in self.properties_of(name):
+        if WriteIntentLog.marker not in self.properties_of(name):
             raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
 
         self.drop(name)
@@ -213,10 +210,9 @@ def _note(noted: Any) -> Note:
     return Note(key, partition_of(key), noted.payload["name"])
 
 
-def _noted_fields(properties: Mapping[str, str], collection: str) -> list[str]:
+def _noted_fields(properties: Mapping[str, str], collection: str) -> tuple[str, ...]:
     """Return the fields whose writes are noted in a write-intent log. Raises StateError."""
-    what = described_property(FIELDS_PROPERTY, collection)
-    fields = read_value(properties.get(FIELDS_PROPERTY, ""), what, STATE_REMEDY)
-    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise StateError(f"{what} names no fields: {STATE_REMEDY}")
-    return fields
+    noted = NotedFields.read(properties, collection)
+    if noted is None:
+        raise StateError(f"the write-intent log {collection!r} names no fields: drop it")
+    return noted.fields
