@@ -21,8 +21,7 @@ bias: the rule of a plain quantile of the biases, without a margin. nnn: the gua
 keeps no scores of the gallery (NNN, 16). scan: planted rows are in the gallery, nobody knows since when.
 hubscan: detectors as HubScan (2602.22427) describes them, in code of our own: rank-weighted hits in the
 top 20 as a robust z, spread over clusters of queries, and stability under noise; its threshold, too, is
-the one that 0.2% of the genuine rows exceed. strength: what rows that look like hubs leave of a search
-whose strength is 1 or 0.5, by how much of their bias counts. Exits with 1 where the guard stops less
+the one that 0.2% of the genuine rows exceed. Exits with 1 where the guard stops less
 than 99% of the universal hubs or more than 0.1% of the genuine rows, or where it costs an insert more
 than 2% (`benchmarks.guard_costs`).
 """
@@ -46,21 +45,15 @@ from milvus_hubness.basics.defaults import ALERT_BUDGET, FALSE_ALARMS
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.guard import GuardPolicy, HubStrength
 from milvus_hubness.quality.suspicion import scan
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 Rows = npt.NDArray[np.float32]
-STRENGTHS = ("default", "quantile", "jump", "guard", "full")
-SEARCHES = (1.0, 0.5)
 """Strengths of searches."""
-POLICY = GuardPolicy("refuse", FALSE_ALARMS)
 CHOSEN_ON = ("docstring_code", "caption_document", "text_video_msrvtt t2v")
 PLANTED = (1, 2, 5, 10, 20, 50)
 UNIVERSAL = ("centroid", "gradient", "average")
 HARM = 0.1
-SEEDS_BEFORE = 6
-"""Draws with hubs that are planted before the fit."""
 MOST_ROWS, MOST_BANK, MOST_QUERIES, BATCH = 4_000, 4_000, 3_000, 100
 
 
@@ -172,8 +165,6 @@ def run(name: str, seeds: int) -> dict[str, Any]:
     task = load(name)
     bank = QueryBank(task.bank)
     tally = Tally()
-    layout = Layout(task.gallery.shape[1], "IP", 2)
-    whole = Correction.fit(layout, Blend(), bank, gallery=task.gallery).measured(task.gallery)
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         order = rng.permutation(len(task.gallery))
@@ -187,11 +178,6 @@ def run(name: str, seeds: int) -> dict[str, Any]:
         }
         measure_guard(tally, fits, fitted, fresh, made)
         measure_scan(tally, task, made, rng)
-        measure_strength(tally, task, whole, made)
-        measure_fresh(tally, task, fits["guard"], order, half)
-        # A fit of the whole gallery each, of which a few show enough.
-        if seed < SEEDS_BEFORE:
-            measure_planted_before(tally, task, bank, made)
     row = tally.means
     row["universal hubs"] = tally.count("guard, universal hubs")
     row["topic hubs"] = tally.count("guard, topic hubs")
@@ -297,121 +283,6 @@ def _top(queries: Rows, items: Rows, k: int) -> npt.NDArray[np.int64]:
     return np.take_along_axis(top, order, 1)
 
 
-def measure_strength(
-    tally: Tally,
-    task: Task,
-    correction: Correction,
-    made: dict[str, tuple[Rows, npt.NDArray[np.float64]]],
-) -> None:
-    """What full strength of rows that look like hubs leaves of them, and costs genuine rows."""
-    share = correction.fitted.estimator.share
-    bias = correction.centred(task.gallery)
-    reaches = correction.reaches(task.gallery)
-    assert reaches is not None
-    evidence = correction.evidence
-    assert evidence is not None
-    limit = evidence.limit(FALSE_ALARMS)
-    quantile = np.quantile(bias, 1 - FALSE_ALARMS)
-    scores = task.query @ task.gallery.T
-    attacks = []
-    for attack in UNIVERSAL:
-        rows, _ = made[attack]
-        _, _, seen = correction.of_written(rows, are_new=True, guarded=True)
-        assert seen is not None
-        assert seen.reaches is not None
-        attacks.append((task.query @ rows.T, seen.biases, seen.reaches))
-
-    for strength in SEARCHES:
-        rule = correction.guarded(POLICY, strength).hub_strength
-        assert rule is not None
-        full = np.float32(1 / (share * strength))
-
-        def stored(
-            way: str,
-            biases: Rows,
-            reaches: Rows,
-            full: np.float32 = full,
-            rule: HubStrength = rule,
-        ) -> Rows:
-            if way == "quantile":
-                return np.where(biases > quantile, biases * full, biases)
-            if way == "jump":
-                return np.where(reaches > limit, np.maximum(biases, biases * full), biases)
-            if way == "guard":
-                return rule.applied(biases, reaches)
-            return biases * full if way == "full" else biases
-
-        for way in STRENGTHS:
-            ours = np.float32(strength) * stored(way, bias, reaches)
-            corrected = scores - ours
-            label = f"{way} at {strength}"
-            tally.add(f"R@1, {label}", first_is_right(task, corrected))
-            best = corrected.max(1)
-            tenth = np.partition(corrected, -10, axis=1)[:, -10]
-            for of_hubs, biases_of_hubs, reaches_of_hubs in attacks:
-                theirs = np.float32(strength) * stored(way, biases_of_hubs, reaches_of_hubs)
-                hubs = (of_hubs - theirs).max(1)
-                tally.add(f"hub first, {label}", hubs > best)
-                tally.add(f"hub in ten, {label}", hubs > tenth)
-
-
-def first_is_right(task: Task, corrected: Rows) -> npt.NDArray[np.bool_]:
-    right = corrected[np.arange(len(task.query)), task.positives]
-    return right >= corrected.max(1) - 1e-6
-
-
-def measure_fresh(
-    tally: Tally,
-    task: Task,
-    plain: Correction,
-    order: npt.NDArray[np.int64],
-    half: int,
-) -> None:
-    """The same where half of the gallery joins after the fit."""
-    fitted = task.gallery[order[:half]]
-    scores = task.query @ task.gallery.T
-    for strength in SEARCHES:
-        guarded = plain.guarded(POLICY, strength)
-        biases = {}
-        for way, correction in (("default", plain), ("guard", guarded)):
-            new = [
-                correction.of_rows(task.gallery[order[start : start + BATCH]], are_new=True)[0]
-                for start in range(half, len(order), BATCH)
-            ]
-            biases[way] = np.empty(len(order), np.float32)
-            biases[way][order] = np.concatenate([correction.centred(fitted), *new])
-            corrected = scores - np.float32(strength) * biases[way]
-            tally.add(f"R@1 with fresh rows, {way} at {strength}", first_is_right(task, corrected))
-        # Their number is the same at each strength.
-        changed = biases["guard"] != biases["default"]
-        if strength == SEARCHES[0]:
-            tally.add("changed biases, fitted", changed[order[:half]])
-            tally.add("changed biases, fresh", changed[order[half:]])
-
-
-def measure_planted_before(
-    tally: Tally,
-    task: Task,
-    bank: QueryBank,
-    made: dict[str, tuple[Rows, npt.NDArray[np.float64]]],
-) -> None:
-    """Whether hubs get their bias in full that were there before the fit, up to a hundredth."""
-    most = len(task.gallery) // 100
-    layout = Layout(task.gallery.shape[1], "IP", 2)
-    for attack in UNIVERSAL:
-        rows, first = made[attack]
-        rows, first = rows[:most], first[:most]
-        if not (first >= HARM).any():
-            continue
-        items = np.concatenate([task.gallery, rows])
-        correction = Correction.fit(layout, Blend(), bank, gallery=items).measured(items)
-        rule = correction.guarded(POLICY, 1.0).hub_strength
-        assert rule is not None
-        reaches = correction.reaches(rows)
-        assert reaches is not None
-        tally.add("planted before, in full", rule.factors(reaches)[first >= HARM] == rule.factor)
-
-
 def percent(row: dict[str, float], name: str, digits: int = 0) -> str:
     return f"{100 * row[name]:.{digits}f}" if name in row else "–"
 
@@ -450,31 +321,6 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
         ]
         for name, row in rows.items()
     ]
-    strength = [
-        [
-            name,
-            f"{strength:g}",
-            *(percent(row, f"R@1, {way} at {strength}", 2) for way in STRENGTHS),
-            *(percent(row, f"hub first, {way} at {strength}", 1) for way in STRENGTHS),
-            *(percent(row, f"hub in ten, {way} at {strength}", 1) for way in STRENGTHS),
-        ]
-        for name, row in rows.items()
-        for strength in SEARCHES
-    ]
-    fresh = [
-        [
-            name,
-            *(
-                percent(row, f"R@1 with fresh rows, {way} at {strength}", 2)
-                for strength in SEARCHES
-                for way in ("default", "guard")
-            ),
-            percent(row, "changed biases, fitted", 3),
-            percent(row, "changed biases, fresh", 3),
-            percent(row, "planted before, in full", 1),
-        ]
-        for name, row in rows.items()
-    ]
     return "\n\n".join(
         [
             "Figures in percent; * margins were chosen there.",
@@ -500,28 +346,6 @@ def pages(rows: dict[str, dict[str, Any]]) -> str:
                     *("hubscan: universal", "hubscan: topic"),
                 ],
                 scanned,
-            ),
-            "Full strength for rows above the 99.9% quantile of the biases, for rows above the limit of "
-            "the guard (jump), as the guard has it (a ramp above its limit), and for all rows, at two "
-            "strengths of searches: R@1; rows that are planted against all queries first, and in the "
-            "top ten.",
-            table(
-                [
-                    *("task", "strength", "R@1", *STRENGTHS[1:]),
-                    *("first", *STRENGTHS[1:]),
-                    *("in ten", *STRENGTHS[1:]),
-                ],
-                strength,
-            ),
-            "The same for a gallery of which half joins after the fit: R@1 without and with the "
-            "guard, and the rows whose bias it changes; universal hubs that were planted before the "
-            "fit, up to a hundredth of the rows, and get their bias in full all the same.",
-            table(
-                [
-                    *("task", "R@1 at 1", "guard", "R@1 at 0.5", "guard"),
-                    *("changed, fitted", "changed, fresh", "planted before, in full"),
-                ],
-                fresh,
             ),
         ]
     )

@@ -210,12 +210,8 @@ class HubRefused(StateError):
     reach: float | None = None
     """The share of bank queries that it would be among the ten best answers of; None if the
     estimator keeps no scores of the gallery."""
-    queries: tuple[int, ...] = ()
-    """Numbers of these bank queries, from 0, those with the largest lead first."""
     rows: tuple[int, ...] = ()
     """Positions of all such rows in the write."""
-    queries_of_rows: tuple[tuple[int, ...], ...] = ()
-    """The same as `queries` for each of `rows`, up to the first 100."""
 
 
 class UnknownStateVersion(StateError):

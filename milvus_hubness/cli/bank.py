@@ -11,7 +11,6 @@ import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.cli.command_line import command_line
-from milvus_hubness.errors import InvalidInput
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.sampling import SamplingStatus, Variety
@@ -41,35 +40,13 @@ def sample(
     field: options.Field = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Turn the sampling of live queries on, in clients and proxies; searches stay as they are.
+    """Turn the sampling of live queries on in clients and proxies, or change its settings.
 
     The newest samples are kept, and --bank samples takes them as the bank. They hold vectors and
     times, no texts, filters or users.
 
     Example: milvus-hubness bank sample products --rate 0.01
     """
-    _start(collection, connection, field, settings, as_json=as_json)
-
-
-def update(
-    collection: Collection,
-    connection: options.Connection,
-    settings: Settings,
-    field: options.Field = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Change how a collection is sampled; what is not given stays.
-
-    Example: milvus-hubness bank update products --rate 0.001
-    """
-    from milvus_hubness.jobs.common.samples import sampling_of
-
-    if not settings.given:
-        raise typer.BadParameter("nothing to change: pass --rate or --size")
-    if sampling_of(connection.open().info(collection, counted=False), field) is None:
-        raise InvalidInput(
-            f"{collection!r} is not sampled: start with milvus-hubness bank sample {collection}"
-        )
     _start(collection, connection, field, settings, as_json=as_json)
 
 
@@ -127,37 +104,13 @@ def export(
     console.show_result(as_json, result, lambda: console.say(f"Wrote {count:,} queries to {file}."))
 
 
-def import_(
-    collection: Collection,
-    file: Annotated[str, typer.Argument(help="Queries, in the forms of --bank.")],
-    connection: options.Connection,
-    column: Annotated[str | None, "Array, column or vector field that holds the queries."] = None,
-    field: options.Field = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Add the queries of a file to the samples of a collection, as if users had sent them now.
-
-    Example: milvus-hubness bank import products queries.npy
-    """
-    from milvus_hubness.jobs.common.inputs import read_bank
-    from milvus_hubness.jobs.refresh.sampling import import_samples
-
-    store = connection.open()
-    queries = read_bank(store, file, column)
-    count = import_samples(store, collection, queries, field=field)
-    result = {"queries": count}
-    console.show_result(as_json, result, lambda: console.say(f"Added {count:,} queries."))
-
-
 app = command_line(
     "Keep samples of the queries that users send, as reference queries and to judge with."
     "\n\nExample: milvus-hubness bank sample products --rate 0.01",
     sample,
     status,
-    update,
     off,
     export,
-    import_,
 )
 
 

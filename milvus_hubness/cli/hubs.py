@@ -11,7 +11,6 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.cli.explain import Top, read_rows
 
 if TYPE_CHECKING:
-    from milvus_hubness.jobs.refresh.guard import GuardStatus
     from milvus_hubness.reports.explain import Hubs
     from milvus_hubness.reports.suspicious import HubScan
 
@@ -204,7 +203,6 @@ def _guard(
         "false alarms": f"up to {done.false_alarms:.2%} of genuine rows",
         "measured on": f"{done.measured_rows:,} rows" if done.measured_rows else None,
         "limit": limit,
-        "biases": _strengthened(done),
         "note": None
         if done.measured_rows or done.on_hub == "off"
         else "fewer than 200 rows: no row is stopped before a refresh finds more",
@@ -214,12 +212,3 @@ def _guard(
         {"guard": done.to_dict()},
         lambda: console.show_facts(f"Hub guard of {done.collection}", facts),
     )
-
-
-def _strengthened(done: GuardStatus) -> str | None:
-    """Return how the biases of rows above the limit count; None for as those of all rows."""
-    if done.is_due:
-        return "those of rows near the limit change with the next refresh"
-    if done.factor is None or done.factor == 1:
-        return None
-    return f"of rows above the limit, {done.factor:.2f} times larger, so that they count in full"

@@ -32,8 +32,6 @@ from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.guard import (
     MOST_MEASURED,
     Evidence,
-    GuardPolicy,
-    HubStrength,
     RowEvidence,
     reach_of,
 )
@@ -101,8 +99,6 @@ class Correction:
     vectors, or their kinds. None for none."""
     evidence: Evidence | None = None
     """Quantiles of the gallery for the hub guard, where a job has measured them."""
-    hub_strength: HubStrength | None = None
-    """How much more the biases of rows count that look like planted hubs; None for no more."""
 
     @classmethod
     def fit(
@@ -153,7 +149,6 @@ class Correction:
         mean_bias: float = 0.0,
         prior: Prior | None = None,
         kinds: Kinds | None = None,
-        hub_strength: HubStrength | None = None,
     ) -> Correction:
         """Restore an earlier fit from its bank and potentials, without the gallery.
 
@@ -170,7 +165,6 @@ class Correction:
             prior=prior,
             clicks=bank.clicks,
             kinds=kinds,
-            hub_strength=hub_strength,
         )
 
     def stored_bank(self, target_bank: QueryBank | None) -> StoredBank:
@@ -193,7 +187,6 @@ class Correction:
             profile.mean_bias,
             profile.prior,
             state.kinds_of(profile),
-            profile.hub_strength,
         )
 
     def kinds_of(self, vectors: Floats, rows: ItemRows | None) -> KindNumbers | None:
@@ -253,15 +246,14 @@ class Correction:
         """
         vectors = as_floats(vectors)
         numbers = self.kinds_of(vectors, rows)
-        needs_reaches = guarded or self._strengthens
         valid = ~self.layout.invalid(vectors)
         if not self._computes_at_once(len(vectors)):
             correction = replace(self, are_new=are_new)
             neutral = correction._neutral(vectors, valid, numbers)
-            reaches = self.reaches(vectors, numbers) if needs_reaches else None
-            biases = self._stored(neutral, reaches, valid, rows)
+            biases = self.with_prior(neutral, valid, rows)
             hints = self.locality_hints(vectors, kinds=numbers)
-            return biases, hints, RowEvidence(neutral, reaches) if guarded else None
+            evidence = RowEvidence(neutral, self.reaches(vectors, numbers)) if guarded else None
+            return biases, hints, evidence
 
         neutral = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
@@ -273,10 +265,9 @@ class Correction:
         uncentred = self.fitted.bias_of_products(products, are_new=are_new)
         neutral[valid] = self._finite(uncentred - np.float32(self.mean_bias))
 
-        reaches = self._reaches(products, valid) if needs_reaches else None
-        biases = self._stored(neutral, reaches, valid, rows)
+        biases = self.with_prior(neutral, valid, rows)
         # A prior may be large: whoever plants a hub may also claim that it is popular.
-        evidence = RowEvidence(neutral, reaches) if guarded else None
+        evidence = RowEvidence(neutral, self._reaches(products, valid)) if guarded else None
 
         if hints.size:
             # The nearest landmark has the largest product with its direction, not with itself.
@@ -309,15 +300,12 @@ class Correction:
         self,
         vectors: npt.ArrayLike,
         kinds: KindNumbers | None = None,
-        *,
-        leeway: float = 0.0,
     ) -> Floats | None:
         """Return the reach of vectors (n, d) of these kinds (n,), float32 (n,), 0 for those that can
         have no bias.
 
         It is the share of bank queries whose ten best scores have a mean below the vector's score;
-        None if the estimator keeps no scores of the gallery. leeway: added to the vector's scores,
-        relative to the product of its length and that of the query.
+        None if the estimator keeps no scores of the gallery.
         """
         if self._gallery_scores is None:
             return None
@@ -332,30 +320,8 @@ class Correction:
             numbers = None if kinds is None else kinds[some]
             reduced = self.items_of(items[some], numbers)
             products = all_scores(reduced, bank)
-            if leeway:
-                products += leeway * np.outer(longest(reduced), longest(bank))
             reaches[some] = reach_of(products, self._gallery_scores)
         return reaches
-
-    def answered(
-        self, vectors: Floats, kinds: KindNumbers | None = None
-    ) -> list[npt.NDArray[np.int64]]:
-        """Return for each of valid vectors (n, d) of these kinds (n,) the numbers of the bank's queries
-        that it would be an answer of.
-
-        They are those that its reach counts, the largest lead first; none if the estimator keeps no
-        scores of the gallery.
-        """
-        scores = self._gallery_scores
-        if scores is None or self.queries is None:
-            return [np.empty(0, np.int64) for _ in vectors]
-        products = all_scores(self.items_of(as_floats(vectors), kinds), self.fitted.bank.vectors)
-        answered = []
-        for row in products - scores:
-            leads = self.queries.of_queries(row)
-            order = np.argsort(-leads, kind="stable")
-            answered.append(order[leads[order] > 0])
-        return answered
 
     def measured(self, vectors: Floats, kinds: KindNumbers | None = None) -> Correction:
         """Return this correction with the quantiles of a gallery (n, d) with these kinds (n,), or of a
@@ -370,26 +336,6 @@ class Correction:
         valid = np.ones(len(items), np.bool_)
         biases = replace(self, are_new=False)._neutral(items, valid, numbers)
         return replace(self, evidence=Evidence.of(biases, self.reaches(items, numbers)))
-
-    def guarded(self, guard: GuardPolicy, strength: float) -> Correction:
-        """Return this measured correction with the biases of a collection with this hub guard.
-
-        strength: of most searches.
-        """
-        evidence = self.evidence
-        hub_strength = None
-        if guard.on_hub != "off" and evidence is not None and evidence.reaches:
-            # A strength of 0 is no choice that a factor could take back.
-            in_use = self.fitted.estimator.share * (strength if strength > 0 else 1.0)
-            hub_strength = HubStrength.of(evidence, guard.false_alarms, in_use)
-        return replace(self, hub_strength=hub_strength)
-
-    @property
-    def _strengthens(self) -> bool:
-        """Whether the numbers of rows depend on their reach."""
-        rule = self.hub_strength
-        # A state may have been edited: an estimator of another kind has no reaches.
-        return rule is not None and rule.acts and self._gallery_scores is not None
 
     def _computes_at_once(self, rows: int) -> bool:
         """Whether NumPy should compute all products of so many vectors with the bank at once."""
@@ -435,51 +381,19 @@ class Correction:
         valid = ~self.layout.invalid(vectors_of_rows)
         numbers = self.kinds_of(vectors_of_rows, rows) if kinds is None else kinds
         neutral = self._neutral(vectors_of_rows, valid, numbers)
-        reaches = self.reaches(vectors_of_rows, numbers) if self._strengthens else None
-        return self._stored(neutral, reaches, valid, rows)
+        return self.with_prior(neutral, valid, rows)
 
     def _neutral(
         self, vectors: Floats, valid: npt.NDArray[np.bool_], numbers: KindNumbers | None
     ) -> Floats:
-        """Return b(r) − c of vectors (n, d) of these kinds (n,), 0 where `valid` (n,) is false.
-
-        It is what the estimator gives them: without a prior, and whether they look like hubs or not.
+        """Return b(r) − c of vectors (n, d) of these kinds (n,), 0 where `valid` (n,) is false: without
+        a prior.
         """
         neutral = np.zeros(len(vectors), np.float32)
         if valid.any():
             items = self.items_of(vectors[valid], _where(valid, numbers))
             neutral[valid] = self._finite(self._biases(items) - np.float32(self.mean_bias))
         return neutral
-
-    def _stored(
-        self,
-        neutral: Floats,
-        reaches: Floats | None,
-        valid: npt.NDArray[np.bool_],
-        rows: ItemRows | None,
-    ) -> Floats:
-        """Return the numbers that rows store, for those that `_neutral` returns, (n,).
-
-        All numbers of rows pass here. reaches: (n,), where the numbers depend on them.
-        """
-        return self.with_prior(self._strengthened(neutral, reaches), valid, rows)
-
-    def _strengthened(self, neutral: Floats, reaches: Floats | None) -> Floats:
-        if self.hub_strength is None or reaches is None or not self._strengthens:
-            return neutral
-        return self._finite(self.hub_strength.applied(neutral, reaches))
-
-    def with_hub_strength(
-        self, neutral: Floats, vectors: Floats, kinds: KindNumbers | None
-    ) -> Floats:
-        """Return centred biases (n,) of vectors (n, d) of these kinds (n,) as they count where rows
-        look like hubs.
-
-        neutral: without a prior, as a correction without hub strength gives them.
-        """
-        if not self._strengthens:
-            return neutral
-        return self._strengthened(neutral, self.reaches(vectors, kinds))
 
     def with_prior(
         self,
@@ -542,36 +456,7 @@ class Correction:
             size[valid] = np.maximum(terms, np.abs(centred[valid] + self.mean_bias))
 
         of_biases = tolerance * np.maximum(1, np.abs(centred))
-        allowed = np.maximum(of_biases, ROUNDING * size)
-        if not self._strengthens:
-            return allowed
-        return self._allowed_with_strength(vectors, centred, allowed, tolerance, rows)
-
-    def _allowed_with_strength(
-        self,
-        vectors: Floats,
-        centred: Floats,
-        allowed: Floats,
-        tolerance: float,
-        rows: ItemRows | None,
-    ) -> Floats:
-        """Return allowed differences (n,) of rows of which some look like hubs.
-
-        A query whose ten best score as high as the row, up to rounding, counts for its reach in one
-        computation and not in another. Where the factor depends on the reach, this moves the bias.
-        """
-        rule = self.hub_strength
-        assert rule is not None, "only called with a rule"
-        numbers = self.kinds_of(vectors, rows)
-        reaches = [self.reaches(vectors, numbers, leeway=sign * tolerance) for sign in (-1, 1)]
-        lowest, highest = (rule.factors(each) for each in reaches if each is not None)
-        if not (highest > 1).any():
-            return allowed
-
-        valid = ~self.layout.invalid(vectors)
-        prior = self.with_prior(np.zeros(len(vectors), np.float32), valid, rows)
-        largest_neutral = np.abs(centred - prior) / lowest
-        return np.asarray(allowed * highest + largest_neutral * (highest - lowest))
+        return np.maximum(of_biases, ROUNDING * size)
 
     def _finite(self, biases: Biases) -> Floats:
         """Return the biases as float32.
@@ -646,7 +531,6 @@ def initial_state(
     prior: Prior | None = None,
     kinds: Kinds | None = None,
     evidence: Evidence | None = None,
-    hub_strength: HubStrength | None = None,
     **others: Any,
 ) -> CollectionState:
     """Return the first state of a field: one profile, refreshed now.
@@ -670,7 +554,6 @@ def initial_state(
             refreshed_at=created_at,
             fitted_at=created_at,
             evidence=evidence,
-            hub_strength=hub_strength,
         )
         return CollectionState(
             layout=layout,

@@ -8,8 +8,6 @@ takes the place of the reach.
 A universal hub reaches 40 to 100% of the bank, where the gallery's rows reach 3 to 30% at most. The
 bias alone separates them less well: it is large for popular rows, too. `benchmarks.guard` compares
 both.
-
-A row near that limit or above it also gets its bias in full, see `HubStrength`.
 """
 
 from __future__ import annotations
@@ -80,19 +78,6 @@ quantile's distance from the median. Chosen on the same tasks, of 0.1, 0.2 and 0
 LARGEST_SHARE = 0.05
 SMALLEST_SHARE = 1e-5
 """The largest and the smallest share of false alarms that can be chosen."""
-
-RAMP = 0.25
-"""How far above the guard's limit a row's bias counts in full, as a part of the limit; up to there it
-counts for more and more.
-
-So the bias of a row moves little if its reach does. In `benchmarks.guard`, a jump at the limit keeps
-universal hubs from no more top tens, and a ramp below it would change the biases of genuine rows.
-"""
-
-LARGEST_FACTOR = 8.0
-"""The largest factor on a bias, where searches use less than an eighth of it. A bias that is stored
-many times larger would widen the range of a quantizer that all rows share.
-"""
 
 
 def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -181,59 +166,6 @@ class RowEvidence(NamedTuple):
         if measured is None:
             return np.empty(0, np.int64)
         return np.flatnonzero(measured > evidence.limit(false_alarms))
-
-
-class HubStrength(FrozenModel):
-    """How much more the biases of rows count that look like planted hubs.
-
-    Searches multiply all biases by the strength of the profile, and an estimator by its own, such as
-    an agreement. Where less than all of a bias counts, the bias of such a row is stored larger by as
-    much, so that it counts in full: a search with the profile's strength gives it strength 1, one
-    with another strength more or less in proportion, and one with strength 0 stays raw.
-
-    It is part of the profile, so that each writer computes the same number for the same row.
-    """
-
-    limit: float = Field(ge=0, allow_inf_nan=False)
-    """The reach above which the bias counts for more."""
-    factor: float = Field(ge=1, le=LARGEST_FACTOR)
-    """The factor on a bias that counts in full."""
-    false_alarms: float = Field(ge=SMALLEST_SHARE, le=LARGEST_SHARE)
-    """The share of genuine rows from which the limit follows."""
-
-    @classmethod
-    def of(cls, evidence: Evidence, false_alarms: float, in_use: float) -> HubStrength:
-        """Return the rule for a gallery with measured reaches.
-
-        in_use: the share of a bias that counts in searches. Of nothing, no factor makes everything.
-        """
-        factor = min(LARGEST_FACTOR, max(1.0, 1 / in_use)) if in_use > 0 else 1.0
-        return cls(limit=evidence.limit(false_alarms), factor=factor, false_alarms=false_alarms)
-
-    @property
-    def acts(self) -> bool:
-        """Whether any bias is stored larger."""
-        return self.factor > 1
-
-    def factors(self, reaches: Floats) -> npt.NDArray[np.float64]:
-        """Return the factors on the biases of rows with these reaches, both (n,).
-
-        They rise from 1 at the limit to the full factor at RAMP above it, or half-way from it to 1,
-        where that is nearer: no row has a reach above 1.
-        """
-        width = min(RAMP * self.limit, (1 - self.limit) / 2)
-        smallest = float(np.finfo(np.float32).tiny)
-        above = np.asarray(reaches, np.float64) - self.limit
-        risen = np.clip(above / max(width, smallest), 0, 1)
-        return np.asarray(1 + (self.factor - 1) * risen)
-
-    def applied(self, biases: Floats, reaches: Floats) -> Floats:
-        """Return the biases of rows with these reaches, all (n,), without a prior.
-
-        A bias below the mean would favour its row: it stays as it is.
-        """
-        factors = np.where(biases > 0, self.factors(reaches), 1)
-        return (biases * factors).astype(np.float32)
 
 
 def reach_of(products: npt.NDArray[np.floating[Any]], finds: Floats) -> Floats:

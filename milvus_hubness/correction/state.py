@@ -34,8 +34,6 @@ from milvus_hubness.correction.guard import (
     LARGEST_SHARE,
     SMALLEST_SHARE,
     Evidence,
-    GuardPolicy,
-    HubStrength,
 )
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
@@ -192,7 +190,6 @@ class Former(FrozenModel):
     bank: BankReference
     prior: Prior | None = None
     kinds: KindMeans | None = None
-    hub_strength: HubStrength | None = None
 
 
 class Profile(FrozenModel):
@@ -234,8 +231,6 @@ class Profile(FrozenModel):
     """
     evidence: Evidence | None = None
     """Quantiles of the gallery's biases, for the hub guard; None before they are measured."""
-    hub_strength: HubStrength | None = None
-    """How much more the stored biases of rows that look like hubs count; None without a hub guard."""
 
     @model_validator(mode="after")
     def _expect_two_slots(self) -> Profile:
@@ -480,11 +475,6 @@ class CollectionState(FrozenModel):
     def profile(self) -> Profile:
         """The profile that searches use when they name none."""
         return self.profiles[self.active]
-
-    @property
-    def guard(self) -> GuardPolicy:
-        """The hub guard."""
-        return GuardPolicy(self.on_hub, self.false_alarms)
 
     @property
     def kind(self) -> str:

@@ -4,12 +4,14 @@ import json
 
 import numpy as np
 
+from milvus_hubness import MilvusStore, connect
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.support.galleries import vectors
+from tests.support.samples import put_queries
 
 
 def test_sampling_starts_serves_a_refresh_and_stops(run, files):
-    np.save("queries.npy", vectors(np.random.default_rng(7), 60, DIM))
+    queries = vectors(np.random.default_rng(7), 60, DIM)
     assert (
         run(
             "migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--no-writers"
@@ -27,14 +29,14 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
         "0 of at most",
     ):
         assert fact in begun.stdout
-    assert run("bank", "update", "products_hubness", "--rate", "0.5").returncode == 0
+    assert run("bank", "sample", "products_hubness", "--rate", "0.5").returncode == 0
     [told] = json.loads(run("bank", "status", "products_hubness", "--json").stdout)["samplings"]
     settings = told["sampling"]
     assert (settings["rate"], settings["size"], told["samples"]) == (0.5, 100, 0)
 
     # What is sampled is the bank of a refresh.
     assert_fails(run("refresh", "products_hubness", "--bank", "samples"), 1, "is sampled yet")
-    assert run("bank", "import", "products_hubness", "queries.npy").returncode == 0
+    put_queries(MilvusStore(connect("shop.db")), "products_hubness", queries)
     done = run("refresh", "products_hubness", "--bank", "samples", "--force", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["refresh"]["action"] == "full"
@@ -44,7 +46,6 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
         2,
         "rate should be less than or equal to 1, not 2.0",
     )
-    assert run("bank", "update", "products_hubness").returncode == 2
     assert "Turned off" in run("bank", "off", "products_hubness").stdout
     assert "is not sampled" in run("bank", "off", "products_hubness").stdout
     assert "products_hubness__query_samples_vector" not in collections(files)
@@ -58,7 +59,6 @@ def test_the_help_calls_values_by_their_units(run):
 
 def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
     """A plain collection is sampled, and its samples are the bank of tune and of a migration."""
-    assert_fails(run("bank", "update", "products", "--rate", "0.5"), 1, "is not sampled")
     begun = run("bank", "sample", "products", "--rate", "0.5", "--size", "5000")
     assert begun.returncode == 0, begun.stderr
     assert "0 of at most 5,000" in begun.stdout
@@ -67,8 +67,7 @@ def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
     )
     assert "pass --bank FILE" in run("migrate", "plan", "products").stderr
 
-    imported = run("bank", "import", "products", "bank.npy")
-    assert "Added 40 queries" in imported.stdout
+    put_queries(MilvusStore(connect("shop.db")), "products", np.load("bank.npy"))
     shown = run("bank", "status", "products").stdout
     assert "40 of at most 5,000" in shown
     assert "enough to judge on, few for a bank" in shown

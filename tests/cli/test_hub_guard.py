@@ -68,18 +68,6 @@ def test_the_guard_is_changed_by_the_command(shop, run):
     assert run("hubs", "live", "--suspicious").returncode == 1
 
 
-def test_the_command_says_how_biases_of_hubs_count_and_when_that_changes(shop, run):
-    text = run("hubs", "live", "--on-hub", "warn").stdout
-    assert "times larger, so that they count in full" in " ".join(text.split())
-    guard = json.loads(run("hubs", "live", "--on-hub", "warn", "--json").stdout)["guard"]
-    assert (guard["factor"] > 1, guard["is_due"]) == (True, False)
-
-    assert "change with the next refresh" in run("hubs", "live", "--on-hub", "off").stdout
-    assert run("refresh", "live", "--json").returncode == 0
-    guard = json.loads(run("hubs", "live", "--on-hub", "off", "--json").stdout)["guard"]
-    assert (guard["factor"], guard["is_due"]) == (None, False)
-
-
 def test_a_collection_that_is_not_corrected_is_scanned_with_a_bank(shop, run):
     shop.insert("goods", rows_of(HUBS[:3], 9000))
     done = run("hubs", "goods", "--suspicious", "--bank", "queries.npy", "--json")

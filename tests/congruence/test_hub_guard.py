@@ -102,20 +102,6 @@ def test_refuse_raises_with_the_evidence_and_writes_nothing(lite, estimator):
         means = np.sort(scores, axis=1)[:, -10:].mean(axis=1)
         above = BANK.astype(float) @ HUBS[0] > means
         assert error.reach == pytest.approx(above.mean(), abs=0.01)
-        assert np.mean(above[list(error.queries)]) > 0.98
-        assert len(error.queries) == pytest.approx(above.sum(), abs=4)
-        # Of each refused row, and those of the first are named twice.
-        assert len(error.queries_of_rows) == len(HUBS)
-        assert error.queries_of_rows[0] == error.queries
-        for hub, queries in zip(HUBS, error.queries_of_rows, strict=True):
-            leads = BANK.astype(float) @ hub - means
-            assert set(queries) ^ set(np.flatnonzero(leads > 0)) <= set(
-                np.flatnonzero(np.abs(leads) < 0.02)
-            )
-            # The largest lead first, but for near copies, which share that of their mean.
-            ordered = leads[list(queries)]
-            assert np.corrcoef(ordered, np.sort(ordered)[::-1])[0, 1] > 0.9
-        assert len(set(error.queries_of_rows)) > 1
     assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 0}]
 
     client.insert(name, rows[:20])
@@ -330,7 +316,6 @@ def test_what_passes_the_guard_of_a_collection_with_kinds_is_no_hub_there(lite):
             ours.insert(target, [{**rows_of(HUBS[number:], 90_000 + number)[0], "modality": kind}])
         except HubRefused as error:
             refused.append(error)
-    assert all(error.queries for error in refused)
     for strength in (1, 0):
         found = first_answers(ours, target, strength=strength)
         assert np.mean(np.array(found) >= 90_000) < 0.02

@@ -5,7 +5,6 @@ import pytest
 
 from milvus_hubness import (
     CollectionNotFound,
-    DimensionMismatch,
     EmptyBank,
     InvalidInput,
     InvalidParameter,
@@ -24,7 +23,6 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.inputs import read_bank
 from milvus_hubness.jobs.common.samples import sampled_bank, write_samples
 from milvus_hubness.jobs.refresh.sampling import (
-    import_samples,
     list_samplings,
     start_sampling,
     stop_sampling,
@@ -32,6 +30,7 @@ from milvus_hubness.jobs.refresh.sampling import (
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY
 from tests.support.async_clients import opened
 from tests.support.galleries import plain_collection, vectors
+from tests.support.samples import put_queries
 
 DIM, ITEMS = 12, 200
 
@@ -143,32 +142,20 @@ def test_a_field_that_is_corrected_in_place_stays_sampled(lite, plain, rng):
     assert list_samplings(store, plain)[0].samples == 65
 
 
-def test_imported_queries_count_as_sampled(lite, plain, rng):
+def test_a_bank_of_samples_needs_a_sampling_and_a_sample(lite, plain):
     store = lite.store()
-    queries = vectors(rng, 50, DIM)
-    with pytest.raises(InvalidInput, match="is not sampled"):
-        import_samples(store, plain, QueryBank(queries))
+    with pytest.raises(InvalidInput, match=r"no queries of .* are sampled"):
+        sampled_bank(store, plain)
     start_sampling(store, plain, size=120)
     with pytest.raises(EmptyBank, match=r"no query of .* is sampled yet"):
         sampled_bank(store, plain)
-    with pytest.raises(DimensionMismatch, match="have 5 dimensions"):
-        import_samples(store, plain, QueryBank(np.ones((2, 5), np.float32)))
-
-    assert import_samples(store, plain, QueryBank(queries)) == 50
-    assert as_set(sampled_bank(store, plain).vectors) == as_set(queries)
-    # A log that is counted is added as often as it says, and never beyond the places.
-    stop_sampling(store, plain)
-    start_sampling(store, plain, size=120)
-    assert import_samples(store, plain, QueryBank(queries[:2], counts=[3, 1])) == 4
-    assert import_samples(store, plain, QueryBank(queries, counts=[10**9] + [1] * 49)) == 120
-    assert len(sampled_bank(store, plain)) == 120
 
 
 def test_fewer_places_hold_the_newest_samples(lite, plain, rng):
     store = lite.store()
     start_sampling(store, plain, size=100)
     queries = vectors(rng, 90, DIM)
-    import_samples(store, plain, QueryBank(queries))
+    put_queries(store, plain, queries)
     assert start_sampling(store, plain, size=30).samples == 30
     assert as_set(sampled_bank(store, plain).vectors) <= as_set(queries)
     assert start_sampling(store, plain, size=60).samples == 30
@@ -177,7 +164,7 @@ def test_fewer_places_hold_the_newest_samples(lite, plain, rng):
 def test_commands_say_that_samples_exist(lite, plain, rng):
     store = lite.store()
     start_sampling(store, plain)
-    import_samples(store, plain, QueryBank(vectors(rng, 25, DIM)))
+    put_queries(store, plain, vectors(rng, 25, DIM))
     for job in (lambda: tune(store, plain), lambda: diagnose(store, plain, vectors(rng, 5, DIM))):
         with pytest.raises(
             InvalidInput, match=r"25 queries of .* are sampled, pass --bank samples"
@@ -190,7 +177,7 @@ def stored_queries(lite, plain, rng):
     """A sampled bank of `plain`, and a collection with other queries."""
     store = lite.store()
     start_sampling(store, plain)
-    import_samples(store, plain, QueryBank(vectors(rng, 80, DIM)))
+    put_queries(store, plain, vectors(rng, 80, DIM))
     others = lite.name()
     plain_collection(lite.client(), others, vectors(rng, 60, DIM), "IP")
     return others

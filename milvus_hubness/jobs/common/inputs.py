@@ -27,7 +27,6 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction, grouped, measured_kinds
-from milvus_hubness.correction.guard import UNGUARDED, GuardPolicy
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
 from milvus_hubness.correction.kinds import KindNumbers, KindRule
 from milvus_hubness.correction.prior import Items, Values
@@ -304,7 +303,6 @@ def fit_measured(
     strength: float = 1.0,
     chosen: ChosenPrior = NO_PRIOR,
     rule: KindRule | None = None,
-    guard: GuardPolicy = UNGUARDED,
 ) -> Correction:
     """Return a correction as `fit_with_mean` does, with the layout's constants and the near copies
     of the bank measured on rows of the field.
@@ -319,9 +317,7 @@ def fit_measured(
         locality_hints=store.takes_locality_hints(info, field),
         length_pull=store.takes_length_pull(info, field),
     )
-    return fit_with_mean(
-        measured, rows, estimator, bank, target_bank, strength, chosen, rule, guard
-    )
+    return fit_with_mean(measured, rows, estimator, bank, target_bank, strength, chosen, rule)
 
 
 def fit_with_mean(
@@ -333,15 +329,13 @@ def fit_with_mean(
     strength: float = 1.0,
     chosen: ChosenPrior = NO_PRIOR,
     rule: KindRule | None = None,
-    guard: GuardPolicy = UNGUARDED,
 ) -> Correction:
     """Return a correction that is fitted on the bank and, if the estimator needs it, on the rows,
     whose biases give its mean bias and the scale of a spread layout.
 
     strength: of most searches. chosen: the prior, whose weight gets its unit from the spread of the
-    bank's scores over the rows. rule: that of the kinds, whose means are those of the rows. guard:
-    the hub guard, with which rows that look like hubs get their bias in full. Raises as
-    `Correction.fit` does.
+    bank's scores over the rows. rule: that of the kinds, whose means are those of the rows. Raises
+    as `Correction.fit` does.
     """
     vectors = rows.vectors
     correction = Correction.fit(
@@ -358,7 +352,6 @@ def fit_with_mean(
     biases = correction.centred(vectors, kinds=rows.kinds)
     mean_bias = float(biases[valid].mean(dtype=np.float64)) if valid.any() else 0.0
     correction = replace(correction, mean_bias=mean_bias).measured(vectors, rows.kinds)
-    correction = correction.guarded(guard, strength)
     if chosen.prior is not None and rows.values is not None:
         prior = chosen.prior.with_factor(correction.spread(vectors, rows.kinds))
         correction = replace(correction, prior=prior, clicks=chosen.clicks)
@@ -366,7 +359,6 @@ def fit_with_mean(
     # The scale of a quantised bias depends on the sizes of the biases, which the fit gives.
     if layout.spread > 1:
         centred = biases - np.float32(mean_bias)
-        stored = correction.with_hub_strength(centred, vectors, rows.kinds)
-        stored = correction.with_prior(stored, valid, None, rows.values)
+        stored = correction.with_prior(centred, valid, None, rows.values)
         layout = with_bias_scale(layout, vectors[valid], stored[valid], strength)
     return replace(correction, layout=layout)

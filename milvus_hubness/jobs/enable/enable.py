@@ -256,7 +256,6 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         reranking=plan.reranking,
         second_vector=plan.second_vector,
         evidence=correction.evidence,
-        hub_strength=correction.hub_strength,
         on_hub=plan.guard.on_hub,
         false_alarms=plan.guard.false_alarms,
     )

@@ -519,7 +519,6 @@ def _fitted(
         choice.strength,
         chosen,
         kinds.rule,
-        request.guard,
     )
 
     reranking: CandidateReranking | None = None

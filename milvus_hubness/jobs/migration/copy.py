@@ -74,7 +74,6 @@ def prepared(
         plan.strength,
         plan.chosen,
         plan.kinds.rule,
-        plan.guard,
     )
 
     # The ledger says so first: `clean` may drop the collection if this run is killed.
@@ -100,7 +99,6 @@ def prepared(
         prior=correction.prior,
         kinds=correction.kinds,
         evidence=correction.evidence,
-        hub_strength=correction.hub_strength,
         on_hub=plan.guard.on_hub,
         false_alarms=plan.guard.false_alarms,
     ).model_copy(update={"migration": migration.id})

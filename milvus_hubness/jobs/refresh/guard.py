@@ -13,7 +13,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.refresh.biases import sampled
-from milvus_hubness.jobs.refresh.plan import guard_reason, ready_state
+from milvus_hubness.jobs.refresh.plan import ready_state
 from milvus_hubness.jobs.store.protocols import HubGuards, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
@@ -35,17 +35,10 @@ class GuardStatus(ShownAsTable):
     """What is compared: "reach", or "bias" if the estimator keeps no scores of the gallery."""
     limit: float | None
     """The reach or the bias above which a row is stopped; None before it is measured."""
-    factor: float | None
-    """How much larger the bias of a row above the limit is stored, so that it counts in full; None
-    before a refresh follows the guard, and 1 where all biases count in full.
-    """
-    is_due: bool
-    """Whether the next refresh changes that."""
 
     @classmethod
     def of(cls, collection: str, state: CollectionState) -> GuardStatus:
         evidence = state.profile.evidence
-        rule = state.profile.hub_strength
         return cls(
             collection,
             state.on_hub,
@@ -53,8 +46,6 @@ class GuardStatus(ShownAsTable):
             evidence.rows if evidence else 0,
             "reach" if evidence and evidence.reaches else "bias",
             evidence.limit(state.false_alarms) if evidence else None,
-            rule.factor if rule is not None else None,
-            bool(guard_reason(state)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,8 +64,7 @@ def guard_hubs(
     """Choose what clients do with new rows that look like planted hubs; clients follow within their
     state_ttl.
 
-    The biases of rows that look like hubs follow with the next refresh, which writes no others.
-    The quantiles of the gallery are measured if there are none. Raises NotCorrected,
+    No row is written. The quantiles of the gallery are measured if there are none. Raises NotCorrected,
     InvalidParameter, LeaseHeld, UnfinishedMigration, and UnsupportedOperation for a database whose
     clients have no guard.
     """

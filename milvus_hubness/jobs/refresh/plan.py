@@ -43,7 +43,6 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.guard import HubStrength
 from milvus_hubness.correction.kinds import KindMeans
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
@@ -313,10 +312,6 @@ class RefreshPlan:
     """The means of kinds in use, or those that go with `reference`; None without kinds."""
     mean_bias: float = 0.0
     """The mean that is subtracted from every bias, if `reference` is set."""
-    hub_strength: HubStrength | None = None
-    """How much more the biases of rows count that look like hubs, if `reference` is set."""
-    follows_guard: bool = False
-    """Whether the hub strength is nevertheless chosen anew: the hub guard has changed."""
     reference: BankReference | None = None
     """The generation of the bank, if it is stored already; the mean is decided then too."""
     carries_on: bool = False
@@ -415,24 +410,6 @@ def plan_refresh(
     if needs_other_columns(store, info, state):
         reasons.append("the quantization of the vectors changed")
 
-    reason_of_guard = guard_reason(state)
-    if reason_of_guard and not reasons and not options.force:
-        # All else stays, so that only the biases of rows that look like hubs change.
-        return RefreshPlan(
-            estimator=present,
-            bank=stored,
-            strength=profile.strength,
-            reason=reason_of_guard,
-            gate=profile.gate,
-            prior=profile.prior,
-            kinds=profile.kinds,
-            mean_bias=profile.mean_bias,
-            follows_guard=True,
-            reference=profile.bank,
-        )
-    if reason_of_guard:
-        reasons.append(reason_of_guard)
-
     if options.force and not reasons:
         # The only way to repair biases that something else
         # has damaged: nobody can see that they are wrong.
@@ -497,18 +474,6 @@ def _prior_reason(new: ChosenPrior, former: ChosenPrior) -> str:
     return ""
 
 
-def guard_reason(state: CollectionState) -> str:
-    """Return why the hub guard demands new biases; empty if it does not."""
-    rule = state.profile.hub_strength
-    evidence = state.profile.evidence
-    is_wanted = state.on_hub != "off" and evidence is not None and bool(evidence.reaches)
-    if is_wanted != (rule is not None):
-        return f"the hub guard was turned {'on' if is_wanted else 'off'}"
-    if rule is not None and rule.false_alarms != state.false_alarms:
-        return "the share of false alarms of the hub guard changed"
-    return ""
-
-
 def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
     """Return the plan to take the last refresh back. Raises InvalidInput if there was none."""
     former = state.profile.former
@@ -524,7 +489,6 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
         prior=former.prior,
         kinds=former.kinds,
         mean_bias=former.mean_bias,
-        hub_strength=former.hub_strength,
         reference=former.bank,
         # Who takes a refit back does not want the same one at the next time.
         fits_bank=True,
@@ -562,7 +526,6 @@ def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None)
         prior=begun.prior,
         kinds=begun.kinds,
         mean_bias=begun.mean_bias,
-        hub_strength=begun.hub_strength,
         reference=begun.bank,
         carries_on=True,
         rebuilding=rebuilding,

@@ -97,7 +97,7 @@ def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> 
         lacking = (
             f"a new bank is due: {why}, and {sampled:,} queries were sampled since, of "
             f"{needed:,} that a refit needs: wait for more, raise the rate (milvus-hubness bank "
-            f"update {info.name} --rate), or refresh with a bank of today's queries"
+            f"sample {info.name} --rate), or refresh with a bank of today's queries"
         )
         return RefitCheck(fit, share, new_bank_due=lacking)
     least = min(profile.bank.count, sampling.size) // 2

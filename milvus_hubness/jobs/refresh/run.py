@@ -507,8 +507,7 @@ class Refreshing:
             plan = replace(plan, strength=self._strength(plan, verdict))
 
         evaluation: RefreshEvaluation | None = None
-        # Where only the hub guard has changed, there is nothing new to judge.
-        if not self.is_new and not plan.follows_guard:
+        if not self.is_new:
             queries = self._judging.queries
             labelled = None
             if options.judgements is not None:
@@ -546,10 +545,6 @@ class Refreshing:
                 prior = prior.with_factor(correction.spread(sample.vectors, numbers))
         correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
         correction = correction.measured(sample.vectors, numbers)
-        if plan.reference is None or plan.follows_guard:
-            correction = correction.guarded(self.state.guard, plan.strength)
-        else:
-            correction = replace(correction, hub_strength=plan.hub_strength)
 
         rebuilds, why = self._chosen_rebuild(plan, sample, correction, biases)
         reason = f"{plan.reason}; {why}" if why else plan.reason
@@ -659,14 +654,12 @@ class Refreshing:
     ) -> tuple[bool, str]:
         """Return whether to write the new numbers by a copy, and why.
 
-        biases: (n,) of the sample, before they are centred, without the prior and the hub strength.
+        biases: (n,) of the sample, before they are centred, without the prior.
         """
         if self.is_new:
             return False, ""
 
         centred = biases - np.float32(correction.mean_bias)
-        numbers = sample.kinds(self.state.kinds)
-        centred = correction.with_hub_strength(centred, sample.vectors, numbers)
         everything = np.ones(len(centred), np.bool_)
         biases = correction.with_prior(centred, everything, sample.items)
 
@@ -769,7 +762,6 @@ class Refreshing:
                 "former": None if self.is_new else former,
                 "tolerance": self.options.tolerance,
                 "evidence": correction.evidence,
-                "hub_strength": correction.hub_strength,
             }
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from milvus_hubness.basics.notebooks import ShownAsTable
-from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.near_copies import directions_of, groups_at
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.samples import MOST_JUDGED, NEAR_COPIES, drawn, samples_of
@@ -28,8 +26,6 @@ from milvus_hubness.jobs.store.records import (
     SAMPLINGS_PROPERTY,
     CollectionInfo,
     QuerySamples,
-    Sample,
-    SamplesOf,
     Sampling,
 )
 from milvus_hubness.quality.tuning import FEWEST_QUERIES
@@ -153,59 +149,6 @@ def list_samplings(store: Store, collection: str) -> list[SamplingStatus]:
         for sampling in info.samplings.fields
         if sampling.field in info.vector_fields
     ]
-
-
-def import_samples(
-    store: Store,
-    collection: str,
-    queries: QueryBank,
-    *,
-    field: str | None = None,
-    seed: int = 0,
-) -> int:
-    """Add queries (m, d) to the samples of a field, as if clients had sampled them now.
-
-    A query with a count is added as often, and at most as many as there are places, drawn at random.
-    Return how many were added. Raises CollectionNotFound, InvalidInput if the field is not sampled,
-    and DimensionMismatch.
-    """
-    expect_store(store)
-    info, field = _field_of(store, collection, field)
-    sampling = info.samplings.of(field)
-    if sampling is None:
-        raise InvalidInput(f"{info.name!r} is not sampled: turn its sampling on first")
-    if queries.dim != sampling.dim:
-        raise DimensionMismatch(
-            f"the queries from {queries.source} have {queries.dim} dimensions, those of field "
-            f"{field!r} have {sampling.dim}"
-        )
-
-    rng = np.random.default_rng(seed)
-    rows = _drawn_rows(queries, sampling.size, rng)
-    numbers = rng.integers(2**52, size=len(rows))
-    places = rng.permutation(sampling.size)[: len(rows)]
-    now = int(time.time())
-    samples = [
-        Sample(int(place), int(number), now, queries.vectors[row])
-        for place, number, row in zip(places, numbers, rows, strict=True)
-    ]
-    target = SamplesOf(sampling.helper, info.collection_id)
-    capability(store, QuerySampling).put_query_samples(target, samples)
-    return len(samples)
-
-
-def _drawn_rows(
-    queries: QueryBank, most: int, rng: np.random.Generator
-) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the rows of the queries to add, each as often as its count, `most` at most."""
-    if queries.counts is None:
-        return rng.permutation(len(queries))[:most]
-
-    counts = np.maximum(np.round(queries.counts), 1)
-    if counts.sum() <= most:
-        return np.repeat(np.arange(len(queries)), counts.astype(np.int64))
-    # A log may count a query a million times: the rows are drawn, never laid out.
-    return rng.choice(len(queries), size=most, p=counts / counts.sum())
 
 
 def _field_of(store: Collections, collection: str, field: str | None) -> tuple[CollectionInfo, str]:

@@ -187,7 +187,7 @@ class Biases:
             if is_active:
                 locality_hints = hints
             if evidence is not None:
-                watched = Watched(correction, evidence, kinds, self.guard_counts)
+                watched = Watched(evidence, self.guard_counts)
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.

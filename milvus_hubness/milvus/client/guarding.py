@@ -11,20 +11,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.kinds import KindNumbers
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import HubRefused, InvalidParameter, name_some
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.fitted import Correction
     from milvus_hubness.correction.guard import Evidence, RowEvidence
-
-QUERIES_NAMED = 1_000
-"""Most bank queries that an error names for a row."""
-
-ROWS_NAMED = 100
-"""Most rows for which an error names queries."""
 
 
 class Guarded(NamedTuple):
@@ -55,10 +46,7 @@ class GuardCounts:
 class Watched(NamedTuple):
     """The evidence of the rows of one write, by the active profile."""
 
-    correction: Correction
     rows: RowEvidence
-    kinds: KindNumbers | None
-    """(n,), their kinds; None without kinds."""
     counts: GuardCounts
     """Those of the client."""
 
@@ -82,13 +70,12 @@ def expect_computed(collection: str, state: CollectionState, bias: str) -> None:
 def guard_rows(
     collection: str,
     state: CollectionState,
-    vectors: Floats,
     watched: Watched | None,
     name_of: Callable[[int], Any],
 ) -> None:
     """Warn of the rows of a write that look like planted hubs, or refuse them.
 
-    vectors: (n, d). name_of: the key of the row at a position. Raises HubRefused.
+    name_of: returns the key of the row at a position. Raises HubRefused.
     """
     evidence = state.profile.evidence
     # Quantiles need 200 rows; before that, no row can be compared.
@@ -101,11 +88,6 @@ def guard_rows(
     error = _refusal(collection, state, evidence, watched, positions, name_of)
     if state.on_hub == "refuse":
         watched.counts.add(refused=len(positions))
-        some = positions[:ROWS_NAMED]
-        kinds = None if watched.kinds is None else watched.kinds[some]
-        answered = watched.correction.answered(vectors[some], kinds)
-        error.queries_of_rows = tuple(tuple(of[:QUERIES_NAMED].tolist()) for of in answered)
-        error.queries = error.queries_of_rows[0]
         raise error
 
     log.warning("%s", error)
@@ -120,7 +102,7 @@ def _refusal(
     positions: list[int],
     name_of: Callable[[int], Any],
 ) -> HubRefused:
-    """Return the error about rows at these positions, without the queries that they answer."""
+    """Return the error about rows at these positions."""
     first = positions[0]
     bias = float(watched.rows.biases[first])
     quantile = evidence.bias_quantile(bias)

@@ -179,7 +179,7 @@ class Writes:
                 are_new=are_new,
             )
             name_of = partial(_name_of, write.rows, cached.key_field)
-            guard_rows(write.collection, state, vectors, watched, name_of)
+            guard_rows(write.collection, state, watched, name_of)
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
 

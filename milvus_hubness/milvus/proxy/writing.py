@@ -257,7 +257,7 @@ def _encode_columns(
     biases, watched = yield from operations.biases.of_watched(
         request.collection_name, state, vectors, items, "compute", are_new=are_new
     )
-    guard_rows(request.collection_name, state, vectors, watched, key_at)
+    guard_rows(request.collection_name, state, watched, key_at)
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
     augmented = encoded.pop(codec.searched_field)
