@@ -229,14 +229,14 @@ def test_each_fault_of_a_configuration_has_a_line(command):
     assert (code, complaint.splitlines()) == (
         2,
         [
-            "hubness.toml:3: collection 1, shedule: unknown key, did you mean 'schedule'?",
-            "hubness.toml:4: collection 1, live: must be 'never', 'on drift' or 'always', not 'often'",
-            'hubness.toml:5: collection 1, schedule: \'soon\' is neither an interval, such as "60s", "5m", '
+            "hubness.toml: server.token: secrets are not allowed here: name a token_file, or set "
+            "$MILVUS_HUBNESS_TOKEN",
+            "hubness.toml: server.port: unknown key; allowed keys: uri, db, token_file",
+            "hubness.toml: collection[0].bank_column: needs a bank: add the key bank, or remove this one",
+            'hubness.toml: collection[0].schedule: \'soon\' is neither an interval, such as "60s", "5m", '
             '"2h" or "1d", nor the five fields of cron, such as "30 4 * * *": minute, hour, day of the '
             "month, month, weekday",
-            "hubness.toml:6: collection 1, bank_column: needs a bank: add the key bank, or remove this one",
-            "hubness.toml:8: server.token: secrets are not allowed here: name a token_file, or set "
-            "$MILVUS_HUBNESS_TOKEN",
-            "hubness.toml:9: server.port: unknown key; allowed keys: uri, db, token_file",
+            "hubness.toml: collection[0].live: must be 'never', 'on drift' or 'always', not 'often'",
+            "hubness.toml: collection[0].shedule: unknown key, did you mean 'schedule'?",
         ],
     )

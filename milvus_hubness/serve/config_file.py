@@ -1,8 +1,7 @@
-"""The configuration file: read hubness.toml and report all faults at once, each with its line."""
+"""The configuration file: read hubness.toml and report all faults at once, each with its path."""
 
 from __future__ import annotations
 
-import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,8 +42,6 @@ else:
 
 LARGEST = 4 << 20
 """Maximum size of a configuration, in bytes: enough for some ten thousand collections."""
-DEEPEST = 50
-"""Maximum number of tables and lists inside each other."""
 KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
@@ -53,13 +50,12 @@ TUNED = ("strength", "gate")
 """What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
 """Keys for which people search a place, and which no configuration may have."""
+LONG_NUMBER = "a number with thousands of digits"
 _TABLES: dict[str, type[BaseModel]] = {
     "server": ServerTable,
     "http": HttpTable,
     "collection": CollectionTable,
 }
-_AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
-"""The end of a message of tomllib."""
 
 
 class Fault(NamedTuple):
@@ -67,7 +63,7 @@ class Fault(NamedTuple):
 
     path: KeyPath
     message: str
-    """Without the path and the line."""
+    """Without the file and the path."""
 
 
 class ConfigFile:
@@ -81,27 +77,17 @@ class ConfigFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.faults = []
         try:
-            self._text = read_text(path, LARGEST)
-            data = tomllib.loads(self._text)
-            _expect_flat(data)
-        except UnreadableFile as error:
-            raise InvalidConfig(str(error)) from None
+            self._validate(_read(path))
         except RecursionError:
             raise InvalidConfig(
-                f"{path}:1: is nested too deeply: write tables as the reference shows them"
-            ) from None
-        except tomllib.TOMLDecodeError as error:
-            # Without a line, the file ends too early: the fault is in its last line.
-            at_line = _AT_LINE.search(str(error))
-            last_line = self._text.rstrip("\n").count("\n") + 1
-            line = at_line[1] if at_line and at_line[1] else last_line
-            raise InvalidConfig(
-                f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}"
+                f"{path}: is nested too deeply: write tables as the reference shows them"
             ) from None
 
-        folder = path.resolve().parent
-        self.faults = []
+    def _validate(self, data: dict[str, Any]) -> None:
+        """Set the configuration and the faults. Raises InvalidConfig."""
+        folder = self.path.resolve().parent
         try:
             self.config = ServeConfig.model_validate(data, context=folder)
         except ValidationError as error:
@@ -119,115 +105,26 @@ class ConfigFile:
         for number, table in enumerate(self.config.collection):
             first = seen.setdefault(f"{table.name}/{table.field}/{table.profile}", number)
             if first != number and table.name != UNNAMED:
-                message = f"is the same as collection {first + 1}: remove one of them"
+                message = f"is the same as collection[{first}]: remove one of them"
                 yield Fault(("collection", number, "name"), message)
 
     def refusal(self, faults: Iterable[Fault]) -> InvalidConfig:
-        """Return an error with a line for each fault, in the order of the file."""
-        line_of = _lines(self._text)
-        located = [(_line(line_of, fault.path), fault) for fault in faults]
-        located.sort(key=lambda pair: pair[0])
-        messages = [
-            f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in located
-        ]
+        """Return an error with a line for each fault."""
+        messages = [f"{self.path}: {_shown(fault.path)}: {fault.message}" for fault in faults]
         return InvalidConfig("\n".join(messages))
 
 
-def _expect_flat(data: dict[str, Any]) -> None:
-    """Raise RecursionError for tables and lists inside each other that no configuration has."""
-    # Level by level instead of recursively: what is read here may be too deep for Python's stack.
-    level: list[Any] = [data]
-    for _ in range(DEEPEST):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-
-    raise RecursionError
-
-
-_PARTS = re.compile(
-    r'"""(?:\\.|[^\\])*?"""(?!")'
-    r"|'''.*?'''(?!')"
-    r'|"(?:\\.|[^"\\\n])*"'
-    r"|'[^'\n]*'|#[^\n]*|[\[{]|[\]}]|\n",
-    re.DOTALL,
-)
-"""Texts, comments, brackets and ends of lines: what decides where a statement of TOML ends."""
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line of each statement of valid TOML, and its text."""
-    # tomllib knows no lines. So the file is cut into statements, which it reads one by one.
-    line = 1
-    first = 1
-    start = 0
-    depth = 0
-
-    for part in _PARTS.finditer(text + "\n"):
-        token = part[0]
-        line += token.count("\n")
-        if token in ("[", "{"):
-            depth += 1
-        elif token in ("]", "}"):
-            depth -= 1
-        elif token == "\n" and depth == 0:
-            yield first, text[start : part.end()]
-            first = line
-            start = part.end()
-
-
-def _lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """Return the first line of each table, key and value, by its path from the top of the file."""
-    lines: dict[tuple[str | int, ...], int] = {}
-    # The elements so far of each array of tables, and the table that the last header has opened.
-    counts: dict[tuple[str | int, ...], int] = {}
-    table: tuple[str | int, ...] = ()
-
-    def note(path: tuple[str | int, ...], value: Any, line: int) -> None:
-        lines.setdefault(path, line)
-        if isinstance(value, dict | list):
-            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                note((*path, key), inner, line)
-
-    for line, statement in _statements(text):
-        data = tomllib.loads(statement)
-        if not statement.lstrip().startswith("["):
-            for key, value in data.items():
-                note((*table, key), value, line)
-            continue
-
-        # A header is read as nested tables with one key each.
-        table = ()
-        value = data
-        while isinstance(value, dict) and value:
-            [(key, value)] = value.items()
-            table = (*table, key)
-            lines.setdefault(table, line)
-            # A header in double brackets begins the next element.
-            if isinstance(value, list):
-                counts[table] = counts.get(table, 0) + 1
-                value = None
-
-            # A header in single brackets continues the last one.
-            if table in counts:
-                table = (*table, counts[table] - 1)
-                lines.setdefault(table, line)
-
-    return lines
-
-
-def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
-    """Return the line of the path, or of the table that lacks it; 1 if the file lacks that too."""
-    for end in range(len(path), 0, -1):
-        line = lines.get(tuple(path[:end]))
-        if line is not None:
-            return line
-    return 1
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file. Raises InvalidConfig."""
+    try:
+        return tomllib.loads(read_text(path, LARGEST))
+    except UnreadableFile as error:
+        raise InvalidConfig(str(error)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfig(f"{path}: is not TOML: {error}") from None
+    except ValueError:
+        # Python reads and prints no integer of more than some 4,300 digits.
+        raise InvalidConfig(f"{path}: holds {LONG_NUMBER}: write a shorter one") from None
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
@@ -249,15 +146,10 @@ def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, 
     return rest
 
 
-def _named(path: KeyPath) -> str:
-    """Return the path in words, such as "server.uri: " or "collection 2, schedule: "."""
-    if not path:
-        return ""
-    if len(path) > 1 and isinstance(path[1], int):
-        # People count from 1.
-        words = [f"{path[0]} {path[1] + 1}", ".".join(map(str, path[2:]))]
-        return f"{', '.join(filter(None, words))}: "
-    return f"{'.'.join(map(str, path))}: "
+def _shown(path: KeyPath) -> str:
+    """Return the path as text, such as "server.uri" or "collection[2].schedule"."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return "".join(steps).removeprefix(".")
 
 
 def _message(error: ErrorDetails) -> str:
@@ -277,7 +169,14 @@ def _message(error: ErrorDetails) -> str:
         return str(context["error"])
 
     message = error["msg"].replace("Input should be", "must be")
-    return message if isinstance(value, Mapping) else f"{message}, not {reprlib.repr(value)}"
+    return message if isinstance(value, Mapping) else f"{message}, not {_shortened(value)}"
+
+
+def _shortened(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return LONG_NUMBER
 
 
 def _unknown(path: KeyPath) -> str:

@@ -414,7 +414,7 @@ def test_the_jobs_image_says_what_is_wrong_with_its_configuration(build, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
-        "/etc/milvus-hubness/hubness.toml:1: collection 1, name: is missing\n",
+        "/etc/milvus-hubness/hubness.toml: collection[0].name: is missing\n",
     )
 
 

@@ -281,7 +281,7 @@ def test_what_the_database_has_not_ends_it_with_the_line(tmp_path):
         running._thread.join(10)
     assert isinstance(running.error, InvalidConfig)
     assert str(running.error).startswith(
-        f"{tmp_path / 'hubness.toml'}:4: collection 1, name: no collection"
+        f"{tmp_path / 'hubness.toml'}: collection[0].name: no collection"
     )
 
 
