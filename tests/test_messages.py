@@ -100,9 +100,6 @@ COMMANDS = {
         "'songs_hubness' has no float vector field 'nope': choose one of vector"
     ),
     "refresh songs_hubness --profile image": f"no profile 'image': pass --bank FILE to add it {README}",
-    "refresh songs_hubness --revert --live always": (
-        "Invalid value: --live takes neither --revert nor --refit"
-    ),
     "disable songs_hubness": "'songs_hubness' has its biases in its vectors: undo that with migrate rollback",
     "disable products": "'products' is not corrected: there is nothing to disable",
     "bank sample songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
@@ -222,7 +219,7 @@ def test_the_holder_of_a_lease_is_named(shop, command):
 
 def test_each_fault_of_a_configuration_has_a_line(command):
     Path("hubness.toml").write_text(
-        '[[collection]]\nname = "songs_hubness"\nshedule = "60s"\nlive = "often"\nschedule = "soon"\n'
+        '[[collection]]\nname = "songs_hubness"\nshedule = "60s"\nschedule = "soon"\n'
         'bank_column = "embedding"\n[server]\ntoken = "x"\nport = 3\n'
     )
     code, complaint = command("serve --config hubness.toml --check")
@@ -236,7 +233,6 @@ def test_each_fault_of_a_configuration_has_a_line(command):
             'hubness.toml: collection[0].schedule: \'soon\' is neither an interval, such as "60s", "5m", '
             '"2h" or "1d", nor the five fields of cron, such as "30 4 * * *": minute, hour, day of the '
             "month, month, weekday",
-            "hubness.toml: collection[0].live: must be 'never', 'on drift' or 'always', not 'often'",
             "hubness.toml: collection[0].shedule: unknown key, did you mean 'schedule'?",
         ],
     )

@@ -142,7 +142,6 @@ def test_a_replaced_word_is_used_nowhere(uses, word):
         ("def drop_journal(collection): ...\n", "journal"),
         ("class MirrorState: ...\n", "mirror"),
         ('raise ValueError(f"{name!r} has no centre")\n', "centre"),
-        ('"""Banks that live\n    are told so."""\n', "banks that live"),
         ("count = 1  # of the traffic\n", "traffic"),
     ],
 )
