@@ -65,9 +65,9 @@ def show_plan(plan: dict[str, Any]) -> None:
 
 
 BEFORE_SWITCH = (
-    "{name} will lead to vectors of {width} numbers, so that plain MilvusClients fail when they "
-    "search or write it. Have applications use HubnessClient, with the same calls, or "
-    "milvus-hubness proxy: both serve the source as well, so they can change over now"
+    "{name} will lead to vectors of {width} numbers, so that plain clients fail when they search or "
+    "write it. Have applications use HubnessClient, with the same calls, or milvus-hubness proxy "
+    "(on Qdrant HubnessQdrantClient): they serve the source as well, so change over now"
 )
 """Which clients fail after the switch, and the remedy."""
 
