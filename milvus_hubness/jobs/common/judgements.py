@@ -283,10 +283,6 @@ class Judgements:
         position_of = {key: position for position, key in enumerate(rows)}
         return [np.array([position_of[key] for key in keys], np.int64) for keys in self.keys]
 
-    def clicks_by_key(self) -> dict[Key, float]:
-        """Return how often users wanted each key, for a prior."""
-        return _summed(self.keys, self.clicks)
-
 
 def read_clicks(path: str | os.PathLike[str]) -> dict[Key, float]:
     """Return how often each key is a right one in a file of judgements, by the weights of its rows.

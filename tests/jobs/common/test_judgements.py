@@ -256,7 +256,7 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     sent = log.as_sent()
     np.testing.assert_array_equal(sent.queries.vectors, VECTORS[[0, 0, 1]])
     assert (sent.keys, sent.counts) == ([(11, 12), (11, 12), (21,)], None)
-    assert log.clicks_by_key() == {11: 2, 12: 1, 21: 1}
+    assert log.clicks == [(2, 1), (1,)]
     # Grades are of judges, of whom two may say the same.
     graded = Judgements.of([one, one, two], [11, 11, 21], [1, 2, 1])
     assert (graded.weights, graded.counts) == (None, None)
@@ -265,9 +265,9 @@ def test_queries_that_users_repeat_weigh_more_and_queries_with_more_right_rows_d
     assert weighted.weights.tolist() == [5, 4]
     assert weighted.counts is None
     assert weighted.as_sent() is weighted
-    assert weighted.clicks_by_key() == {11: 3, 12: 2, 21: 4}
+    assert weighted.clicks == [(3, 2), (4,)]
     shared = Judgements.of(VECTORS[:1], [[11, 12]], [[1, 3]], weights=[8])
-    assert (shared.weights.tolist(), shared.clicks_by_key()) == ([8], {11: 2, 12: 6})
+    assert (shared.weights.tolist(), shared.clicks) == ([8], [(2, 6)])
 
 
 def test_the_ids_of_queries_decide_where_there_are_some():
