@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
-from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -28,7 +27,6 @@ from milvus_hubness.basics.defaults import (
     HUB_SCAN_ROWS,
     REFIT_SHARE,
 )
-from milvus_hubness.basics.texts import span
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
@@ -46,10 +44,6 @@ from milvus_hubness.quality.retrieval import Measure
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 """The units of intervals, and the arguments of `timedelta` for them."""
-
-
-TIMES_COMPARED = 20
-"""Times of a cron schedule of which the closest two say how often it fires."""
 
 
 @dataclass(frozen=True)
@@ -94,14 +88,6 @@ class Timing:
             raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
 
         return cls(text, None)
-
-    def shortest(self) -> timedelta:
-        """Return the shortest time between two of the next times of a schedule."""
-        times = [datetime(2024, 1, 1, tzinfo=timezone.utc)]
-        while len(times) <= TIMES_COMPARED:
-            times.append(self.after(times[-1], timezone.utc))
-        # The first one is no time of cron.
-        return min(later - earlier for earlier, later in pairwise(times[1:]))
 
     def after(self, moment: datetime, zone: tzinfo) -> datetime:
         """Return the next time after this one.
@@ -203,17 +189,9 @@ def _timing(value: object) -> Timing:
     return Timing.parse(value)
 
 
-def _interval(value: object) -> timedelta:
-    timing = _timing(value)
-    if timing.every is None:
-        raise ValueError(f'must be an interval, such as "7d", not cron, such as {timing.text!r}')
-    return timing.every
-
-
 Name = Annotated[str, Field(min_length=1)]
 FilePath = Annotated[Name, AfterValidator(_from_folder)]
 When = Annotated[Timing, BeforeValidator(_timing)]
-Interval = Annotated[timedelta, BeforeValidator(_interval)]
 Method = Annotated[Name, AfterValidator(lambda method: class_name(method) and method)]
 """`class_name` raises for a method that does not exist."""
 
@@ -283,8 +261,6 @@ class CollectionTable(_Table):
     """Share of the rows that are new or changed since the bank was fitted: from there on, at
     `full_schedule`, the sampled queries become the bank and all biases are computed; where these are
     too few, a new bank is due."""
-    refit_every: Interval | None = None
-    """Interval after which that is done whatever the share."""
     hub_scan_rows: Annotated[int, Field(ge=0)] = HUB_SCAN_ROWS
     """Rows up to which the collection is scanned for planted hubs at `full_schedule`; 0 for never."""
     pairs: FilePath | None = None
@@ -311,18 +287,6 @@ class CollectionTable(_Table):
         if column is not None and info.data.get("bank", column) is None:
             raise ValueError("needs a bank: add the key bank, or remove this one")
         return column
-
-    @field_validator("refit_every")
-    @classmethod
-    def _is_not_too_short(cls, every: timedelta | None, info: ValidationInfo) -> timedelta | None:
-        schedule = info.data.get("full_schedule")
-        if every is not None and schedule is not None and every < schedule.shortest():
-            raise ValueError(
-                f"{span(every.total_seconds())} is less than the "
-                f"{span(schedule.shortest().total_seconds())} between two runs of full_schedule, "
-                "which make refits: raise it, or have full_schedule run more often"
-            )
-        return every
 
     @field_validator("prior_from")
     @classmethod
@@ -381,7 +345,6 @@ class CollectionTable(_Table):
                 "judgements": self._judgements(),
                 "measure": self.measure,
                 "refit_share": self.refit_share,
-                "refit_every": self.refit_every,
                 "queries": read_bank(store, self.queries) if self.queries else None,
             }
 

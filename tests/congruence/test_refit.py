@@ -1,8 +1,6 @@
 """A refit when the gallery changes: with queries of today, once, and never with the old bank."""
 
 import logging
-from datetime import datetime, timedelta, timezone
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,25 +248,6 @@ def test_a_refit_that_is_taken_back_is_not_made_again(sampling):
 
 
 @pytest.mark.long
-def test_a_bank_fitted_long_ago_is_refitted(sampling, monkeypatch):
-    sampling.sample(160)
-    every = {"share": None, "refit_every": timedelta(days=7)}
-    assert sampling.refresh(**every).action == "none"
-    clock = SimpleNamespace(ahead=timedelta(days=6, hours=22))
-    monkeypatch.setattr(
-        "milvus_hubness.jobs.refresh.refit.now", lambda: datetime.now(timezone.utc) + clock.ahead
-    )
-    assert sampling.refresh(**every).action == "none"
-    # A bank is fitted a little later than its refresh began: a week later it is not yet a week old.
-    clock.ahead = timedelta(days=6, hours=23, minutes=30)
-    done = sampling.refresh(**every)
-    assert done.action == "full"
-    assert done.reason.startswith(
-        "the bank was fitted 7.0 d ago: refitted with 160 sampled queries"
-    )
-
-
-@pytest.mark.long
 def test_the_share_of_many_rows_is_what_it_is_at_least(growing):
     fit = growing.fit
     every_other = fit.note.sample[::2]
@@ -371,8 +350,7 @@ def test_a_share_that_is_none_is_refused(share):
         RefreshOptions(refit_share=share)
 
 
-def test_a_time_that_is_none_is_refused():
-    with pytest.raises(InvalidParameter, match="refit_every is a timedelta above 0"):
-        RefreshOptions(refit_every=timedelta(0))
+@pytest.mark.parametrize("decided", ["refit", "revert"])
+def test_a_share_beside_what_decides_itself_is_refused(decided):
     with pytest.raises(InvalidParameter, match="leave out refit and revert"):
-        RefreshOptions(refit_share=0.2, refit=True)
+        RefreshOptions(refit_share=0.2, **{decided: True})

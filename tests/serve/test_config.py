@@ -1,7 +1,6 @@
 """hubness.toml: what is wrong with it is told at once, with the path and what to do."""
 
 import re
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -296,11 +295,6 @@ def test_judgements_with_ids_are_read_before_the_service_starts(tmp_path):
     assert fault[1].startswith("has the vectors for pairs")
 
 
-def collection_faults(folder, *keys):
-    """The faults of keys of a collection."""
-    return faults(folder, '[[collection]]\nname = "products"\n' + "\n".join(keys))
-
-
 @pytest.mark.parametrize(
     ("key", "message"),
     [
@@ -313,43 +307,13 @@ def collection_faults(folder, *keys):
     ],
 )
 def test_a_share_for_refits_that_is_none_is_one_line(tmp_path, key, message):
-    assert collection_faults(tmp_path, key) == [("collection[0].refit_share", message)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (['refit_every = "0 3 * * *"'], 'must be an interval, such as "7d", not cron'),
-        (["refit_every = 7"], "must be a text"),
-        (['refit_every = "sometimes"'], "'sometimes' is neither an interval"),
-        (
-            ['refit_every = "12h"'],
-            "12 h is less than the 1.0 d between two runs of full_schedule, which make refits: "
-            "raise it, or have full_schedule run more often",
-        ),
-        (
-            ['full_schedule = "2d"', 'refit_every = "1d"'],
-            "1.0 d is less than the 2.0 d between two runs of full_schedule",
-        ),
-        (
-            ['full_schedule = "0 3 * * 1,3"', 'refit_every = "1d"'],
-            "1.0 d is less than the 2.0 d between two runs of full_schedule",
-        ),
-    ],
-)
-def test_a_time_for_refits_that_none_can_have_is_one_line(tmp_path, keys, message):
-    [fault] = collection_faults(tmp_path, *keys)
-    assert fault[0] == "collection[0].refit_every"
-    assert fault[1].startswith(message)
+    text = f'[[collection]]\nname = "products"\n{key}\n'
+    assert faults(tmp_path, text) == [("collection[0].refit_share", message)]
 
 
 def test_refits_are_decided_at_full_schedule(tmp_path):
-    text = (
-        '[[collection]]\nname = "products"\nrefit_every = "30d"\n[[collection]]\nname = "songs"\n'
-    )
+    text = '[[collection]]\nname = "products"\n[[collection]]\nname = "songs"\nrefit_share = 0.5\n'
     products, songs = config_file(tmp_path, text).config.collection
-    full = products.refresh_options(None, full=True)
-    assert (full.refit_share, full.refit_every) == (0.2, timedelta(days=30))
-    assert songs.refresh_options(None, full=True).refit_every is None
-    pending = products.refresh_options(None, full=False)
-    assert (pending.refit_share, pending.refit_every) == (None, None)
+    assert products.refresh_options(None, full=True).refit_share == 0.2
+    assert songs.refresh_options(None, full=True).refit_share == 0.5
+    assert songs.refresh_options(None, full=False).refit_share is None

@@ -13,7 +13,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from itertools import count
 
 import numpy as np
@@ -109,8 +108,6 @@ class RefreshOptions:
     """Refit with the sampled queries as bank as soon as this share of the rows, above 0 and up to 1, is
     new or changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
     """
-    refit_every: timedelta | None = None
-    """Refit with sampled queries too when the bank was fitted this long ago; None for never."""
     revert: bool = False
     """Return to the biases before the last full refresh."""
     prior: PriorLike | None = None
@@ -181,32 +178,19 @@ class RefreshOptions:
         object.__setattr__(self, "verdict", judging.mode)
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
-        self._expect_refits()
+        if self.refit_share is not None:
+            refit_share(self.refit_share)
+            if self.refit or self.revert:
+                raise InvalidParameter(
+                    "refit_share decides whether to refit: leave out refit and revert, which have "
+                    "decided"
+                )
 
         names_prior = self.prior_request != PriorRequest()
         if self.revert and (self.names_biases or self.refit or names_prior):
             raise InvalidParameter(
                 "revert returns to the former biases: leave out bank, estimator, prior and refit"
             )
-
-    def _expect_refits(self) -> None:
-        """Raise InvalidParameter for a share or a time that is none."""
-        share = self.refit_share
-        if share is not None:
-            refit_share(share)
-        every = self.refit_every
-        if every is not None and not (isinstance(every, timedelta) and every > timedelta(0)):
-            raise InvalidParameter(f"refit_every is a timedelta above 0, got {every!r}")
-        if self.checks_refit and (self.refit or self.revert):
-            raise InvalidParameter(
-                "refit_share and refit_every decide whether to refit: leave out refit and revert, "
-                "which have decided"
-            )
-
-    @property
-    def checks_refit(self) -> bool:
-        """Whether the refresh is to find out if a refit is due."""
-        return self.refit_share is not None or self.refit_every is not None
 
     @property
     def judging(self) -> Judging:

@@ -8,14 +8,11 @@ refitted, and a new bank is due.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from math import ceil
 
-from milvus_hubness.basics.texts import span
 from milvus_hubness.correction.banks.bank import QueryBank, optional_bank
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.fits import Fit, fit_of, key_count
-from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.samples import sampled_bank, samples_of
 from milvus_hubness.jobs.refresh.biases import FEWEST_ITEMS
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, ready_state, rebuildings, unfinished
@@ -27,11 +24,6 @@ FEWEST_COUNTED = 1_000
 
 ROUNDING = 1e-9
 """What the last digits of a share may be off."""
-
-EARLIEST = timedelta(hours=1)
-"""How much earlier than `refit_every` a refit may come, and by no more than a tenth: a bank is fitted
-some time after its refresh began, and the next run of a schedule would be too early by that.
-"""
 
 FEWEST_SAMPLES = 50
 """Queries sampled since the last fit that a refit takes at least, however few rows have changed."""
@@ -61,21 +53,26 @@ def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> 
     """
     state = ready_state(info, options.field)
     name = options.profile or state.active
-    if not options.checks_refit or name not in state.profiles:
+    if options.refit_share is None or name not in state.profiles:
         return RefitCheck()
 
     fit = fit_of(store, info, state, name)
     rows = store.count(info.name)
     share = _share(fit, rows, options)
-    why = _reason(state, name, share, options)
-    if why and share and not fit.due:
+    enough = options.refit_share - ROUNDING
+    if share is not None and share >= enough and not fit.due:
         # All keys are read once, where the number of rows demands a refit for the first time: rows
         # that were inserted twice are no new ones.
         share = _share(fit, key_count(store, info, rows), options)
-        why = _reason(state, name, share, options)
-    # Fewer rows show no hubs, and nothing could guard the refit.
-    if not why or rows < FEWEST_ITEMS or is_unfinished(store, info, state):
+    if share is None or share < enough:
         return RefitCheck(fit, share)
+    # Fewer rows show no hubs, and nothing could guard the refit.
+    if rows < FEWEST_ITEMS or is_unfinished(store, info, state):
+        return RefitCheck(fit, share)
+
+    profile = state.profiles[name]
+    since = f"since the bank was fitted on {profile.fitted_at:%Y-%m-%d}"
+    why = f"{share:.1%} of the rows are new or changed {since}"
 
     if options.bank is not None:
         return RefitCheck(fit, share, new_bank_due=_of_given_bank(state, name, why, options))
@@ -90,9 +87,8 @@ def check_refit(store: Store, info: CollectionInfo, options: RefreshOptions) -> 
         return RefitCheck(fit, share, new_bank_due=lacking)
 
     samples = samples_of(store, sampling)
-    profile = state.profiles[name]
     sampled = int((samples.at > profile.fitted_at.timestamp()).sum())
-    needed = _needed(sampling, profile.bank.count, share or 0.0)
+    needed = _needed(sampling, profile.bank.count, share)
     if sampled < needed:
         lacking = (
             f"a new bank is due: {why}, and {sampled:,} queries were sampled since, of "
@@ -156,20 +152,6 @@ def _share(fit: Fit, rows: int, options: RefreshOptions) -> float | None:
     if rows >= FEWEST_COUNTED and not options.plan:
         fit.write_now()
     return None
-
-
-def _reason(state: CollectionState, name: str, share: float | None, options: RefreshOptions) -> str:
-    """Return why a refit is due; empty if none is."""
-    fitted_at = state.profiles[name].fitted_at
-    age = now() - fitted_at
-    limit = options.refit_share
-    if limit is not None and share is not None and share >= limit - ROUNDING:
-        since = f"since the bank was fitted on {fitted_at:%Y-%m-%d}"
-        return f"{share:.1%} of the rows are new or changed {since}"
-    every = options.refit_every
-    if every is not None and age >= every - min(every / 10, EARLIEST):
-        return f"the bank was fitted {span(age.total_seconds())} ago"
-    return ""
 
 
 def _of_given_bank(state: CollectionState, name: str, why: str, options: RefreshOptions) -> str:

@@ -126,8 +126,8 @@ class RefreshResult(ShownAsTable):
     former_copy: str | None = None
     """The collection from which a copy took over the alias; it stays, and can be dropped."""
     unfitted_share: float | None = None
-    """The share of the rows that are new or changed since the bank was fitted; None unless
-    `refit_share` or `refit_every` asks for it, or before it is counted.
+    """The share of the rows that are new or changed since the bank was fitted; None without
+    `refit_share`, or before it is counted.
     """
     new_bank_due: str = ""
     """Why a new bank is due: a refit is, but too few queries were sampled for it."""
