@@ -25,12 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.environment import environment, save, table
-from milvus_hubness.quality.confidence_sequence import (
-    TIGHTEST_AT,
-    TYPICAL_VARIANCE,
-    Sequence,
-    mixture_scale,
-)
 from milvus_hubness.quality.experiment import TREATMENT, UNPROVEN, compare_arms
 
 Values = npt.NDArray[np.float64]
@@ -39,8 +33,6 @@ USERS = 20_000
 LOOKS = 40
 GUARDS = ((0, 0), (25, 12), (50, 25), (100, 50))
 """Effective units, and units with a success and a failure, of the smaller arm."""
-SHIFTS = (0.2, 0.1, 0.05, 0.02)
-RATES = (0.5, 0.1, 0.02)
 
 
 class Case(NamedTuple):
@@ -149,26 +141,7 @@ def summary_of(case: Case, runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def rows_needed() -> dict[str, dict[str, int | None]]:
-    """Return after how many rows a relative change of a rate of success is proven.
-
-    Each row is a unit of its own, arms are equal, and the estimate is the true change: half of the
-    experiments are through sooner.
-    """
-    needed: dict[str, dict[str, int | None]] = {}
-    scale = mixture_scale(4 * TIGHTEST_AT * TYPICAL_VARIANCE, 0.05)
-    for rate in RATES:
-        few, many = (
-            Sequence(count, 4 * rate * (1 - rate), scale, 0.05) for count in (500, 100_000)
-        )
-        needed[str(rate)] = {
-            str(shift): few.rows_to_show(shift * rate) or many.rows_to_show(shift * rate)
-            for shift in SHIFTS
-        }
-    return needed
-
-
-def markdown_of(rows: dict[str, dict[str, Any]], needed: dict[str, dict[str, int | None]]) -> str:
+def markdown_of(rows: dict[str, dict[str, Any]]) -> str:
     verdicts = []
     for name, row in rows.items():
         took = ""
@@ -186,22 +159,12 @@ def markdown_of(rows: dict[str, dict[str, Any]], needed: dict[str, dict[str, int
         for name in ALIKE
         if name in rows
     ]
-    by_change = [
-        [
-            f"{float(rate):.0%}",
-            *("" if count is None else f"{count:,}" for count in of_rate.values()),
-        ]
-        for rate, of_rate in needed.items()
-    ]
     return (
         f"{runs} runs a case, each looked at {LOOKS} times.\n\n"
         f"{table([*head, 'rows until a verdict: median (5% to 95%)'], verdicts)}\n\n"
         "Where arms are alike, no verdict is right.\n\n"
         "Share of runs in which the interval ever left out zero, if looks count from so many of the "
-        f"smaller arm on:\n\n{table(['case', *guards], guarded)}\n\n"
-        "Rows until a relative change of a rate of success is proven, by the formula, each row a unit "
-        "of its own:\n\n"
-        f"{table(['success', *(f'+{shift:.0%}' for shift in SHIFTS)], by_change)}"
+        f"smaller arm on:\n\n{table(['case', *guards], guarded)}"
     )
 
 
@@ -218,10 +181,9 @@ def main() -> int:
     for name, case in CASES.items():
         rows[name] = summary_of(case, [one_run(case, seed) for seed in range(options.runs)])
         print(name, rows[name], flush=True)
-    needed = rows_needed()
-    markdown = markdown_of(rows, needed)
+    markdown = markdown_of(rows)
     if options.save:
-        results = {"cases": rows, "rows_needed": needed, "environment": environment(started)}
+        results = {"cases": rows, "environment": environment(started)}
         save("experiment", results, markdown)
     print(markdown)
     return 0

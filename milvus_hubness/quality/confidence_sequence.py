@@ -30,8 +30,6 @@ them and at ten times as many they are a quarter and a tenth wider than they cou
 TYPICAL_VARIANCE = 0.15
 """Variance of the success of a row for which that holds. It changes where the intervals are tightest,
 never whether they hold."""
-FURTHEST = 1_000
-"""Factor on the present number of rows up to which the number that is needed is computed."""
 
 
 class Difference(NamedTuple):
@@ -47,46 +45,6 @@ class Difference(NamedTuple):
     def half_width(self) -> float:
         """The smallest difference that the present number of rows can show."""
         return (self.high - self.low) / 2
-
-
-class Sequence(NamedTuple):
-    """How the interval of a difference narrows with further rows of the same kind."""
-
-    rows: int
-    """Those so far."""
-
-    variance_per_row: float
-    """Variance of the sum of the terms, over the number of rows."""
-
-    scale: float
-    """ρ of the mixture."""
-
-    alpha: float
-
-    def half_width(self, rows: float) -> float:
-        """Return half of the width of the interval after so many rows."""
-        return boundary(self.variance_per_row * rows, self.scale, self.alpha) / rows
-
-    def rows_to_show(self, difference: float) -> int | None:
-        """Return the number of rows from which on the interval around this leaves out zero.
-
-        None if more than FURTHEST times the present number would be needed.
-        """
-        size = abs(difference)
-        if self.half_width(self.rows) < size:
-            return self.rows
-        too_few = self.rows
-        enough = FURTHEST * self.rows
-        if self.half_width(enough) >= size:
-            return None
-
-        while enough - too_few > 1:
-            middle = (too_few + enough) // 2
-            if self.half_width(middle) < size:
-                enough = middle
-            else:
-                too_few = middle
-        return enough
 
 
 def boundary(variance: float, scale: float, alpha: float) -> float:
@@ -121,8 +79,8 @@ def difference_of_arms(
     treated: npt.NDArray[np.bool_],
     share: float,
     alpha: float,
-) -> tuple[Difference, Sequence] | None:
-    """Return the difference of the mean success of a row, and the sequence of its intervals.
+) -> Difference | None:
+    """Return the difference of the mean success of a row, with its interval.
 
     sums: (u,) the successes of a unit's rows, added up. sizes: (u,) the numbers of these rows.
     treated: (u,). share: the probability p of the treatment. None if an arm has no unit, or there
@@ -152,11 +110,6 @@ def difference_of_arms(
     randomised = share * (1 - share)
     if_alike = float((errors**2).sum()) / randomised
     as_they_are = float(((terms - estimate * of_units) ** 2).sum())
-    sequence = Sequence(
-        rows=round(total),
-        variance_per_row=max(if_alike, as_they_are) / total,
-        scale=mixture_scale(TIGHTEST_AT * TYPICAL_VARIANCE / randomised, alpha),
-        alpha=alpha,
-    )
-    half_width = sequence.half_width(total)
-    return Difference(estimate, estimate - half_width, estimate + half_width), sequence
+    scale = mixture_scale(TIGHTEST_AT * TYPICAL_VARIANCE / randomised, alpha)
+    half_width = boundary(max(if_alike, as_they_are), scale, alpha) / total
+    return Difference(estimate, estimate - half_width, estimate + half_width)

@@ -106,10 +106,6 @@ class ExperimentReport(ShownAsTable):
     share: float
     """Probability of the treatment."""
 
-    more_rows: int | None
-    """Further rows, about, after which a difference of the present size would be proven; 0 with a
-    verdict, None if more than a thousand times the present number are needed."""
-
     effective_units: float
     """Units of equal size that would vary as much as those of both arms."""
 
@@ -161,24 +157,17 @@ def compare_arms(
     units = _by_unit(unit, treated, success)
     control = _arm(names[0], units, is_treatment=False)
     treatment = _arm(names[1], units, is_treatment=True)
-    compared = difference_of_arms(units.sums, units.sizes, units.treated, share, alpha)
-    difference = None if compared is None else compared[0]
+    difference = difference_of_arms(units.sums, units.sizes, units.treated, share, alpha)
 
     verdict = UNPROVEN
-    missing = _missing(control, treatment, units, share)
-    if missing is not None:
-        reason, total = missing
-        more = None if total is None else max(1, total - len(unit))
-    else:
-        assert compared is not None, "arms with enough units have a difference"
-        difference, sequence = compared
+    reason = _missing(control, treatment, units, share)
+    if not reason:
+        assert difference is not None, "arms with enough units have a difference"
         if difference.low > 0:
             verdict = TREATMENT
         elif difference.high < 0:
             verdict = CONTROL
-        total = sequence.rows_to_show(difference.estimate)
-        more = None if total is None else total - len(unit)
-        reason = _reason(treatment.name, difference, verdict, more, len(unit))
+        reason = _reason(treatment.name, difference, verdict, len(unit))
 
     return ExperimentReport(
         verdict=verdict,
@@ -188,7 +177,6 @@ def compare_arms(
         difference=difference,
         alpha=alpha,
         share=share,
-        more_rows=more,
         effective_units=effective_units(units.sizes),
     )
 
@@ -213,28 +201,23 @@ def _arm(name: str, units: Units, *, is_treatment: bool) -> Arm:
     )
 
 
-def _missing(
-    control: Arm, treatment: Arm, units: Units, share: float
-) -> tuple[str, int | None] | None:
-    """Return why there cannot be a verdict yet, and how many rows that takes; None if there can.
+def _missing(control: Arm, treatment: Arm, units: Units, share: float) -> str:
+    """Return what is missing for a verdict; empty if nothing is.
 
     Neither number of units, of successes nor of failures says which arm is better, so that waiting
     for them favours none.
     """
-    rows = control.rows + treatment.rows
     if wrong_share := _wrong_share(control, treatment, share):
-        return wrong_share, None
+        return wrong_share
 
     # By the share, not by the units that the smaller arm has: of few large units it may have none by
     # chance, and what it lacks would not show.
     smaller = min(share, 1 - share)
     effective = effective_units(units.sizes) * smaller
     if effective < EFFECTIVE_UNITS:
-        total = math.ceil(rows * EFFECTIVE_UNITS / effective)
         return (
-            f"the smaller arm has {effective:.0f} effective units of {EFFECTIVE_UNITS} that are "
-            f"needed: wait for about {total - rows:,} more rows",
-            total,
+            f"the smaller arm has {effective:.1f} effective units of {EFFECTIVE_UNITS} that are "
+            "needed: wait for more units"
         )
 
     # If one arm has hardly any successes because it is so much worse, that must be able to show.
@@ -244,15 +227,10 @@ def _missing(
         ("failure", int((units.sums < units.sizes).sum())),
     ):
         if not count:
-            return f"no unit has a {name}: is it logged?", None
+            return f"no unit has a {name}: is it logged?"
         if count < needed:
-            total = math.ceil(rows * needed / count)
-            return (
-                f"{count:,} units have a {name}, and {needed:,} are needed: wait for about "
-                f"{total - rows:,} more rows",
-                total,
-            )
-    return None
+            return f"{count:,} units have a {name}, and {needed:,} are needed: wait for more units"
+    return ""
 
 
 def _wrong_share(control: Arm, treatment: Arm, share: float) -> str:
@@ -270,22 +248,15 @@ def _wrong_share(control: Arm, treatment: Arm, share: float) -> str:
     )
 
 
-def _reason(
-    name: str, difference: Difference, verdict: Verdict, more: int | None, rows: int
-) -> str:
+def _reason(name: str, difference: Difference, verdict: Verdict, rows: int) -> str:
     """Return why this is the verdict. name: of the treatment. rows: those so far."""
     estimate, low, high = difference
-    differs = f"success with {name!r} differs by {estimate:+.4f}"
-    if verdict != UNPROVEN:
-        return f"{differs}, between {low:+.4f} and {high:+.4f}"
-
-    can_show = f"{rows:,} rows can show differences from {difference.half_width:.4f} on"
-    if more is None:
-        return f"{differs}, next to nothing; {can_show}"
-    return (
-        f"about {more:,} more rows would prove a difference of the present size, {estimate:+.4f}; "
-        f"{can_show}"
+    differs = (
+        f"success with {name!r} differs by {estimate:+.4f}, between {low:+.4f} and {high:+.4f}"
     )
+    if verdict != UNPROVEN:
+        return differs
+    return f"{differs}; {rows:,} rows can show differences from {difference.half_width:.4f} on"
 
 
 def _line(name: str, cells: Sequence[str], width: int) -> str:
