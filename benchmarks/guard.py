@@ -41,10 +41,11 @@ from sklearn.cluster import KMeans
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.guard_costs import costs, is_cheap
 from milvus_hubness import NNN, Blend
-from milvus_hubness.basics.defaults import ALERT_BUDGET, FALSE_ALARMS
+from milvus_hubness.basics.defaults import ALERT_BUDGET
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.guard import FALSE_ALARMS
 from milvus_hubness.quality.suspicion import scan
 from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
@@ -202,7 +203,7 @@ def measure_guard(
         ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
             _, _, seen = correction.of_written(rows, are_new=True, guarded=True)
             flags = np.zeros(len(rows), np.bool_)
-            flags[seen.stopped(correction.evidence, FALSE_ALARMS)] = True
+            flags[seen.stopped(correction.evidence)] = True
             return flags, seen.biases
 
         batches = [stopped(fresh[start : start + BATCH]) for start in range(0, len(fresh), BATCH)]

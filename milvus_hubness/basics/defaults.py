@@ -31,12 +31,7 @@ alone", goes on and says so, or does not have the bank judged.
 """
 
 OnHub = Literal["off", "warn", "refuse"]
-"""What clients do with a new row that looks like a planted hub: nothing, log it, write it where no
-search returns it, or refuse the write.
-"""
-
-FALSE_ALARMS = 0.001
-"""Share of genuine rows that the hub guard may stop."""
+"""What clients do with a new row that looks like a planted hub: nothing, log it, or refuse the write."""
 
 ALERT_BUDGET = 0.002
 """Share of the rows that may look like planted hubs without an alarm."""

@@ -55,7 +55,7 @@ PANELS = {
         "no_prior", "control_arm", "share",
     ),
     "Hub guard": (
-        "on_hub", "false_alarms", "suspicious", "alert_budget",
+        "on_hub", "suspicious", "alert_budget",
     ),
     "Copy": (
         "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",
@@ -107,8 +107,7 @@ METAVARS = {
     "BYTES": ("bytes_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (
-        "rate", "share", "refit_share", "rebuild_share", "false_alarms", "max_miss_rate",
-        "alert_budget",
+        "rate", "share", "refit_share", "rebuild_share", "max_miss_rate", "alert_budget",
     ),
 }  # fmt: skip
 """What the help calls the values of options and arguments, by parameter; others by their type."""

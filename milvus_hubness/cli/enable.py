@@ -21,7 +21,6 @@ def enable(
     estimating: options.EstimatorOptions,
     preferring: options.PriorOptions,
     judging: options.JudgingOptions,
-    guarding: options.GuardOptions,
     connection: options.Connection,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
@@ -36,6 +35,7 @@ def enable(
     max_miss_rate: Annotated[
         float, "Share of the exact corrected top 10 that candidates may miss."
     ] = MAX_MISS_RATE,
+    on_hub: options.Guard = "off",
     client_ttl: options.ClientTtl = STATE_TTL,
     plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
     as_json: options.AsJson = False,
@@ -69,8 +69,7 @@ def enable(
             prior_weight=preferring.prior_weight,
             kind=kind,
             verdict=judging.verdict,
-            on_hub=guarding.on_hub,
-            false_alarms=guarding.false_alarms,
+            on_hub=on_hub,
             progress=progress,
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}

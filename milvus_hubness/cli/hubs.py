@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milvus_hubness.basics.defaults import ALERT_BUDGET, FALSE_ALARMS, OnHub
+from milvus_hubness.basics.defaults import ALERT_BUDGET, OnHub
 from milvus_hubness.cli import console, options
 from milvus_hubness.cli.explain import Top, read_rows
 
@@ -34,9 +34,6 @@ def hubs(
     on_hub: Annotated[
         OnHub | None, "Choose what clients do with new rows that look like planted hubs."
     ] = None,
-    false_alarms: Annotated[
-        float | None, f"With --on-hub: share of genuine rows to stop. [default: {FALSE_ALARMS}]"
-    ] = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print a table of comma-separated values.")
     ] = False,
@@ -60,14 +57,11 @@ def hubs(
         chosen.append("--json")
     if len(chosen) > 1:
         raise typer.BadParameter(f"give {chosen[0]} or {chosen[1]}, not both")
-    if false_alarms is not None and on_hub is None:
-        raise typer.BadParameter("--false-alarms needs --on-hub")
 
     if suspicious:
         _scan(collection, bank, connection, field, top, alert_budget, as_json=as_json)
     elif on_hub is not None:
-        share = FALSE_ALARMS if false_alarms is None else false_alarms
-        _guard(collection, connection, field, on_hub, share, as_json=as_json)
+        _guard(collection, connection, field, on_hub, as_json=as_json)
     else:
         _list(collection, bank, estimating, connection, queries, field, top, as_csv, as_json)
 
@@ -184,7 +178,6 @@ def _guard(
     connection: options.Connection,
     field: str | None,
     on_hub: OnHub,
-    false_alarms: float,
     *,
     as_json: bool,
 ) -> None:
@@ -192,15 +185,12 @@ def _guard(
 
     store = connection.open()
     with console.progress_bars() as progress:
-        done = guard_hubs(
-            store, collection, on_hub, false_alarms=false_alarms, field=field, progress=progress
-        )
+        done = guard_hubs(store, collection, on_hub, field=field, progress=progress)
     limit = None
     if done.limit is not None:
         limit = f"{done.limit:.1%} of the bank" if done.by == "reach" else f"bias {done.limit:+.4f}"
     facts = {
         "on a hub": done.on_hub,
-        "false alarms": f"up to {done.false_alarms:.2%} of genuine rows",
         "measured on": f"{done.measured_rows:,} rows" if done.measured_rows else None,
         "limit": limit,
         "note": None

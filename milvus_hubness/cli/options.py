@@ -15,7 +15,6 @@ import typer
 from milvus_hubness.basics.defaults import (
     CLIENT_TTL_VARIABLE,
     DEFAULT_MEASURE,
-    FALSE_ALARMS,
     URI_VARIABLES,
     WHERE_FROM,
     Engine,
@@ -63,6 +62,11 @@ Kind = Annotated[
     "Field of the rows with the kind of each, such as its modality or language, of at most 16 values: "
     "items are compared with the mean of their kind. `auto`: the two kinds that the vectors show, if "
     "they do.",
+]
+Guard = Annotated[
+    OnHub,
+    "What clients do with a new row that would be among the best answers of too much of the bank: log "
+    "it, or refuse the write.",
 ]
 PairsQueries = Annotated[
     str | None,
@@ -180,18 +184,6 @@ class BankOptions:
         if self.bank == SAMPLES:
             return sampled_bank(store, collection, field)
         return read_vectors(store, self.bank, self.bank_column)
-
-
-@dataclass(frozen=True)
-class GuardOptions:
-    """The options of the hub guard."""
-
-    on_hub: Annotated[
-        OnHub,
-        "What clients do with a new row that would be among the best answers of too much of the "
-        "bank: log it, hold it back, or refuse the write.",
-    ] = "off"
-    false_alarms: Annotated[float, "Share of genuine rows that --on-hub may stop."] = FALSE_ALARMS
 
 
 def read_vectors(store: Store, spec: str | None, column: str | None = None) -> QueryBank | None:

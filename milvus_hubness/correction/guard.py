@@ -13,7 +13,6 @@ both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, get_args
 
 import numpy as np
@@ -21,7 +20,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from milvus_hubness.basics.bounds import MOST_ROWS, FrozenModel, Number
-from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
+from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.errors import InvalidParameter
 
@@ -51,6 +50,9 @@ FEWEST_ROWS = 200
 MOST_MEASURED = 20_000
 """Rows on which quantiles are measured; of more, so many are drawn."""
 
+FALSE_ALARMS = 0.001
+"""Share of genuine rows that may be stopped."""
+
 REACH_MARGIN = 2.25
 """A row is stopped whose reach is this many times that of the quantile.
 
@@ -74,10 +76,6 @@ BIAS_MARGIN = 0.2
 """Where there is no reach, a row is stopped whose bias is above the quantile by this part of the
 quantile's distance from the median. Chosen on the same tasks, of 0.1, 0.2 and 0.3.
 """
-
-LARGEST_SHARE = 0.05
-SMALLEST_SHARE = 1e-5
-"""The largest and the smallest share of false alarms that can be chosen."""
 
 
 def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -111,15 +109,13 @@ class Evidence(FrozenModel):
             reaches=() if reaches is None else _quantiles(reaches),
         )
 
-    def limit(self, false_alarms: float = FALSE_ALARMS) -> float:
-        """Return the reach, or without reaches the bias, above which a row is stopped."""
-        level = 1 - false_alarms
+    @property
+    def limit(self) -> float:
+        """The reach, or without reaches the bias, above which a row is stopped."""
         if self.reaches:
             longest = max(FREE_TAIL, LONGEST_TAIL * _at(self.reaches, TAIL_LEVEL))
-            quantile = _at(self.reaches, level)
-            # Up to TAIL_LEVEL, the quantile is no tail.
-            return REACH_MARGIN * (quantile if level <= TAIL_LEVEL else min(quantile, longest))
-        quantile = _at(self.biases, level)
+            return REACH_MARGIN * min(_at(self.reaches, 1 - FALSE_ALARMS), longest)
+        quantile = _at(self.biases, 1 - FALSE_ALARMS)
         return quantile + BIAS_MARGIN * (quantile - _at(self.biases, 0.5))
 
     def bias_quantile(self, bias: float) -> float:
@@ -127,28 +123,11 @@ class Evidence(FrozenModel):
         return float(np.interp(bias, self.biases, LEVELS))
 
 
-@dataclass(frozen=True)
-class GuardPolicy:
-    """What clients do with new rows that look like planted hubs. Raises InvalidParameter."""
-
-    on_hub: OnHub = "off"
-    false_alarms: float = FALSE_ALARMS
-    """The share of genuine rows that may be stopped."""
-
-    def __post_init__(self) -> None:
-        choices = get_args(OnHub)
-        if self.on_hub not in choices:
-            raise InvalidParameter(f"on_hub is one of {', '.join(choices)}, not {self.on_hub!r}")
-        share = self.false_alarms
-        is_number = isinstance(share, int | float) and not isinstance(share, bool)
-        if not is_number or not SMALLEST_SHARE <= share <= LARGEST_SHARE:
-            raise InvalidParameter(
-                f"false_alarms is a share of the rows from {SMALLEST_SHARE:g} to "
-                f"{LARGEST_SHARE:g}, not {share!r}"
-            )
-
-
-UNGUARDED = GuardPolicy()
+def require_on_hub(on_hub: OnHub) -> None:
+    """Raise InvalidParameter unless there is such an action."""
+    choices = get_args(OnHub)
+    if on_hub not in choices:
+        raise InvalidParameter(f"on_hub is one of {', '.join(choices)}, not {on_hub!r}")
 
 
 class RowEvidence(NamedTuple):
@@ -159,13 +138,13 @@ class RowEvidence(NamedTuple):
     reaches: Floats | None
     """(n,) shares of the bank; None if the estimator keeps no scores of the gallery."""
 
-    def stopped(self, evidence: Evidence, false_alarms: float) -> npt.NDArray[np.int64]:
+    def stopped(self, evidence: Evidence) -> npt.NDArray[np.int64]:
         """Return the positions of the rows that look like hubs next to this gallery."""
         measured = self.reaches if evidence.reaches else self.biases
         # The fit has changed its kind since the gallery was measured: its quantiles do not apply.
         if measured is None:
             return np.empty(0, np.int64)
-        return np.flatnonzero(measured > evidence.limit(false_alarms))
+        return np.flatnonzero(measured > evidence.limit)
 
 
 def reach_of(products: npt.NDArray[np.floating[Any]], finds: Floats) -> Floats:

@@ -24,17 +24,13 @@ from milvus_hubness.basics.bounds import (
     read_value,
     shown,
 )
-from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
+from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
-from milvus_hubness.correction.guard import (
-    LARGEST_SHARE,
-    SMALLEST_SHARE,
-    Evidence,
-)
+from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
 from milvus_hubness.errors import (
@@ -322,8 +318,6 @@ class CollectionState(FrozenModel):
     """How rows get their kind, such as their modality or language; None without kinds."""
     on_hub: OnHub = "off"
     """What clients do with a new row that looks like a planted hub."""
-    false_alarms: float = Field(default=FALSE_ALARMS, ge=SMALLEST_SHARE, le=LARGEST_SHARE)
-    """The share of genuine rows that the hub guard may stop."""
 
     @model_validator(mode="after")
     def _expect_parts_that_fit(self) -> CollectionState:

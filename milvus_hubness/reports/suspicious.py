@@ -124,7 +124,7 @@ def _by_guard(store: Store, biased: BiasedGallery, state: CollectionState | None
     """
     if state is None or state.profile.evidence is None or not state.profile.evidence.reaches:
         return None
-    limit = state.profile.evidence.limit(state.false_alarms)
+    limit = state.profile.evidence.limit
     numbers = None if biased.kinds is None else biased.kinds.numbers
     correction = load_correction(store, state, state.profile)
     reaches = correction.reaches(biased.gallery.vectors, numbers)

@@ -83,8 +83,6 @@ def test_a_collection_that_is_not_corrected_is_scanned_with_a_bank(shop, run):
         (("--csv", "--json"), 2, "not both"),
         (("--suspicious", "--csv"), 2, "not both"),
         (("--suspicious", "--alert-budget", "2"), 2, "alert_budget is a share from 0 to 1"),
-        (("--on-hub", "warn", "--false-alarms", "0.5"), 2, "false_alarms is a share"),
-        (("--false-alarms", "0.01"), 2, "--false-alarms needs --on-hub"),
         (("--suspicious",), 1, "too few to see which are hubs"),
     ],
 )

@@ -62,7 +62,6 @@ class Writers:
 
 @dataclass(frozen=True)
 class Planning(
-    options.GuardOptions,
     options.JudgingOptions,
     options.PriorOptions,
     options.EstimatorOptions,
@@ -87,6 +86,7 @@ class Planning(
         "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the "
         "source's]",
     ] = None
+    on_hub: options.Guard = "off"
     restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
         False
     )
@@ -128,7 +128,6 @@ class Planning(
             # Without writers there is no client to wait for.
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
             on_hub=self.on_hub,
-            false_alarms=self.false_alarms,
         )
 
     def validate_resumed(self, store: Store, migration: Migration, switching: Switching) -> None:

@@ -256,8 +256,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         reranking=plan.reranking,
         second_vector=plan.second_vector,
         evidence=correction.evidence,
-        on_hub=plan.guard.on_hub,
-        false_alarms=plan.guard.false_alarms,
+        on_hub=plan.on_hub,
     )
 
 

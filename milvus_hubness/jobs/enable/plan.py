@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.basics.defaults import (
-    FALSE_ALARMS,
     MAX_MISS_RATE,
     LocationWithoutCopy,
     OnHub,
@@ -25,7 +24,7 @@ from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction, grouped
-from milvus_hubness.correction.guard import UNGUARDED, GuardPolicy
+from milvus_hubness.correction.guard import require_on_hub
 from milvus_hubness.correction.kinds import AUTO
 from milvus_hubness.correction.state import (
     CandidateReranking,
@@ -130,7 +129,7 @@ class EnablePlan(ShownAsTable):
     """The state that an interrupted run left, which the next run continues."""
     verdict: TuningRecord | None = None
     """The verdict on the bank; None if it was not judged."""
-    guard: GuardPolicy = UNGUARDED
+    on_hub: OnHub = "off"
     """What clients do with new rows that look like planted hubs."""
 
     @property
@@ -165,8 +164,7 @@ class EnablePlan(ShownAsTable):
             "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
             "kinds": self.kinds.facts,
             "verdict": self.verdict.facts if self.verdict else None,
-            "on_hub": self.guard.on_hub,
-            "false_alarms": self.guard.false_alarms,
+            "on_hub": self.on_hub,
             "remarks": list(self.remarks),
         }
 
@@ -211,9 +209,10 @@ class EnableRequest:
     """Where to store the bank; None for a name that is derived from the source's."""
     max_miss_rate: float
     judging: Judging
-    guard: GuardPolicy = UNGUARDED
+    on_hub: OnHub
 
     def __post_init__(self) -> None:
+        require_on_hub(self.on_hub)
         checked_gate(self.gate)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)
@@ -280,7 +279,6 @@ def plan_enable(
     kind: str | None = None,
     verdict: VerdictMode | None = None,
     on_hub: OnHub = "off",
-    false_alarms: float = FALSE_ALARMS,
     progress: Progress = silent,
 ) -> EnablePlan:
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss.
@@ -292,7 +290,7 @@ def plan_enable(
     where: by default "fields" if the collection has them or the server can add them and its rows do
     not expire, else "side_collection"; searches of "second_vector" need no candidates.
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    prior, prior_weight, on_hub, false_alarms: as in plan_migration. kind: as there, for
+    prior, prior_weight, on_hub: as in plan_migration. kind: as there, for
     "second_vector" only.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator,
@@ -314,14 +312,14 @@ def plan_enable(
         bank_collection=bank_collection,
         max_miss_rate=max_miss_rate,
         judging=Judging.of(verdict, queries),
-        guard=GuardPolicy(on_hub, false_alarms),
+        on_hub=on_hub,
     )
     return _planned(store, request, progress)
 
 
 def _planned(store: Store, request: EnableRequest, progress: Progress) -> EnablePlan:
     """Validate, choose the location, fit and measure, and assemble the plan."""
-    if request.guard.on_hub != "off":
+    if request.on_hub != "off":
         capability(store, HubGuards).expect_hub_guard()
     if request.gate:
         capability(store, SearchGates).expect_gates()
@@ -377,7 +375,7 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         verdict=fitted.verdict,
         # Who continues a run has decided already.
         judging=request.judging if unfinished is None else Judging("skip"),
-        guard=request.guard,
+        on_hub=request.on_hub,
     )
 
 

@@ -99,8 +99,7 @@ def prepared(
         prior=correction.prior,
         kinds=correction.kinds,
         evidence=correction.evidence,
-        on_hub=plan.guard.on_hub,
-        false_alarms=plan.guard.false_alarms,
+        on_hub=plan.on_hub,
     ).model_copy(update={"migration": migration.id})
 
     # The phase comes last: a run that is killed before this prepares all of it again.

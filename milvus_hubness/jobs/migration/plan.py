@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from milvus_hubness.basics.defaults import FALSE_ALARMS, Engine, OnHub, VerdictMode
+from milvus_hubness.basics.defaults import Engine, OnHub, VerdictMode
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
-from milvus_hubness.correction.guard import UNGUARDED, GuardPolicy
+from milvus_hubness.correction.guard import require_on_hub
 from milvus_hubness.correction.state import slots_for, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -140,7 +140,7 @@ class MigrationPlan(Fitting, ShownAsTable):
     """What the run does with the verdict."""
     kind: str | None
     """The field of kinds, or AUTO, that the caller names; None for none."""
-    guard: GuardPolicy = UNGUARDED
+    on_hub: OnHub = "off"
     """What clients do with new rows that look like planted hubs."""
 
     @property
@@ -201,8 +201,7 @@ class MigrationPlan(Fitting, ShownAsTable):
             "alias": self.alias,
             "rename": self.rename,
             "verdict": self.verdict.facts if self.verdict else None,
-            "on_hub": self.guard.on_hub,
-            "false_alarms": self.guard.false_alarms,
+            "on_hub": self.on_hub,
             "remarks": list(self.remarks),
             "server": self.server,
             "memory_bytes": {**self.memory_bytes, "both": sum(self.memory_bytes.values())},
@@ -248,9 +247,10 @@ class MigrationRequest:
     restart: bool
     judging: Judging
     client_ttl: float
-    guard: GuardPolicy = UNGUARDED
+    on_hub: OnHub
 
     def __post_init__(self) -> None:
+        require_on_hub(self.on_hub)
         checked_gate(self.gate)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)
@@ -281,7 +281,6 @@ def plan_migration(
     verdict: VerdictMode | None = None,
     client_ttl: float = 0.0,
     on_hub: OnHub = "off",
-    false_alarms: float = FALSE_ALARMS,
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
@@ -300,7 +299,7 @@ def plan_migration(
     copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
     MigrationOptions; 0 if no client writes. on_hub: what clients do with new rows that look like
-    planted hubs, see OnHub. false_alarms: the share of genuine rows that this may stop.
+    planted hubs, see OnHub.
 
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names every
     obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
@@ -327,14 +326,14 @@ def plan_migration(
         restart=restart,
         judging=Judging.of(verdict, queries),
         client_ttl=client_ttl,
-        guard=GuardPolicy(on_hub, false_alarms),
+        on_hub=on_hub,
     )
     return _planned(store, request)
 
 
 def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
     """Validate, choose, measure, and assemble the plan."""
-    if request.guard.on_hub != "off":
+    if request.on_hub != "off":
         capability(store, HubGuards).expect_hub_guard()
     if request.gate:
         capability(store, SearchGates).expect_gates()
@@ -419,7 +418,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         verdict=verdict,
         judging=judging,
         kind=request.kinds.name,
-        guard=request.guard,
+        on_hub=request.on_hub,
     )
     return _with_resume_remark(plan, unfinished)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub
+from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.guard import Evidence, GuardPolicy
+from milvus_hubness.correction.guard import Evidence, require_on_hub
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
@@ -25,8 +25,6 @@ class GuardStatus(ShownAsTable):
     collection: str
     on_hub: OnHub
     """What clients do with a new row that looks like a planted hub."""
-    false_alarms: float
-    """The share of genuine rows that this may stop."""
     measured_rows: int
     """Rows whose quantiles the guard compares with; 0 before they are measured, and then no row is
     stopped.
@@ -42,10 +40,9 @@ class GuardStatus(ShownAsTable):
         return cls(
             collection,
             state.on_hub,
-            state.false_alarms,
             evidence.rows if evidence else 0,
             "reach" if evidence and evidence.reaches else "bias",
-            evidence.limit(state.false_alarms) if evidence else None,
+            evidence.limit if evidence else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +54,6 @@ def guard_hubs(
     collection: str,
     on_hub: OnHub,
     *,
-    false_alarms: float = FALSE_ALARMS,
     field: str | None = None,
     progress: Progress = silent,
 ) -> GuardStatus:
@@ -69,7 +65,7 @@ def guard_hubs(
     clients have no guard.
     """
     expect_store(store)
-    policy = GuardPolicy(on_hub, false_alarms)
+    require_on_hub(on_hub)
     if on_hub != "off":
         capability(store, HubGuards).expect_hub_guard()
 
@@ -80,9 +76,7 @@ def guard_hubs(
         if on_hub != "off" and profile.evidence is None:
             evidence = measured_evidence(store, info, state, progress)
             state = state.with_profile(profile.model_copy(update={"evidence": evidence}))
-        state = state.model_copy(
-            update={"on_hub": policy.on_hub, "false_alarms": policy.false_alarms}
-        )
+        state = state.model_copy(update={"on_hub": on_hub})
         lease.check()
         store.write_property(info.name, state.property_name, state)
         return GuardStatus.of(info.name, state)

@@ -81,7 +81,7 @@ def guard_rows(
     # Quantiles need 200 rows; before that, no row can be compared.
     if watched is None or evidence is None:
         return
-    positions: list[int] = watched.rows.stopped(evidence, state.false_alarms).tolist()
+    positions: list[int] = watched.rows.stopped(evidence).tolist()
     if not positions:
         return
 
@@ -106,7 +106,7 @@ def _refusal(
     first = positions[0]
     bias = float(watched.rows.biases[first])
     quantile = evidence.bias_quantile(bias)
-    limit = evidence.limit(state.false_alarms)
+    limit = evidence.limit
     reach = None
     seen = f"bias {bias:+.4f}, above the limit of {limit:+.4f}"
     if evidence.reaches and watched.rows.reaches is not None:
@@ -119,7 +119,7 @@ def _refusal(
     keys = [name_of(position) for position in positions]
     consequence = "written"
     if state.on_hub == "refuse":
-        consequence = "nothing was written: leave the rows out, or set on_hub to another action"
+        consequence = "nothing was written: leave the rows out, or set on_hub to warn"
     error = HubRefused(
         f"row {name_some(keys)} of a write to {collection!r} looks like a planted hub ({seen}, "
         f"larger than that of {quantile:.2%} of the gallery): {consequence}"

@@ -12,7 +12,7 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.basics.defaults import FALSE_ALARMS, OnHub, VerdictMode
+from milvus_hubness.basics.defaults import OnHub, VerdictMode
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, as_metric
@@ -21,7 +21,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
 from milvus_hubness.correction.estimators.nnn import NNN
-from milvus_hubness.correction.guard import GuardPolicy
+from milvus_hubness.correction.guard import require_on_hub
 from milvus_hubness.correction.state import BankReference, CollectionState, slots_for
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.generations import Made
@@ -69,15 +69,13 @@ class CorrectionConfig:
     """What clients do with a new row that looks like a planted hub: "warn" or "refuse".
     It begins with the first refresh of 200 rows, or at once with 200 items in `target_bank`.
     """
-    false_alarms: float = FALSE_ALARMS
-    """The share of genuine rows that this may stop."""
 
     def __post_init__(self) -> None:
         # An import that a client without a new collection does not pay for.
         from milvus_hubness.jobs.common.priors import PriorRequest
 
         expect_estimator(self.estimator)
-        GuardPolicy(self.on_hub, self.false_alarms)
+        require_on_hub(self.on_hub)
         object.__setattr__(self, "bank", QueryBank.of(self.bank))
         object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
         object.__setattr__(self, "queries", optional_bank(self.queries))
@@ -292,7 +290,6 @@ def _new_field(
         prior=chosen_prior(PriorRequest.of(config.prior, config.prior_weight), verdict).prior,
         evidence=correction.measured(targets.vectors).evidence if targets is not None else None,
         on_hub=config.on_hub,
-        false_alarms=config.false_alarms,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
     return NewField(
