@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from milvus_hubness.errors import MissingExtra, UnsupportedVersion
 
 EXTRAS = {
-    **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "tenacity"), "check"),
+    **dict.fromkeys(("faiss", "jinja2", "pyarrow", "tenacity"), "check"),
     **dict.fromkeys(("safetensors", "scipy", "sklearn", "torch"), "jobs"),
-    **dict.fromkeys(("cronsim", "starlette", "tomli", "uvicorn"), "serve"),
+    **dict.fromkeys(("cronsim", "prometheus_client", "starlette", "tomli", "uvicorn"), "serve"),
     "milvus_lite": "lite",
     "ray": "ray",
 }

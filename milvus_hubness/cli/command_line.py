@@ -72,7 +72,7 @@ PANELS = {
     ),
     "Output": (
         "watch", "every",
-        "output", "out", "save_run", "save_qrels", "run_depth", "metrics_file", "measure", "top",
+        "output", "out", "save_run", "save_qrels", "run_depth", "measure", "top",
         "slice_by", "group_by", "image_field", "image_folder", "show_all", "as_csv", "as_json",
     ),
 }  # fmt: skip

@@ -2,14 +2,13 @@
 
 import gc
 
-import prometheus_client
 import scipy.sparse
 
 import milvus_hubness
 from milvus_hubness.cli import enable, migrate, refresh
 from tests.chaos import jobs, places
 
-__all__ = ["enable", "jobs", "migrate", "places", "prometheus_client", "refresh", "scipy"]
+__all__ = ["enable", "jobs", "migrate", "places", "refresh", "scipy"]
 
 for name in dir(milvus_hubness):
     getattr(milvus_hubness, name)

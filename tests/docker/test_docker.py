@@ -19,7 +19,6 @@ from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
-from milvus_hubness.jobs.common.control import MigrationMetrics
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics
@@ -175,9 +174,9 @@ def test_prometheus_scrapes_services_of_compose():
 
 
 @pytest.fixture(scope="module")
-def metrics(tmp_path_factory):
-    """The samples that `serve` and `migrate` export, as Prometheus names them, with the labels of each."""
-    service, migration = ServiceMetrics(), MigrationMetrics("products", "products_hubness")
+def metrics():
+    """The samples that `serve` exports, as Prometheus names them, with the labels of each."""
+    service = ServiceMetrics()
     collection = ConfigFile(DOCKER / "hubness.toml").config.collection[0]
     service.watch(collection)
     measured = {
@@ -192,15 +191,12 @@ def metrics(tmp_path_factory):
     service.reconciled(
         collection, Reconciliation(at=at, result="ok", action="full", **measured), failures=0
     )
-    textfile = tmp_path_factory.mktemp("metrics") / "migration.prom"
-    migration.write_textfile(textfile)
     labels = {}
-    for text in (service.text(ready=True), textfile.read_text()):
-        for family in text_string_to_metric_families(text):
-            assert family.samples, family.name
-            for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    labels.setdefault(sample.name, set()).update(sample.labels)
+    for family in text_string_to_metric_families(service.text(ready=True)):
+        assert family.samples, family.name
+        for sample in family.samples:
+            if not sample.name.endswith("_created"):
+                labels.setdefault(sample.name, set()).update(sample.labels)
     return labels
 
 
@@ -247,9 +243,8 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(metrics):
         for each in dashboard()["templating"]["list"]
         if each["type"] == "query"
     ]
-    assert len(queries) == 2
-    for query in queries:
-        assert unknown_in(metrics, query) == set(), query
+    [query] = queries
+    assert unknown_in(metrics, query) == set(), query
 
 
 def test_the_dashboard_shows_every_metric(metrics):

@@ -58,10 +58,10 @@ def metrics(text):
     return set(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
 
 
-def listed_metrics(heading):
+def listed_metrics():
     return {
         (re.match(r"`([^`]+)`", row[0])[1], row[1])
-        for row in pages.table_rows(page("reference/metrics"), heading)
+        for row in pages.table_rows(page("reference/metrics"), "Metrics")
     }
 
 
@@ -72,24 +72,14 @@ def without_creation_times(found):
 def test_every_metric_of_the_service_is_listed():
     from milvus_hubness.serve.worker import ServiceMetrics
 
-    assert listed_metrics("serve") == without_creation_times(
-        metrics(ServiceMetrics().text(ready=True))
-    )
-
-
-def test_every_metric_of_a_migration_is_listed(tmp_path):
-    from milvus_hubness.jobs.common.control import MigrationMetrics
-
-    MigrationMetrics("a", "b").write_textfile(tmp_path / "migration.prom")
-    written = (tmp_path / "migration.prom").read_text()
-    assert listed_metrics("migrate") == without_creation_times(metrics(written))
+    assert listed_metrics() == without_creation_times(metrics(ServiceMetrics().text(ready=True)))
 
 
 def test_metrics_on_other_pages_exist():
-    listed = {name for heading in ("serve", "migrate") for name, _ in listed_metrics(heading)}
+    listed = {name for name, _ in listed_metrics()}
     for path in pages.PAGES:
         named = set(re.findall(r"\bmilvus_hubness_[a-z_]+", path.read_text())) - listed
-        assert {name for name in named if name not in ("milvus_hubness_migration_",)} == set(), path
+        assert named == set(), path
 
 
 def test_every_error_is_in_the_runbook():

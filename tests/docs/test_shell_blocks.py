@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from milvus_hubness.jobs.common.control import check_settings
+from milvus_hubness.jobs.common.control_file import check_settings
 from tests.docs import pages
 from tests.support.projects import project
 

@@ -65,7 +65,7 @@ def verify(
     session = Session(options.Watching(), as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
-    with session.open(migration.source_now, migration.target) as settings:
+    with session.open() as settings:
         verification = asdict(catch_up.verify(store, migration.target, options=settings))
 
     result = {"source": migration.source_now, "target": migration.target, **verification}
@@ -100,7 +100,7 @@ def cutover(
     if migration.phase == "verified" and not (switching.alias or switching.rename):
         raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
 
-    with session.open(migration.source, migration.target) as settings:
+    with session.open() as settings:
         migration = cutover(store, migration.target, **vars(switching), options=settings)
 
     show.show_last(as_json, show.migration_facts(migration), lambda: show.show_migration(migration))
@@ -131,7 +131,7 @@ def rollback(
         show.show_last(as_json, result, lambda: say(f"{source} is rolled back already."))
         return
 
-    with session.open(source, target) as settings:
+    with session.open() as settings:
         done = rollback(store, target, options=settings)
 
     is_renamed = done.alias == source

@@ -211,6 +211,3 @@ class Watching(Writers):
         Path | None,
         'JSON file that controls the run whenever it changes, such as {"paused": true}.',
     ] = None
-    metrics_file: Annotated[
-        Path | None, "File for the metrics in Prometheus format, for node_exporter."
-    ] = None

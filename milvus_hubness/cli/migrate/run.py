@@ -132,7 +132,7 @@ def _carry_out(
         # A rehearsal must not go on with a cutover.
         if switching is None:
             resumed.require(*BEFORE_CUTOVER, step="a rehearsal")
-        with session.open(resumed.source, resumed.target) as settings:
+        with session.open() as settings:
             migration = resume(
                 store, resumed.target, settings, alias=name.alias, rename=name.rename
             )
@@ -143,7 +143,7 @@ def _carry_out(
         show_plan(plan.to_dict())
         show_before_switch(plan.to_dict())
 
-    with session.open(plan.source.name, plan.target) as settings:
+    with session.open() as settings:
         return store, migrate(store, plan, settings)
 
 

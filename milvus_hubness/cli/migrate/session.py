@@ -5,21 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milvus_hubness.cli.console import is_agreed, on_signals, progress_bars, say
 from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream, switch_words
-from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.jobs.common.control import (
-    MigrationMetrics,
-    following_control_file,
-    postpone_cutover,
-)
-from milvus_hubness.jobs.common.progress import Event, Events, Listener, Throttle
+from milvus_hubness.jobs.common.control_file import following_control_file, postpone_cutover
+from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.plan import MigrationOptions
 
 if TYPE_CHECKING:
@@ -95,17 +89,12 @@ class Session:
         )
 
     @contextmanager
-    def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
+    def open(self) -> Iterator[MigrationOptions]:
         """Report and control a migration while this context is open. Raises UnreadableFile for a
-        --metrics-file that cannot be written, or a --control file that cannot be postponed."""
+        --control file that cannot be postponed."""
         with ExitStack() as stack:
-            listeners: list[Listener] = [self.timeline]
-            if path := self._watching.metrics_file:
-                listeners.append(_metrics_file(path, MigrationMetrics(source, target)))
-
             bars = stack.enter_context(progress_bars())
-            listeners.append(stream if self.as_json else printed(bars))
-            events = Events(listeners)
+            events = Events([self.timeline, stream if self.as_json else printed(bars)])
 
             # Left in reverse order: the control file is let go before signals act as before.
             stack.enter_context(_stoppable(self._throttle))
@@ -135,21 +124,3 @@ class Session:
             return is_to_switch
 
         return confirm
-
-
-def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
-    """Return a listener that follows the events in the metrics, and writes them to a file.
-
-    The first write is made here; failures after it are ignored.
-    """
-    try:
-        metrics.write_textfile(path)
-    except OSError as error:
-        raise UnreadableFile(f"cannot write the metrics file {path}: {error.strerror}") from None
-
-    def write(event: Event) -> None:
-        metrics(event)
-        with suppress(OSError):
-            metrics.write_textfile(path)
-
-    return write

@@ -42,25 +42,27 @@ def chunks(items: Sequence[T], size: int, doing: str, progress: Progress) -> Ite
         progress(doing, start + len(chunk), len(items))
 
 
-PHASES = {
-    "plan": "preparing",
-    "before-copy": "copying",
-    "copying": "copying",
-    "after-copy": "catching up",
-    "catching-up": "catching up",
-    "before-verify": "verifying",
-    "verified": "verified",
-    "postponed": "postponed",
-    "before-cutover": "switching",
-    "after-cutover": "switched",
-    "before-rollback": "rolling back",
-    "after-rollback": "rolled back",
-    "stopped": "stopped",
-    "failed": "failed",
-}
-"""The phase of a migration from each event on; other events do not change it."""
-
-EVENT_NAMES = (*PHASES, "continuing", "paused", "resumed", "rate", "warning")
+EVENT_NAMES = (
+    "plan",
+    "before-copy",
+    "copying",
+    "after-copy",
+    "catching-up",
+    "before-verify",
+    "verified",
+    "postponed",
+    "before-cutover",
+    "after-cutover",
+    "before-rollback",
+    "after-rollback",
+    "stopped",
+    "failed",
+    "continuing",
+    "paused",
+    "resumed",
+    "rate",
+    "warning",
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.extras.quari.checkpoint import Checkpoint
 from milvus_hubness.extras.quari.reranker import read_labelled
-from milvus_hubness.jobs.common.control import postpone_cutover
+from milvus_hubness.jobs.common.control_file import postpone_cutover
 from milvus_hubness.jobs.common.inputs import read_texts
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.milvus.client.matching import INPUTS, Candidates

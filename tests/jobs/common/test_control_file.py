@@ -8,7 +8,7 @@ import time
 import pytest
 
 from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.jobs.common.control import following_control_file, postpone_cutover
+from milvus_hubness.jobs.common.control_file import following_control_file, postpone_cutover
 from milvus_hubness.jobs.common.progress import Events, Throttle
 
 
