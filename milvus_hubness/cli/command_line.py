@@ -62,7 +62,7 @@ PANELS = {
         "rebuild_rows", "restart", "drop", "keep",
     ),
     "Load": (
-        "rows_per_second", "bytes_per_second", "chunk_seconds", "engine", "max_calls", "workers",
+        "rows_per_second", "chunk_seconds", "engine", "max_calls", "workers",
         "max_message_mib", "max_in_flight_mib", "drain",
     ),
     "Control": (
@@ -104,7 +104,6 @@ METAVARS = {
     "EXPRESSION": ("filter",),
     "SECONDS": ("chunk_seconds", "client_ttl", "state_ttl", "every", "drain"),
     "ROWS": ("rows_per_second", "rebuild_rows"),
-    "BYTES": ("bytes_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (
         "rate", "share", "refit_share", "rebuild_share", "max_miss_rate", "alert_budget",

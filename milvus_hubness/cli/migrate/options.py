@@ -194,9 +194,6 @@ class Pace:
     """The options that limit the pace of the copy."""
 
     rows_per_second: options.RowsPerSecond = None
-    bytes_per_second: Annotated[
-        float | None, "Maximum bytes of vectors per second. [default: no limit]"
-    ] = None
     chunk_seconds: Annotated[
         float | None, "Target duration of one write in seconds, which sets its size."
     ] = None

@@ -79,7 +79,7 @@ class Session:
             self._release.set()
 
         pace = pace or Pace()
-        self._throttle = Throttle(pace.rows_per_second, pace.bytes_per_second, pace.chunk_seconds)
+        self._throttle = Throttle(pace.rows_per_second, pace.chunk_seconds)
         self._options = MigrationOptions(
             no_writers=watching.no_writers,
             client_ttl=watching.client_ttl,

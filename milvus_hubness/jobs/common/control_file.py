@@ -1,6 +1,5 @@
 """The control file of a running migration, in JSON, for example
-{"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5,
-"cutover": "now"}.
+{"paused": false, "rows_per_second": 500, "chunk_seconds": 1.5, "cutover": "now"}.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ STOP_POLL_SECONDS = 0.2
 INSTANT = 1e-9
 """Seconds below which rounding errors of the clock count as no time."""
 
-LIMITS = ("rows_per_second", "bytes_per_second", "chunk_seconds")
+LIMITS = ("rows_per_second", "chunk_seconds")
 """The names of the limits of a throttle."""
 
 Wait = Callable[[threading.Condition, float], object]
@@ -168,16 +168,14 @@ class Throttle:
     """Limits the pace of a job: a writer calls `admit` before each request and `took` after it,
     from any thread.
 
-    rows_per_second, bytes_per_second: token buckets that hold the tokens of one
-    second; a larger request is admitted from a full bucket, and the next waits
-    longer. chunk_seconds: the target duration of a request. None: no limit.
-    clock, wait: time.monotonic and Condition.wait. Raises InvalidParameter.
+    rows_per_second: a token bucket that holds the tokens of one second; a larger request is admitted
+    from a full bucket, and the next waits longer. chunk_seconds: the target duration of a request.
+    None: no limit. clock, wait: time.monotonic and Condition.wait. Raises InvalidParameter.
     """
 
     def __init__(
         self,
         rows_per_second: float | None = None,
-        bytes_per_second: float | None = None,
         chunk_seconds: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -192,30 +190,24 @@ class Throttle:
         # A dictionary keeps the order in which reasons came.
         self._paused_by: dict[str, None] = {}
 
-        row_rate = checked_limit("rows_per_second", rows_per_second)
-        byte_rate = checked_limit("bytes_per_second", bytes_per_second)
-        self._rows = _Bucket(row_rate, clock(), BURST_SECONDS)
-        self._bytes = _Bucket(byte_rate, clock(), BURST_SECONDS)
+        rate = checked_limit("rows_per_second", rows_per_second)
+        self._rows = _Bucket(rate, clock(), BURST_SECONDS)
 
         self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
         self._adapted_rows: float | None = None
-        self._bytes_per_row = 0.0
 
-    def admit(self, rows: int, size: int) -> None:
-        """Block until a request of `rows` rows and `size` bytes may be sent: while paused, and as
-        long as the limits require. `admit(0, 0)` waits only for the end of a pause. Raises the
-        error that was passed to `stop`.
+    def admit(self, rows: int) -> None:
+        """Block until a request of so many rows may be sent: while paused, and as long as the rate
+        requires. `admit(0)` waits only for the end of a pause. Raises the error that was passed to
+        `stop`.
         """
         self._guard()
         with self._changed:
-            while delay := self._delay(rows, size):
+            while delay := self._delay(rows):
                 # Meanwhile another thread may pause, resume, stop
                 # or change a rate, so the delay is computed again.
                 self._wait(self._changed, min(delay, LONGEST_WAIT))
             self._rows.take(rows)
-            self._bytes.take(size)
-            if rows:
-                self._bytes_per_row = size / rows
 
     @contextmanager
     def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
@@ -274,17 +266,15 @@ class Throttle:
         """
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
-            row_rate = limits.get("rows_per_second", self._rows.rate)
-            byte_rate = limits.get("bytes_per_second", self._bytes.rate)
-            self._rows = self._rows.at(row_rate, self._clock())
-            self._bytes = self._bytes.at(byte_rate, self._clock())
+            rate = limits.get("rows_per_second", self._rows.rate)
+            self._rows = self._rows.at(rate, self._clock())
             self._chunk_seconds = limits.get("chunk_seconds", self._chunk_seconds)
             self._changed.notify_all()
 
     def rows_per_request(self, default: int, ceiling: int) -> int:
         """Return the number of rows for the next request: `default` at first and while
-        chunk_seconds is None; later the number that takes about chunk_seconds, at most the rates
-        for one second, from 16 to `ceiling`.
+        chunk_seconds is None; later the number that takes about chunk_seconds, at most the rows of
+        one second, from 16 to `ceiling`.
         """
         with self._changed:
             rows = float(default)
@@ -292,8 +282,6 @@ class Throttle:
                 rows = self._adapted_rows = max(self._adapted_rows or rows, SMALLEST_REQUEST)
             if self._rows.rate is not None:
                 rows = min(rows, self._rows.rate * BURST_SECONDS)
-            if self._bytes.rate is not None and self._bytes_per_row:
-                rows = min(rows, self._bytes.rate * BURST_SECONDS / self._bytes_per_row)
             return min(max(int(rows), SMALLEST_REQUEST), ceiling)
 
     def took(self, rows: int, seconds: float) -> None:
@@ -317,11 +305,10 @@ class Throttle:
             return {
                 "paused_by": list(self._paused_by),
                 "rows_per_second": self._rows.rate,
-                "bytes_per_second": self._bytes.rate,
                 "chunk_seconds": self._chunk_seconds,
             }
 
-    def _delay(self, rows: int, size: int) -> float:
+    def _delay(self, rows: int) -> float:
         """Return the seconds until the request may be
         sent if nothing changes; infinite while paused.
         """
@@ -330,8 +317,7 @@ class Throttle:
         if self._paused_by:
             return math.inf
 
-        now = self._clock()
-        return max(self._rows.delay(rows, now), self._bytes.delay(size, now))
+        return self._rows.delay(rows, self._clock())
 
 
 class _Bucket:

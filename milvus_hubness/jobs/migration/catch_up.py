@@ -151,7 +151,7 @@ def run_pass(
     page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
     for partition in partitions:
         for page, copied in pair.pages(partition, page_rows):
-            throttle.admit(0, 0)
+            throttle.admit(0)
             suspects = list(pair.differences(page, copied))
             if broken := _still_differing(pair, suspects, partition, delays):
                 named = sorted(broken.items(), key=str)

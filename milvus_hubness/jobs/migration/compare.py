@@ -137,26 +137,23 @@ class Pair:
     def send(
         self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False
     ) -> int:
-        """Write rows to the copy as the throttle admits; return the bytes.
+        """Write rows to the copy as the throttle admits; return the bytes of their vectors in float32.
 
         are_new: the copy never had their keys.
         """
         write = self.store.insert if are_new else self.store.upsert
-        # The throttle counts vectors in float32, whatever the type of the field. Rows of several
-        # vectors differ in size: their mean counts.
-        per_row = -(-rows.vectors.nbytes // max(1, len(rows)))
         start = 0
         while start < len(rows):
             stop = start + throttle.rows_per_request(len(rows), len(rows))
             request = rows.take(range(len(rows))[start:stop])
-            throttle.admit(len(request), per_row * len(request))
+            throttle.admit(len(request))
 
             began = time.perf_counter()
             write(self.copy.collection, request, self.state.field, partition=partition)
             throttle.took(len(request), time.perf_counter() - began)
             start = stop
 
-        return per_row * len(rows)
+        return rows.vectors.nbytes
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
         """Yield pages of both collections in key order; the pages of a pair cover the same keys.

@@ -505,7 +505,7 @@ class Migrator:
         self._report("postponed")
         while True:
             for _ in range(POSTPONED_SECONDS):
-                self._options.throttle.admit(0, 0)
+                self._options.throttle.admit(0)
                 if release.wait(1):
                     return
 

@@ -547,9 +547,6 @@ REFRESHES = "refreshes"
 CHUNKS_PER_RECORD = 8
 """A record is written after so many chunks; a killed refresh repeats that many at most."""
 
-BYTES_PER_NUMBER = 4
-"""The throttle counts bytes of vectors in float32, whatever the type of the field."""
-
 
 class _Reached(FrozenModel):
     """The progress of a refresh. Its bank and its slot identify the refresh."""
@@ -701,9 +698,7 @@ class Renewal:
             )
 
         if rows:
-            self.options.throttle.admit(
-                rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width
-            )
+            self.options.throttle.admit(rows)
 
     def _reached(self, incoming: Profile) -> _Reached:
         """Return the progress of an earlier run of this refresh."""

@@ -61,14 +61,10 @@ def test_a_file_steers_from_the_beginning_and_when_it_changes(migration, path):
     with migration.file(path):
         now = migration.throttle.snapshot()
         assert (now["paused_by"], now["rows_per_second"]) == (["the control file"], 500)
-        write_control(path, paused=False, bytes_per_second=9, chunk_seconds=1.5, cutover="now")
+        write_control(path, paused=False, chunk_seconds=1.5, cutover="now")
         until(lambda: not migration.is_paused)
         now = migration.throttle.snapshot()
-        assert (now["rows_per_second"], now["bytes_per_second"], now["chunk_seconds"]) == (
-            500,
-            9,
-            1.5,
-        )
+        assert (now["rows_per_second"], now["chunk_seconds"]) == (500, 1.5)
         assert migration.release.is_set()
         write_control(path, rows_per_second=None, cutover="postponed")
         until(lambda: migration.throttle.snapshot()["rows_per_second"] is None)
@@ -156,7 +152,7 @@ def test_a_pause_holds_the_writer(migration, path):
     write_control(path, paused=True)
     with migration.file(path):
         admitted = threading.Event()
-        writer = threading.Thread(target=lambda: (migration.throttle.admit(1, 1), admitted.set()))
+        writer = threading.Thread(target=lambda: (migration.throttle.admit(1), admitted.set()))
         writer.start()
         assert not admitted.wait(0.05)
         write_control(path, paused=False)
@@ -182,7 +178,6 @@ def test_a_change_of_one_setting_reports_no_other(migration, path):
     assert migration.told() == ["rate", "paused", "resumed"]
     assert migration.heard[0].facts == {
         "rows_per_second": 100,
-        "bytes_per_second": None,
         "chunk_seconds": None,
     }
 

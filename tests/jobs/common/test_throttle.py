@@ -48,79 +48,68 @@ def throttled(time_):
     return lambda *limits: Throttle(*limits, clock=time_.clock, wait=time_.wait)
 
 
-def admitted_within(throttle, time_, seconds, rows, size):
-    """How many rows and bytes were admitted up to then."""
+def admitted_within(throttle, time_, seconds, rows):
+    """How many rows were admitted up to then."""
     requests = 0
     while True:
-        throttle.admit(rows, size)
+        throttle.admit(rows)
         if time_.passed > seconds:
-            return requests * rows, requests * size
+            return requests * rows
         requests += 1
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100, 350])
 def test_rows_per_second_are_held(throttled, time_, rows):
-    admitted, _ = admitted_within(throttled(100), time_, 60, rows, 0)
+    admitted = admitted_within(throttled(100), time_, 60, rows)
     assert 100 * 60 - rows <= admitted <= 100 * 61 + rows
-
-
-def test_bytes_per_second_are_held(throttled, time_):
-    _, admitted = admitted_within(throttled(None, 1_000), time_, 60, 10, 250)
-    assert 59_000 <= admitted <= 61_250
-
-
-def test_of_two_limits_the_tighter_one_holds(throttled, time_):
-    rows, size = admitted_within(throttled(1_000, 1_000), time_, 60, 10, 250)
-    assert size <= 61_250
-    assert rows == size / 25
 
 
 def test_without_limits_nobody_waits(throttled, time_):
     throttle = throttled()
     for _ in range(1_000):
-        throttle.admit(10_000, 10**9)
+        throttle.admit(10_000)
     assert time_.passed == 0
 
 
 def test_after_a_rest_no_more_than_one_second_is_made_up_for(throttled, time_):
     throttle = throttled(100)
-    throttle.admit(100, 0)
+    throttle.admit(100)
     time_.now += 3_600
     resumed_at = time_.passed
     for _ in range(30):
-        throttle.admit(10, 0)
+        throttle.admit(10)
     assert time_.passed - resumed_at == pytest.approx(2, abs=0.01)
 
 
 def test_a_request_above_the_rate_is_admitted_and_paid_for_by_the_next(throttled, time_):
     throttle = throttled(100)
-    throttle.admit(1_000, 0)
+    throttle.admit(1_000)
     assert time_.passed == 0
-    throttle.admit(100, 0)
+    throttle.admit(100)
     assert time_.passed == pytest.approx(10)
 
 
 def test_a_new_rate_ends_the_wait_under_the_old_one(throttled, time_):
     throttle = throttled(1)
-    throttle.admit(1_000, 0)
+    throttle.admit(1_000)
     time_.at(5, lambda: throttle.set_rate(rows_per_second=1_000))
-    throttle.admit(500, 0)
+    throttle.admit(500)
     assert time_.passed == pytest.approx(5.5)
 
 
 def test_a_rate_that_is_set_again_gives_no_second_burst(throttled, time_):
     throttle = throttled(100)
     for _ in range(20):
-        throttle.set_rate(rows_per_second=100, bytes_per_second=None)
-        throttle.admit(100, 0)
+        throttle.set_rate(rows_per_second=100, chunk_seconds=None)
+        throttle.admit(100)
     assert time_.passed == pytest.approx(19)
 
 
 def test_a_rate_can_be_taken_away(throttled, time_):
     throttle = throttled(1)
     throttle.set_rate(rows_per_second=None)
-    throttle.admit(10_000, 0)
-    throttle.admit(10_000, 0)
+    throttle.admit(10_000)
+    throttle.admit(10_000)
     assert time_.passed == 0
 
 
@@ -131,17 +120,17 @@ def test_a_pause_lasts_until_every_reason_is_gone(throttled, time_):
     assert not throttle.pause("user")
     time_.at(3, lambda: throttle.resume("user"))
     time_.at(8, lambda: throttle.resume("the control file"))
-    throttle.admit(1, 1)
+    throttle.admit(1)
     assert time_.passed == 8
     assert not throttle.resume("user")
 
 
 def test_a_pause_holds_who_already_waits_for_the_rate(throttled, time_):
     throttle = throttled(10)
-    throttle.admit(100, 0)
+    throttle.admit(100)
     time_.at(2, lambda: throttle.pause("user"))
     time_.at(60, lambda: throttle.resume("user"))
-    throttle.admit(10, 0)
+    throttle.admit(10)
     assert time_.passed == pytest.approx(60)
 
 
@@ -150,16 +139,16 @@ def test_stopping_raises_in_who_waits_and_in_who_comes_later(throttled, time_):
     throttle.pause("user")
     time_.at(2, lambda: throttle.stop(ValueError("disk full")))
     with pytest.raises(ValueError, match="disk full"):
-        throttle.admit(1, 1)
+        throttle.admit(1)
     throttle.stop(RuntimeError("later"))
     with pytest.raises(ValueError, match="disk full"):
-        throttle.admit(0, 0)
+        throttle.admit(0)
 
 
 def test_looking_for_a_stop_is_not_held_up_by_the_rate(throttled, time_):
     throttle = throttled(1)
-    throttle.admit(1_000, 0)
-    throttle.admit(0, 0)
+    throttle.admit(1_000)
+    throttle.admit(0)
     assert time_.passed == 0
 
 
@@ -167,7 +156,7 @@ def test_real_threads_are_woken():
     throttle = Throttle()
     throttle.pause("user")
     admitted = threading.Event()
-    thread = threading.Thread(target=lambda: (throttle.admit(1, 1), admitted.set()))
+    thread = threading.Thread(target=lambda: (throttle.admit(1), admitted.set()))
     thread.start()
     assert not admitted.wait(0.05)
     resumed_at = time.monotonic()
@@ -189,7 +178,7 @@ def write_for(throttle, requests, seconds_for):
 
 @pytest.mark.parametrize("fixed", [0.0, 0.1, 0.4])
 def test_requests_come_to_take_chunk_seconds_also_when_the_writer_slows_down(throttled, fixed):
-    throttle = throttled(None, None, 1.0)
+    throttle = throttled(None, 1.0)
     told = write_for(throttle, 20, lambda rows: fixed + 0.0001 * rows)
     assert told[-1][1] == pytest.approx(1, rel=0.05)
     slowed = write_for(throttle, 40, lambda rows: fixed + 0.0003 * rows)
@@ -201,14 +190,14 @@ def test_requests_come_to_take_chunk_seconds_also_when_the_writer_slows_down(thr
 
 
 def test_requests_shrink_no_further_than_16_rows_and_grow_no_further_than_the_ceiling(throttled):
-    throttle = throttled(None, None, 1.0)
+    throttle = throttled(None, 1.0)
     assert write_for(throttle, 20, lambda rows: 50.0)[-1][0] == 16
     assert write_for(throttle, 30, lambda rows: 0.0)[-1][0] == 100_000
     assert write_for(throttle, 3, lambda rows: 50.0)[-1][0] <= 50_000
 
 
 def test_the_few_rows_at_the_end_of_a_partition_do_not_steer(throttled):
-    throttle = throttled(None, None, 1.0)
+    throttle = throttled(None, 1.0)
     steady = write_for(throttle, 20, lambda rows: 0.1 + 0.0001 * rows)[-1][0]
     for _ in range(10):
         assert throttle.rows_per_request(1_000, 5) == 5
@@ -216,12 +205,9 @@ def test_the_few_rows_at_the_end_of_a_partition_do_not_steer(throttled):
     assert throttle.rows_per_request(1_000, 100_000) == pytest.approx(steady, rel=0.05)
 
 
-def test_a_request_is_no_more_than_the_rates_allow_for_a_second(throttled):
+def test_a_request_is_no_more_than_the_rate_allows_for_a_second(throttled):
     assert throttled(200).rows_per_request(1_000, 5_000) == 200
     assert throttled(2).rows_per_request(1_000, 5_000) == 16
-    throttle = throttled(None, 10_000)
-    throttle.admit(1_000, 100_000)
-    assert throttle.rows_per_request(1_000, 5_000) == 100
 
 
 def test_without_chunk_seconds_requests_are_as_large_as_ever(throttled):
@@ -231,21 +217,15 @@ def test_without_chunk_seconds_requests_are_as_large_as_ever(throttled):
 
 
 @pytest.mark.parametrize("value", [0, -3, float("nan"), float("inf"), 10**400, "7", True, [1]])
-@pytest.mark.parametrize("name", ["rows_per_second", "bytes_per_second", "chunk_seconds"])
+@pytest.mark.parametrize("name", ["rows_per_second", "chunk_seconds"])
 def test_limits_out_of_range_are_refused_and_change_nothing(name, value):
     with pytest.raises(InvalidParameter, match=name):
         Throttle(**{name: value})
-    throttle = Throttle(5, 6, 7)
+    throttle = Throttle(5, 7)
     with pytest.raises(InvalidParameter, match=name):
-        throttle.set_rate(
-            **{"rows_per_second": 9, "bytes_per_second": 9, "chunk_seconds": 9, name: value}
-        )
+        throttle.set_rate(**{"rows_per_second": 9, "chunk_seconds": 9, name: value})
     limits = throttle.snapshot()
-    assert (limits["rows_per_second"], limits["bytes_per_second"], limits["chunk_seconds"]) == (
-        5,
-        6,
-        7,
-    )
+    assert (limits["rows_per_second"], limits["chunk_seconds"]) == (5, 7)
 
 
 def test_a_limit_that_does_not_exist_is_refused():
@@ -260,7 +240,6 @@ def test_the_snapshot_says_who_paused():
     assert throttle.snapshot() == {
         "paused_by": ["the control file", "user"],
         "rows_per_second": 50,
-        "bytes_per_second": None,
         "chunk_seconds": None,
     }
 
