@@ -720,7 +720,6 @@ def test_a_collection_is_born_corrected(backend):
 ADDED = {
     "match",
     "hubness_state",
-    "hubness_guarded",
     "hubness_samples",
     "write_import_files",
 }

@@ -126,20 +126,6 @@ def test_warn_writes_the_row_and_logs_one_line(lite, caplog):
     assert client.query(name, filter="id >= 5000", output_fields=["count(*)"]) == [{"count(*)": 6}]
 
 
-@pytest.mark.parametrize("on_hub", ["warn", "refuse"])
-def test_a_client_counts_what_its_guard_saw(lite, on_hub):
-    alias, client = guarded(lite, on_hub)
-    client.insert(alias, rows_of(genuine(10), 80_000))
-    assert sum(client.hubness_guarded) == 0
-    for first in (90_000, 90_100):
-        try:
-            client.insert(alias, rows_of(HUBS[:2], first))
-        except HubRefused:
-            assert on_hub == "refuse"
-    name = {"warn": "warned", "refuse": "refused"}[on_hub]
-    assert client.hubness_guarded._asdict()[name] == sum(client.hubness_guarded) == 4
-
-
 def test_off_is_silent(lite, caplog):
     name, client = guarded(lite, "off")
     with caplog.at_level(logging.WARNING, logger="milvus_hubness"):

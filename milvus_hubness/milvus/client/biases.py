@@ -14,18 +14,14 @@ from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import BankTooLarge, InvalidParameter
-from milvus_hubness.milvus.client.guarding import (
-    GuardCounts,
-    Watched,
-    expect_computed,
-    is_guarded,
-)
+from milvus_hubness.milvus.client.guarding import expect_computed, is_guarded
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
 from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.fitted import Correction
+    from milvus_hubness.correction.guard import RowEvidence
 
 
 class _Target(NamedTuple):
@@ -79,8 +75,6 @@ class Biases:
     """
 
     def __init__(self, states: StateCache, bank_budget: int) -> None:
-        self.guard_counts = GuardCounts()
-        """Counts of the rows that the hub guard has seen."""
         self._states = states
         self._banks = BankCache(bank_budget)
 
@@ -133,7 +127,7 @@ class Biases:
         *,
         are_new: bool,
         watches: bool = True,
-    ) -> Operation[tuple[RowBiases, Watched | None]]:
+    ) -> Operation[tuple[RowBiases, RowEvidence | None]]:
         """Return the biases of rows with vectors (n, d) by slot, with their epoch and locality
         hints; and their evidence, if the collection has a hub guard.
 
@@ -149,7 +143,7 @@ class Biases:
         watches = watches and is_guarded(state)
         if watches:
             expect_computed(collection, state, bias)
-        watched: Watched | None = None
+        written: RowEvidence | None = None
         state.expect_values(rows.rows)
         locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
@@ -187,13 +181,13 @@ class Biases:
             if is_active:
                 locality_hints = hints
             if evidence is not None:
-                watched = Watched(evidence, self.guard_counts)
+                written = evidence
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
         self._banks.evict(in_use)
         epoch = _epoch_of(state, are_last=are_last)
-        return RowBiases(biases, epoch, locality_hints, kinds), watched
+        return RowBiases(biases, epoch, locality_hints, kinds), written
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:
         """Raise BankTooLarge unless the budget has room for

@@ -7,8 +7,7 @@ these. So the guard costs a comparison of each product with one number.
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.state import CollectionState
@@ -16,39 +15,6 @@ from milvus_hubness.errors import HubRefused, InvalidParameter, name_some
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.guard import Evidence, RowEvidence
-
-
-class Guarded(NamedTuple):
-    """Counts of the rows of one client that looked like planted hubs, by what became of them."""
-
-    warned: int = 0
-    refused: int = 0
-
-
-class GuardCounts:
-    """Counts rows as `Guarded` has them; several threads may write."""
-
-    def __init__(self) -> None:
-        self._counts = Guarded()
-        self._lock = Lock()
-
-    def add(self, **rows: int) -> None:
-        """Add numbers of rows to the counts of these names."""
-        with self._lock:
-            present = self._counts._asdict()
-            self._counts = Guarded(**{**present, **{n: present[n] + rows[n] for n in rows}})
-
-    @property
-    def counts(self) -> Guarded:
-        return self._counts
-
-
-class Watched(NamedTuple):
-    """The evidence of the rows of one write, by the active profile."""
-
-    rows: RowEvidence
-    counts: GuardCounts
-    """Those of the client."""
 
 
 def is_guarded(state: CollectionState) -> bool:
@@ -70,47 +36,45 @@ def expect_computed(collection: str, state: CollectionState, bias: str) -> None:
 def guard_rows(
     collection: str,
     state: CollectionState,
-    watched: Watched | None,
+    written: RowEvidence | None,
     name_of: Callable[[int], Any],
 ) -> None:
     """Warn of the rows of a write that look like planted hubs, or refuse them.
 
-    name_of: returns the key of the row at a position. Raises HubRefused.
+    written: the evidence of the rows. name_of: returns the key of the row at a position. Raises
+    HubRefused.
     """
     evidence = state.profile.evidence
     # Quantiles need 200 rows; before that, no row can be compared.
-    if watched is None or evidence is None:
+    if written is None or evidence is None:
         return
-    positions: list[int] = watched.rows.stopped(evidence).tolist()
+    positions: list[int] = written.stopped(evidence).tolist()
     if not positions:
         return
 
-    error = _refusal(collection, state, evidence, watched, positions, name_of)
+    error = _refusal(collection, state, evidence, written, positions, name_of)
     if state.on_hub == "refuse":
-        watched.counts.add(refused=len(positions))
         raise error
-
     log.warning("%s", error)
-    watched.counts.add(warned=len(positions))
 
 
 def _refusal(
     collection: str,
     state: CollectionState,
     evidence: Evidence,
-    watched: Watched,
+    written: RowEvidence,
     positions: list[int],
     name_of: Callable[[int], Any],
 ) -> HubRefused:
     """Return the error about rows at these positions."""
     first = positions[0]
-    bias = float(watched.rows.biases[first])
+    bias = float(written.biases[first])
     quantile = evidence.bias_quantile(bias)
     limit = evidence.limit
     reach = None
     seen = f"bias {bias:+.4f}, above the limit of {limit:+.4f}"
-    if evidence.reaches and watched.rows.reaches is not None:
-        reach = float(watched.rows.reaches[first])
+    if evidence.reaches and written.reaches is not None:
+        reach = float(written.reaches[first])
         seen = (
             f"among the best answers of {reach:.1%} of the bank's queries, above the limit of "
             f"{limit:.1%}, bias {bias:+.4f}"

@@ -35,7 +35,6 @@ from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.store.records import Sample, SamplesOf
-    from milvus_hubness.milvus.client.guarding import Guarded
     from milvus_hubness.milvus.client.query_samples import Sampled
 
 DEFAULT_BANK_BUDGET = 1 << 30
@@ -427,11 +426,6 @@ class Methods(CollectionMethods):
             collection_name, reqs, ranker, limit, output_fields, options, strength, profile, kinds
         )
         return self._run(operation)
-
-    @property
-    def hubness_guarded(self) -> Guarded:
-        """Counts of the rows of this client that the hub guard warned of and refused."""
-        return self._operations.biases.guard_counts.counts
 
     @property
     def hubness_samples(self) -> Sampled:

@@ -170,7 +170,7 @@ class Writes:
 
             vectors = vectors_of(state, rows, valid=valid)
             items = yield from self._items(cached, state, write, rows)
-            biases, watched = yield from self._biases.of_watched(
+            biases, evidence = yield from self._biases.of_watched(
                 write.collection,
                 state,
                 vectors,
@@ -179,7 +179,7 @@ class Writes:
                 are_new=are_new,
             )
             name_of = partial(_name_of, write.rows, cached.key_field)
-            guard_rows(write.collection, state, watched, name_of)
+            guard_rows(write.collection, state, evidence, name_of)
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
 

@@ -254,10 +254,10 @@ def _encode_columns(
         raise InvalidInput(f"the rows have no field {state.field!r}: add their vectors")
 
     vectors = _storable_vectors(column, request.num_rows, state)
-    biases, watched = yield from operations.biases.of_watched(
+    biases, evidence = yield from operations.biases.of_watched(
         request.collection_name, state, vectors, items, "compute", are_new=are_new
     )
-    guard_rows(request.collection_name, state, watched, key_at)
+    guard_rows(request.collection_name, state, evidence, key_at)
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
     augmented = encoded.pop(codec.searched_field)
