@@ -73,6 +73,8 @@ class Budget:
                     spent[folder_of(report.nodeid)] += seconds
         if self._elsewhere:
             spent[ELSEWHERE] = self._elsewhere - sum(spent.values())
+        if not spent:
+            return
 
         allowed = budget()
         terminalreporter.section("CPU seconds of each folder, and its budget (tests/README.md)")
