@@ -16,6 +16,7 @@ SOURCES = {
 LISTS = {
     "EVERYDAY_ON_STRICT": tiers.EVERYDAY_ON_STRICT[:4],
     "SHOWN_ON_LITE": tiers.SHOWN_ON_LITE,
+    "ON_ONE_DATABASE": tiers.ON_ONE_DATABASE,
     "EVERYDAY_TRIALS": tiers.EVERYDAY_TRIALS,
     "TAKES_LONG": tiers.TAKES_LONG,
     "TRIALS": tiers.TRIALS,
@@ -54,6 +55,20 @@ def test_of_cases_that_differ_in_their_metric_one_stays():
     stays = shown(cases)
     assert [params["limit"] for params in stays] == [3, 5]
     assert len({params["metric"] for params in stays}) == 1
+
+
+def test_what_jobs_do_by_themselves_is_shown_on_one_quick_database():
+    def databases(function):
+        cases = [
+            case("tests/congruence/test_prior.py", function, found=found)
+            for found in ("lite", "qdrant-local", "qdrant-states", "qdrant-server")
+        ]
+        return [params["found"] for params in shown(cases)]
+
+    everywhere = databases("test_each_row_stores_its_bias_and_its_prior")
+    assert everywhere[0] == "lite"
+    assert len(everywhere) == 3
+    assert len(databases("test_a_refresh_reads_the_values_again")) == 2
 
 
 def test_what_is_no_place_stays_whatever_its_type():

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, BankTooLarge, QueryBank, migrate, plan_migration, refresh, status
+from milvus_hubness import NNN, BankTooLarge, QueryBank, refresh, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.async_clients import opened
-from tests.support.galleries import nnn, not_called, plain_collection, vectors
+from tests.support.born import born
+from tests.support.galleries import nnn, not_called, vectors
 
 DIM, ITEMS, BANK = 8, 40, 60
 ROOM = 4 * DIM * BANK
@@ -19,12 +20,8 @@ class Large:
     def __init__(self, backend, state_ttl=0.0):
         rng = np.random.default_rng(8)
         self.bank, self.new = vectors(rng, BANK, DIM), vectors(rng, 3, DIM)
-        self.store, source = backend.store(), backend.name()
-        plain_collection(backend.client(), source, vectors(rng, ITEMS, DIM), "IP")
-        plan = plan_migration(
-            self.store, source, QueryBank(self.bank), estimator=NNN(4), profiles=2
-        )
-        self.name = migrate(self.store, plan, no_writers=True).target
+        self.store, items = backend.store(), vectors(rng, ITEMS, DIM)
+        self.name = born(backend, items, self.bank, estimator=NNN(4), profiles=2)
         self.client = backend.hubness_client(bank_budget=ROOM - 1, state_ttl=state_ttl)
 
     def rows(self):

@@ -13,6 +13,7 @@ from milvus_hubness import (
     QueryBank,
     enable,
     plan_enable,
+    plan_migration,
     refresh,
 )
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -36,7 +37,7 @@ def test_a_copy_has_them(backend, metric, lite, server):
     if index_type is None:
         pytest.skip("shown on Milvus Lite")
     params = {"nlist": CELLS} if index_type.startswith("IVF") else GRAPH
-    here = Divided(backend, metric, index_type=index_type, params=params)
+    here = Divided(backend, metric, index_type=index_type, params=params, is_migrated=True)
     assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
     if "SQ" not in index_type:
@@ -46,9 +47,14 @@ def test_a_copy_has_them(backend, metric, lite, server):
 
 
 def test_there_are_none_for_other_indexes_and_metrics(lite):
-    for options in ({"metric": "L2"}, {"index_type": "FLAT"}):
-        here = Divided(lite, **options)
-        assert here.state.layout.locality_hint_count == 0
+    store, bank = lite.store(), QueryBank(vectors(np.random.default_rng(5), BANK, DIM))
+    for metric, index_type in (("L2", "IVF_FLAT"), ("COSINE", "FLAT")):
+        name = lite.name()
+        params = {"nlist": CELLS} if index_type == "IVF_FLAT" else {}
+        index = {"index_type": index_type, "params": params}
+        plain_collection(lite.client(), name, bank.vectors, metric, **index)
+        plan = plan_migration(store, name, bank, estimator=NNN(K))
+        assert plan.layout.locality_hint_count == 0
 
 
 @pytest.mark.lite_only
@@ -129,7 +135,7 @@ def test_another_bank_changes_them_where_rows_are_built_anew(backend):
     here = Divided(backend, alias=(alias := backend.name("live")))
     backend.made += [f"{here.name}_r2"]
     former_cells = here.cells(range(ITEMS))
-    refresh(here.store, alias, bank=QueryBank(here.other), force=True, rebuild_rows=1)
+    refresh(here.store, alias, bank=single_queries(here.other), force=True, rebuild_rows=1)
     here.name = here.store.info(alias).name
     assert here.name.endswith("_r2")
     assert np.abs(here.cells(range(ITEMS)) - former_cells).max() > 0.01
@@ -147,7 +153,7 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
         )
     backend.made += [f"{here.name}_r2"]
     assert here.state.layout.locality_hint_count == 0
-    refresh(here.store, alias, bank=QueryBank(here.other), force=True, rebuild_rows=1)
+    refresh(here.store, alias, bank=single_queries(here.other), force=True, rebuild_rows=1)
     here.name = here.store.info(alias).name
     assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
@@ -160,7 +166,9 @@ def test_a_further_profile_takes_two_of_their_columns(backend):
     here = Divided(backend)
     here.insert()
     former_cells = here.cells(range(ITEMS))
-    refresh(here.store, here.name, profile="image", bank=QueryBank(here.other), estimator=CSLS(K))
+    refresh(
+        here.store, here.name, profile="image", bank=single_queries(here.other), estimator=CSLS(K)
+    )
     assert here.state.layout.locality_hint_count == 11
     np.testing.assert_array_equal(here.cells(range(ITEMS)), former_cells[:, 2:])
     items = np.vstack([here.items, here.new])

@@ -21,7 +21,7 @@ from milvus_hubness import (
 from tests.support.bias_fields import WIDTH, with_second_field
 from tests.support.galleries import plain_collection, single_queries, vectors
 
-ON_SERVERS = {"mixed": ["COSINE"]}
+ON_SERVERS = {"lasting": ["COSINE"]}
 
 DIM, ITEMS, QUERIES, K, ALPHA = 10, 150, 6, 8, 0.75
 NAMES = ["image", "text"]
@@ -119,24 +119,29 @@ class Mixed:
                 assert hit["raw_score"] == pytest.approx(similar[hit["id"]][number], abs=4e-5)
 
 
-@pytest.fixture(params=["COSINE", "IP"])
-def mixed(backend, request):
-    return Mixed(backend, request.param)
+@pytest.fixture(scope="module", params=["COSINE", "IP"])
+def lasting(shared_backend, request):
+    """(collection, plan of its correction) for the tests that write no row of it."""
+    mixed = Mixed(shared_backend, request.param)
+    return mixed, mixed.correct()
+
+
+under_cosine = pytest.mark.parametrize("lasting", ["COSINE"], indirect=True)
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"strength": 0.0}, {"kinds": 0}, {"strength": 0.4}, {"kinds": 0.5}]
 )
-def test_a_copy_finds_by_the_scores_relative_to_the_means(mixed, options):
-    plan = mixed.correct()
+def test_a_copy_finds_by_the_scores_relative_to_the_means(lasting, options):
+    mixed, plan = lasting
     assert plan.to_dict()["kinds"]["counts"] == {"image": 70, "text": 70}
     assert any("10 rows have no kind" in remark for remark in plan.remarks)
     assert status(mixed.store, mixed.name).kinds["shares"] == {"image": 0.5, "text": 0.5}
     mixed.assert_found(**options)
 
 
-def test_without_strength_and_kinds_the_ranking_is_the_raw_one(mixed):
-    mixed.correct()
+def test_without_strength_and_kinds_the_ranking_is_the_raw_one(lasting):
+    mixed, _ = lasting
     raw = mixed.plain.search(mixed.source, list(mixed.queries), limit=40)
     ours = mixed.client.search(mixed.name, list(mixed.queries), limit=40, strength=0, kinds=0)
     assert [hits.ids for hits in ours] == [hits.ids for hits in raw]
@@ -145,9 +150,9 @@ def test_without_strength_and_kinds_the_ranking_is_the_raw_one(mixed):
 
 
 @pytest.mark.lite_only
-def test_both_kinds_are_found_where_queries_prefer_one(backend):
-    mixed = Mixed(backend, "COSINE")
-    mixed.correct()
+@under_cosine
+def test_both_kinds_are_found_where_queries_prefer_one(lasting):
+    mixed, _ = lasting
 
     def images(**options):
         hits = mixed.client.search(mixed.name, list(mixed.queries), limit=10, **options)
@@ -299,18 +304,18 @@ def test_rows_of_all_kinds_are_read_back_to_the_last_place(backend, metric):
 
 
 @pytest.mark.lite_only
-def test_an_index_has_the_kinds_at_one_place(backend):
+@under_cosine
+def test_an_index_has_the_kinds_at_one_place(lasting):
     """The mean of the kind with the longer one lies where that of the other does."""
-    mixed = Mixed(backend, "IP")
-    mixed.correct()
+    mixed, _ = lasting
     batch = mixed.store.get(mixed.name, list(mixed.items), "vector")
     kinds = np.array([mixed.kinds[key] for key in batch.keys], object)
-    of_users = np.array([mixed.items[key] for key in batch.keys])
+    of_users = unit(np.array([mixed.items[key] for key in batch.keys]))
     apart, stored = (
         np.linalg.norm(np.subtract(*(rows[kinds == name].mean(axis=0) for name in NAMES)))
         for rows in (of_users, batch.vectors[:, :DIM])
     )
-    assert apart > 1
+    assert apart > 0.5
     assert stored < 0.03
 
 
@@ -337,9 +342,9 @@ def test_a_copy_that_a_refresh_makes_is_read_back_as_before(backend):
 
 
 @pytest.mark.lite_only
-def test_a_refit_on_the_same_rows_writes_none(backend):
-    mixed = Mixed(backend, "COSINE")
-    mixed.correct()
+@under_cosine
+def test_a_refit_on_the_same_rows_writes_none(lasting):
+    mixed, _ = lasting
     former = mixed.state.profile.kinds
     assert refresh(mixed.store, mixed.name, refit=True, client_ttl=0).written == 0
     assert mixed.state.profile.kinds == former
@@ -403,9 +408,9 @@ def test_a_second_profile_has_means_of_its_own_bank(backend):
 
 
 @pytest.mark.lite_only
-def test_ranges_pages_iterators_and_hybrids_have_the_same_scores(backend):
-    mixed = Mixed(backend, "COSINE")
-    mixed.correct()
+@under_cosine
+def test_ranges_pages_iterators_and_hybrids_have_the_same_scores(lasting):
+    mixed, _ = lasting
     query = mixed.queries[:1]
     wanted = {key: scores[0] for key, scores in mixed.scores().items()}
     best = sorted(wanted, key=lambda key: -wanted[key])
@@ -517,7 +522,11 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
             call()
         assert "\n" not in str(caught.value)
 
-    mixed.correct()
+
+@pytest.mark.lite_only
+@under_cosine
+def test_a_factor_that_is_none_is_refused(lasting):
+    mixed, _ = lasting
     for factor in (-1, "1", float("nan")):
         with pytest.raises(InvalidParameter, match="kinds is a number from 0 up"):
             mixed.client.search(mixed.name, list(mixed.queries), kinds=factor)

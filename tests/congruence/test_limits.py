@@ -10,6 +10,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.errors import HubnessError, PartialWrite
+from tests.support.born import born
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 300
@@ -76,10 +77,13 @@ class Limited(MilvusClient):
 
 
 def corrected(backend, how, *, metric="IP", gate=None):
+    """The name of a collection. how: "born" corrected, with a gate migrated, or "side_collection"."""
+    if how == "born" and gate is None:
+        return born(backend, ITEM_VECTORS, BANK, metric)
     client, name = backend.client(), backend.name("limits")
     plain_collection(client, name, ITEM_VECTORS, metric)
     store = backend.store()
-    if how == "migrate":
+    if how == "born":
         return migrate(store, plan_migration(store, name, BANK, estimator=NNN(8), gate=gate)).target
     enable(
         store,
@@ -98,7 +102,7 @@ def found(results):
 @pytest.mark.parametrize("queries", [QUERIES, list(QUERIES)], ids=["array", "list"])
 @pytest.mark.parametrize("metric", ["IP", "L2"])
 def test_a_gate_asks_for_no_more_queries_at_once_than_the_user(lite, metric, queries, caplog):
-    name = corrected(lite, "migrate", metric=metric, gate=8)
+    name = corrected(lite, "born", metric=metric, gate=8)
     limited, free = lite.hubness_client(below=Limited), lite.hubness_client()
     wanted = free.search(name, data=queries, limit=5, output_fields=["group", "vector"])
     with caplog.at_level(logging.INFO, "milvus_hubness"):
@@ -151,7 +155,7 @@ def rows_to_write(first=1_000):
     return [{"id": first + i, "vector": vector, "group": i} for i, vector in enumerate(NEW)]
 
 
-@pytest.mark.parametrize("how", ["migrate", "side_collection"])
+@pytest.mark.parametrize("how", ["born", "side_collection"])
 @pytest.mark.parametrize("method", ["insert", "upsert"])
 def test_rows_that_a_plain_collection_takes_at_once_are_taken(lite, how, method):
     name, plain = corrected(lite, how), lite.name("plain")
@@ -194,7 +198,7 @@ def test_keys_that_the_server_makes_are_returned_in_order(lite):
 
 
 def test_a_write_that_fails_in_a_later_part_says_what_was_written(lite):
-    name = corrected(lite, "migrate")
+    name = corrected(lite, "born")
     limited, rows = lite.hubness_client(below=Limited), rows_to_write()
     limited.failing_from = 3
     with pytest.raises(
@@ -213,7 +217,7 @@ def test_a_write_that_fails_in_a_later_part_says_what_was_written(lite):
 
 
 def test_a_write_whose_first_part_fails_raises_the_servers_error(lite):
-    name = corrected(lite, "migrate")
+    name = corrected(lite, "born")
     limited = lite.hubness_client(below=Limited)
     limited.failing_from = 1
     with pytest.raises(MilvusException, match="the disk is full") as raised:

@@ -109,8 +109,15 @@ def shop(database):
     return Shop(database)
 
 
-def test_each_row_stores_its_bias_and_its_prior(shop):
-    plan = shop.migrate()
+@pytest.fixture(scope="module")
+def migrated(shared_database):
+    """(shop, plan) for the tests that leave each row as it was."""
+    shop = Shop(shared_database)
+    return shop, shop.migrate()
+
+
+def test_each_row_stores_its_bias_and_its_prior(migrated):
+    shop, plan = migrated
     assert plan.to_dict()["prior"]["weight"] == LAMBDA
     shop.assert_stored(shop.clicks)
     prior = status(shop.store, shop.name).prior
@@ -123,8 +130,8 @@ def test_each_row_stores_its_bias_and_its_prior(shop):
     np.testing.assert_allclose(list(found.values()), np.sort(scores)[::-1][:10], atol=3e-5)
 
 
-def test_rows_of_a_client_get_the_same_numbers(shop):
-    shop.migrate()
+def test_rows_of_a_client_get_the_same_numbers(migrated):
+    shop, _ = migrated
     before = shop.stored()
     client = shop.database.application()
     client.delete(shop.name, ids=shop.keys[:3])
@@ -137,6 +144,8 @@ def test_rows_of_a_client_get_the_same_numbers(shop):
     client.upsert(shop.name, [shop.row(4, **{FIELD: 5_000})])
     number = shop.stored()[shop.keys[4]]
     assert number == pytest.approx(before[shop.keys[4]] - prior.factor * moved, abs=1e-5)
+    client.upsert(shop.name, [shop.row(4)])
+    assert shop.stored() == pytest.approx(before, abs=1e-5)
 
 
 def test_a_refresh_reads_the_values_again(shop):
@@ -186,8 +195,8 @@ def test_the_source_takes_over_again_unchanged(shop):
     ]
 
 
-def test_a_value_that_is_none_is_refused(shop):
-    shop.migrate()
+def test_a_value_that_is_none_is_refused(migrated):
+    shop, _ = migrated
     before = shop.stored()
     client = shop.database.application()
     for value, problem in {

@@ -19,6 +19,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.support.born import born
 from tests.support.galleries import (
     METRICS,
     as_distance,
@@ -41,12 +42,9 @@ class Collection:
         self.backend, self.metric = backend, metric
         self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM)
         self.banks = {"default": vectors(rng, 60, DIM), "image": vectors(rng, 40, DIM)}
-        self.plain, source = backend.client(), backend.name("profiled")
-        plain_collection(self.plain, source, self.items, metric)
-        self.store = backend.store()
-        bank = QueryBank(self.banks["default"])
-        plan = plan_migration(self.store, source, bank, estimator=NNN(K), **options)
-        self.name = migrate(self.store, plan).target
+        self.plain, self.store = backend.client(), backend.store()
+        bank = self.banks["default"]
+        self.name = born(backend, self.items, bank, metric, estimator=NNN(K), **options)
         self.client = backend.hubness_client()
 
     def add_images(self):

@@ -24,29 +24,15 @@ from tests.support.databases import write_state
 from tests.support.galleries import METRICS, nnn, vectors
 from tests.support.migrated import DIM, ITEMS, Corrected
 
-ON_SERVERS = {"shared": ["COSINE"]}
+ON_SERVERS = {"corrected": ["COSINE"]}
 
 
-@pytest.fixture(scope="module", params=METRICS)
-def shared(shared_database, request):
-    return Corrected(shared_database, request.param)
+@pytest.fixture(params=METRICS)
+def corrected(database, request):
+    return Corrected(database, request.param)
 
 
-@pytest.fixture
-def corrected(shared):
-    """The shared collection, put back to its first rows, bank and parameters."""
-    yield shared
-    client, everything = shared.database.application(), set(range(ITEMS))
-    if added := shared.there() - everything:
-        client.delete(shared.name, ids=shared.keys(added))
-    write_state(shared.store, shared.name, shared.state.model_copy(update={"phase": "ready"}))
-    if gone := everything - shared.there():
-        client.insert(shared.name, [shared.row(i, i) for i in gone])
-    if shared.state.profile != shared.profile:
-        refresh(shared.store, shared.name, bank=QueryBank(shared.bank), estimator=NNN(8))
-
-
-under_cosine = pytest.mark.parametrize("shared", ["COSINE"], indirect=True)
+under_cosine = pytest.mark.parametrize("corrected", ["COSINE"], indirect=True)
 
 
 def test_a_new_bank_is_adopted(corrected):
@@ -129,8 +115,8 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
 
 
 @pytest.mark.lite_only
-@under_cosine
-def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
+def test_new_parameters_are_adopted_and_go_back_to_what_was(database):
+    corrected = Corrected(database, is_migrated=True)
     before = corrected.scores()
     refresh(corrected.store, corrected.name, estimator=NNN(3, 1.0))
     corrected.assert_scores(corrected.bank, 3, 1.0)
@@ -174,8 +160,8 @@ def test_rows_without_a_bias_get_theirs(corrected):
 
 
 @pytest.mark.lite_only
-@under_cosine
-def test_only_rows_that_moved_are_written(corrected):
+def test_only_rows_that_moved_are_written(database):
+    corrected = Corrected(database, is_migrated=True)
     store = corrected.store
     refresh(store, corrected.name, estimator=NNN(8, 0.75 + 1e-9), tolerance=0)
     unmoved = refresh(store, corrected.name, estimator=NNN(8), tolerance=1e-3)
@@ -265,7 +251,8 @@ def test_a_client_that_remembers_the_old_bank_still_inserts(corrected):
 
 
 @pytest.mark.lite_only
-def test_status_tells_what_there_is(corrected):
+def test_status_tells_what_there_is(database):
+    corrected = Corrected(database, is_migrated=True)
     plain = status(corrected.store, corrected.source)
     assert (plain.corrected, plain.rows, plain.estimator) == (False, ITEMS, None)
     told = status(corrected.store, corrected.name)
@@ -296,8 +283,9 @@ def test_refreshes_that_cannot_be(corrected):
     ):
         with pytest.raises(error):
             refresh(corrected.store, corrected.name, **change)
+    plain = corrected.database.fill(corrected.items, "COSINE", keys=corrected.keys(range(ITEMS)))
     with pytest.raises(NotCorrected):
-        refresh(corrected.store, corrected.source)
+        refresh(corrected.store, plain)
     state = corrected.state
     write_state(corrected.store, corrected.name, state.model_copy(update={"phase": "copying"}))
     with pytest.raises(UnfinishedMigration):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, HubnessClient, QueryBank, migrate, plan_migration, refresh
-from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from milvus_hubness import NNN, HubnessClient, QueryBank, refresh
+from tests.support.born import born
+from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K, LIMIT = 9, 80, 4, 6
 
@@ -20,11 +21,7 @@ class SearchRequest:
         self.metric, self.store = metric, backend.store()
         self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, 5, DIM)
         self.bank = vectors(rng, 30, DIM)
-        source = backend.name("again")
-        plain_collection(backend.client(), source, self.items, metric)
-        self.name = migrate(
-            self.store, plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(K))
-        ).target
+        self.name = born(backend, self.items, self.bank, metric, estimator=NNN(K))
         self.client = backend.client(HubnessClient, state_ttl=3_600.0)
 
     def scores(self, query, strength=1.0):

@@ -30,7 +30,7 @@ class Shop:
     """Photos and texts in a collection, with queries whose right rows are known."""
 
     def __init__(self, backend, metric="COSINE", **options):
-        self.mixed = mixed_kinds(**options)
+        self.mixed = mixed_kinds(**{"items": 300, "queries": 200, "bank": 400, **options})
         self.backend = backend
         self.client, self.name = backend.client(), backend.name("shop")
         rows = plain_collection(self.client, self.name, self.mixed.items, metric)
@@ -167,12 +167,20 @@ def test_l2_has_no_kinds(backend):
         tune(shop.store, shop.name, shop.bank, kind="modality")
 
 
-@pytest.fixture(params=["COSINE", "IP"])
-def corrected(backend, request):
-    """The shop, and the name of its corrected copy."""
-    shop = Shop(backend, request.param)
+BOTH_METRICS = ["COSINE", "IP"]
+
+
+def corrected_shop(backend, metric):
+    """Return a shop, and the name of its corrected copy."""
+    shop = Shop(backend, metric)
     plan = shop.plan(kind="modality", estimator=NNN(8, 0.75), verdict="skip")
     return shop, migrate(shop.store, plan).target
+
+
+@pytest.fixture(scope="module", params=BOTH_METRICS)
+def corrected(shared_backend, request):
+    """A shop and its copy for the tests that only read."""
+    return corrected_shop(shared_backend, request.param)
 
 
 def answers_of(shop, name, **options):
@@ -230,8 +238,8 @@ def test_a_diagnosis_of_a_corrected_collection_compares_by_its_kinds(corrected):
         (diagnosis.value_before, {"strength": 0.0, "kinds": 0}),
     ):
         first = []
-        for start in range(0, len(shop.mixed.queries), 200):
-            some = list(shop.mixed.queries[start : start + 200])
+        for start in range(0, len(shop.mixed.queries), 100):
+            some = list(shop.mixed.queries[start : start + 100])
             first += [hits[0]["id"] for hits in client.search(name, some, limit=1, **options)]
         assert value == pytest.approx((np.array(first) == shop.mixed.answers).mean(), abs=0.005)
 
@@ -249,8 +257,9 @@ def test_a_diagnosis_of_a_corrected_collection_compares_by_its_kinds(corrected):
         diagnose(shop.store, name, judgements=shop.judgements, kind="auto")
 
 
-def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(corrected):
-    shop, name = corrected
+@pytest.mark.parametrize("metric", BOTH_METRICS)
+def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(backend, metric):
+    shop, name = corrected_shop(backend, metric)
     found = tune(shop.store, name, judgements=shop.judgements)
     assert found.kind == "modality"
     verdict = shop.store.info(name).verdicts.of("vector", shop.bank.fingerprint, "modality")
@@ -260,7 +269,7 @@ def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(corrected)
     assert shop.store.info(name).state.profile.estimator["name"] == verdict.choice["name"]
     assert status(shop.store, name).verdicts[0]["in_use"]
 
-    other = QueryBank(shop.mixed.bank[:400])
+    other = QueryBank(shop.mixed.bank[:200])
     judged = refresh(shop.store, name, bank=other, verdict="warn", client_ttl=0)
     assert judged.verdict.kind == "modality"
 

@@ -27,10 +27,10 @@ from milvus_hubness.quality.tuning import Judgement
 from tests.support.databases import OnMilvus
 from tests.support.galleries import hubby_gallery
 
-ITEMS, QUERIES, _ = hubby_gallery()
-BANK, REAL = QUERIES[:400], QUERIES[400:500]
-OTHER_ITEMS = ITEMS[::-1][:300] + np.float32(0.01) * QUERIES[:300]
-FOREIGN = np.ascontiguousarray(QUERIES[:400, ::-1])
+ITEMS, QUERIES, _ = hubby_gallery(rows=200, queries=280)
+BANK, REAL = QUERIES[:180], QUERIES[180:]
+OTHER_ITEMS = ITEMS[::-1][:150] + np.float32(0.01) * QUERIES[:150]
+FOREIGN = np.ascontiguousarray(QUERIES[:180, ::-1])
 ALONE = MigrationOptions(no_writers=True)
 
 
@@ -134,11 +134,11 @@ def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):
     name = migrate(store, plan, ALONE).target
     monkeypatch.undo()
     monkeypatch.setenv("MILVUS_HUBNESS_VERDICT", "require")
-    assert refresh(store, name, bank=BANK[:300], client_ttl=0, force=True).action == "full"
+    assert refresh(store, name, bank=BANK[:130], client_ttl=0, force=True).action == "full"
     assert status(store, name).strength == 1.0
 
     monkeypatch.setattr(judging, "judge_bank", lambda *args, **options: weak)
-    assert refresh(store, name, bank=BANK[:200], client_ttl=0, force=True).action == "full"
+    assert refresh(store, name, bank=BANK[:90], client_ttl=0, force=True).action == "full"
     assert status(store, name).strength == 0.5
 
 
@@ -166,10 +166,10 @@ def test_queries_that_clients_sampled_stand_in_for_given_ones(lite):
     for query in REAL[:60]:
         client.search(name, data=[query], limit=3)
     client.close()
-    done = refresh(store, name, bank=BANK[:300], plan=True)
+    done = refresh(store, name, bank=BANK[:130], plan=True)
     assert 50 <= done.verdict.real_queries <= 60
     assert done.judged.real_queries
-    assert tune(store, name, BANK[:300]).real_queries == done.verdict.real_queries
+    assert tune(store, name, BANK[:130]).real_queries == done.verdict.real_queries
 
 
 def test_a_stored_verdict_is_asked_before_a_new_one_is_made(lite):
@@ -230,7 +230,7 @@ def test_a_collection_that_had_no_rows_is_judged_once_it_has(lite, caplog):
         name, ITEMS.shape[1], metric_type="IP", hubness=CorrectionConfig(FOREIGN, NNN(4))
     )
     store = lite.store()
-    rows = [{"id": i, "vector": row} for i, row in enumerate(np.concatenate([ITEMS] * 3))]
+    rows = [{"id": i, "vector": row} for i, row in enumerate(np.concatenate([ITEMS] * 6))]
     client.insert(name, rows[:400])
     assert refresh(store, name, client_ttl=0).verdict is None
     client.insert(name, rows[400:])

@@ -198,11 +198,21 @@ def rich_rows(rng, count, key="int", dim=32):
 
 
 def plain_collection(
-    client, name, items, metric, *, index_type="FLAT", params=None, fields=(), values=None
+    client,
+    name,
+    items,
+    metric,
+    *,
+    index_type="FLAT",
+    params=None,
+    fields=(),
+    values=None,
+    **options,
 ):
     """A loaded collection: id, vector, group (INT64), filled and strongly consistent.
 
     fields: (name, type, options) of further fields. values: of further fields, in every row.
+    options: further ones of `create_collection`.
     """
     schema = client.create_schema(enable_dynamic_field=True)
     schema.add_field("id", DataType.INT64, is_primary=True)
@@ -214,7 +224,9 @@ def plain_collection(
     index = client.prepare_index_params(
         "vector", index_type=index_type, metric_type=metric, params=params or {}
     )
-    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    client.create_collection(
+        name, schema=schema, index_params=index, consistency_level="Strong", **options
+    )
 
     rows = [
         {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **(values or {})}

@@ -2,38 +2,44 @@
 
 import numpy as np
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN, migrate, plan_migration
 from milvus_hubness.jobs.common.corrections import load_correction
-from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.born import born
+from tests.support.galleries import nnn, plain_collection, similarity, single_queries, vectors
 
-DIM, ITEMS, BANK, K, CELLS = 32, 300, 200, 6, 8
+DIM, ITEMS, BANK, K, CELLS = 32, 160, 200, 6, 8
 
 ALL = 128
 """The number of cells that Milvus Lite makes."""
 
 
 class Divided:
-    """A corrected collection with an index of CELLS cells."""
+    """A corrected collection with an index of CELLS cells, made by a client or by a migration with `options`."""
 
-    def __init__(self, backend, metric="COSINE", **options):
+    def __init__(
+        self,
+        backend,
+        metric="COSINE",
+        *,
+        index_type="IVF_FLAT",
+        params=None,
+        is_migrated=False,
+        **options,
+    ):
         rng = np.random.default_rng(17)
         self.backend, self.store, self.metric = backend, backend.store(), metric
         self.items = vectors(rng, ITEMS, DIM)
         self.bank, self.other = vectors(rng, BANK, DIM), vectors(rng, BANK, DIM)
         self.new, self.queries = vectors(rng, 3, DIM), vectors(rng, 4, DIM)
-        self.source = backend.name("divided")
-        plain_collection(
-            backend.client(),
-            self.source,
-            self.items,
-            metric,
-            index_type=options.pop("index_type", "IVF_FLAT"),
-            params=options.pop("params", {"nlist": CELLS}),
-        )
-        plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options
-        )
-        self.name = migrate(self.store, plan, no_writers=True).target
+        bank, index = single_queries(self.bank), {"index_type": index_type}
+        index["params"] = params or {"nlist": CELLS}
+        if is_migrated or options:
+            source = backend.name("divided")
+            plain_collection(backend.client(), source, self.items, metric, **index)
+            plan = plan_migration(self.store, source, bank, estimator=NNN(K), **options)
+            self.name = migrate(self.store, plan, no_writers=True).target
+        else:
+            self.name = born(backend, self.items, bank, metric, estimator=NNN(K), **index)
         self.client = backend.hubness_client()
 
     @property

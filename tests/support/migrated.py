@@ -1,27 +1,35 @@
-"""A migrated collection of any database, and the scores that its searches must give."""
+"""A corrected collection of any database, and the scores that its searches must give."""
 
 import numpy as np
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from tests.support.born import create_corrected
+from tests.support.databases import OnMilvus
 from tests.support.galleries import all_keys, as_distance, nnn, similarity, vectors
 
 DIM, ITEMS = 12, 100
 
 
 class Corrected:
-    """A collection of a database that was migrated. Its items are told by their numbers."""
+    """A collection of a database that is corrected: on Milvus by the client that created it, on Qdrant by a migration.
 
-    def __init__(self, database, metric="COSINE"):
+    Its items are told by their numbers.
+    """
+
+    def __init__(self, database, metric="COSINE", *, is_migrated=False):
         rng = np.random.default_rng(2)
         self.database, self.metric = database, metric
         self.items, self.bank, self.other = (vectors(rng, n, DIM) for n in (ITEMS, 50, 70))
         self.query = vectors(rng, 1, DIM)
         self.numbers = {database.key(i): i for i in range(1_000)}
-        self.source = database.fill(self.items, metric, keys=self.keys(range(ITEMS)))
         self.store = database.store()
+        if isinstance(database, OnMilvus) and not is_migrated:
+            self.name = database.name()
+            create_corrected(database.application(), self.name, self.items, self.bank, metric)
+            return
+        self.source = database.fill(self.items, metric, keys=self.keys(range(ITEMS)))
         plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(8))
         self.name = migrate(self.store, plan).target
-        self.profile = self.state.profile
 
     @property
     def state(self):

@@ -8,9 +8,8 @@ from milvus_hubness import (
     InvalidInput,
     NonFiniteVectors,
     ZeroVectors,
-    migrate,
-    plan_migration,
 )
+from tests.support.born import born
 from tests.support.galleries import (
     as_distance,
     nnn,
@@ -36,10 +35,8 @@ class Pair:
         self.plain = backend.client()
         self.name = backend.name("pair")
         self.rows = plain_collection(self.plain, self.name, self.items, metric)
-        store = backend.store()
-        plan = plan_migration(store, self.name, single_queries(self.bank), estimator=NNN(K, ALPHA))
-        migrate(store, plan, no_writers=True)
-        self.corrected = f"{self.name}_hubness"
+        bank = single_queries(self.bank)
+        self.corrected = born(backend, self.items, bank, metric, estimator=NNN(K, ALPHA))
         self.client = backend.hubness_client()
 
     def biases(self, items):

@@ -35,7 +35,7 @@ SHOWN_ON_LITE = (
     "congruence/test_profiles.py", "congruence/test_lengths.py", "congruence/test_matching.py",
     "congruence/test_json_values.py", "congruence/test_reference.py", "congruence/test_rerank.py",
     "congruence/test_taken_names.py", "congruence/test_new_rows.py", "congruence/test_prior.py",
-    "congruence/test_refit.py",
+    "congruence/test_refit.py", "test_a_kind_that_a_write_leaves_out_is_read",
     "a_job_undoes_nothing_that_clients_write_meanwhile", "the_next_job_puts_right_what_a_killed_one_undid",
     "the_alias_moves_while_rows_are_written", "a_delete_that_meets_the_end_of_a_rollback_fails_nobody",
     "stopped_between_two_batches_it_is_carried_on", "an_interrupted_refresh_changes_no_answer",
@@ -45,6 +45,21 @@ SHOWN_ON_LITE = (
 )  # fmt: skip
 """Parts of the names of tests about the product's own records and arithmetic: they have a case on Lite in `make test`,
 and Milvus 2.3.5 runs all their cases in `make test-server`."""
+ON_ONE_DATABASE = (
+    *(f"congruence/test_kinds_everywhere.py::{name}" for name in (
+        "test_a_refresh", "test_a_further_profile", "test_a_copy_that_a_refresh_makes", "test_the_source", "test_auto",
+    )),
+    *(f"congruence/test_prior.py::{name}" for name in (
+        "test_a_refresh", "test_the_source", "test_jobs", "test_a_copy_that_a_refresh_makes",
+    )),
+    *(f"congruence/test_near_copies.py::{name}" for name in (
+        "test_the_default_method", "test_a_refresh", "test_the_demand", "test_any_method", "test_biases_beside",
+    )),
+    "congruence/test_verdict.py::test_who_insists", "congruence/test_verdict.py::test_a_refresh",
+)  # fmt: skip
+"""Parts of the names of tests of what jobs do by themselves, whatever the database: `make test` runs one of their cases
+on Milvus Lite and in Qdrant's local mode. What each database stores and finds, and what its clients write, is shown on
+each by the other tests of the module."""
 PLACES = (
     ("COSINE", "IP", "L2"),
     ("Cosine", "Dot", "Euclid"),
@@ -54,6 +69,7 @@ PLACES = (
 )
 """Values of parameters that say where a behaviour is shown, not what it is: metrics, bias locations, and where Qdrant
 has states. `make test` runs one case of those that differ in nothing else."""
+QUICK_DATABASES = ("lite", "qdrant-local", "qdrant-states")
 METRICS = {*PLACES[0], *PLACES[1]}
 WITHOUT_A_DATABASE = ("tests/basics/", "tests/correction/", "tests/quality/")
 """Folders whose tests are so quick that all their cases run in `make test`."""
@@ -87,7 +103,10 @@ TAKES_LONG = (
     "test_a_refresh_by_no_engine_changes_nothing[server",
     "test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is[rename",
     "test_a_write_is_divided[insert",
-    "test_rows_that_a_plain_collection_takes_at_once_are_taken[upsert-migrate",
+    "test_kinds.py::test_written_rows_get_their_kind",
+    "test_kinds.py::test_a_refresh_renews_the_means_and_is_taken_back",
+    "test_kinds.py::test_a_second_profile_has_means_of_its_own_bank",
+    "test_rows_that_a_plain_collection_takes_at_once_are_taken[upsert-born",
     "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-two banks-existing",
     "test_two_saves_that_overlap_at_any_request_end_with_whole_generations[lite-one bank-new",
 )  # fmt: skip
@@ -159,7 +178,7 @@ def mark_servers(items: list[pytest.Item]) -> None:
             server != IN_EVERY_TIER
             or function in first
             or item.get_closest_marker("beyond_contract")
-            or _has_part(item, SHOWN_ON_LITE)
+            or _has_part(item, (*SHOWN_ON_LITE, *ON_ONE_DATABASE))
         ):
             item.add_marker(pytest.mark.server)
         else:
@@ -203,23 +222,30 @@ def what_is_shown(item: pytest.Item) -> tuple[Any, ...]:
     """Return the parameters of a case; of those that are PLACES, only of which kind they are."""
     if not (callspec := getattr(item, "callspec", None)):
         return ()
-    return tuple((name, _without_places(value)) for name, value in sorted(callspec.params.items()))
+    places = places_of(item)
+    return tuple(
+        (name, _without_places(value, places)) for name, value in sorted(callspec.params.items())
+    )
 
 
-def _without_places(value: Any) -> Any:
+def places_of(item: pytest.Item) -> tuple[tuple[str, ...], ...]:
+    return (QUICK_DATABASES, *PLACES) if _has_part(item, ON_ONE_DATABASE) else PLACES
+
+
+def _without_places(value: Any, places: tuple[tuple[str, ...], ...]) -> Any:
     """Return the kind of place, or what tells the value from others if it is none; of a tuple, those of its values."""
     if isinstance(value, tuple):
-        return tuple(_without_places(part) for part in value)
-    if (kind := _kind_of_place(value)) is not None:
-        return "place", kind
+        return tuple(_without_places(part, places) for part in value)
+    if (alike := _alike(value, places)) is not None:
+        return "place", alike
     # Cases that share a list, a class or another object have the same one.
     return type(value), value if isinstance(value, str | int | float) else id(value)
 
 
-def _kind_of_place(value: Any) -> int | None:
+def _alike(value: Any, places: tuple[tuple[str, ...], ...]) -> tuple[str, ...] | None:
     if not isinstance(value, str):
         return None
-    return next((i for i, values in enumerate(PLACES) if value in values), None)
+    return next((values for values in places if value in values), None)
 
 
 def _turn(item: pytest.Item) -> tuple[int, ...]:
@@ -227,11 +253,10 @@ def _turn(item: pytest.Item) -> tuple[int, ...]:
     distances = []
     for value in _params(item).values():
         for part in value if isinstance(value, tuple) else (value,):
-            kind = _kind_of_place(part)
-            if kind is None:
+            values = _alike(part, places_of(item))
+            if values is None:
                 continue
             drawn_for = item.nodeid.split("::")[0] if part in METRICS else function_of(item)
-            values = PLACES[kind]
             distances.append((values.index(part) - zlib.crc32(drawn_for.encode())) % len(values))
     return tuple(distances)
 

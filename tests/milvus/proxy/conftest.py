@@ -6,13 +6,14 @@ import grpc
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN
 from tests.conftest import Backend
 from tests.milvus.proxy.hostile import DIM
 from tests.milvus.proxy.raw_calls import UNLIMITED
 from tests.milvus.proxy.running import ForeignClient, LiteServer, ProxyHere, at
 from tests.milvus.proxy.upstreams import FakeUpstream
-from tests.support.galleries import plain_collection, vectors
+from tests.support.born import born
+from tests.support.galleries import vectors
 
 
 class ProxyBackend(Backend):
@@ -110,7 +111,5 @@ def channel(proxy):
 def target(lite):
     """The name of a corrected collection."""
     rng = np.random.default_rng(6)
-    name = lite.name()
-    plain_collection(lite.client(), name, vectors(rng, 60, DIM), "COSINE")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
-    return migrate(lite.store(), plan, no_writers=True).target
+    items, bank = vectors(rng, 60, DIM), vectors(rng, 30, DIM)
+    return born(lite, items, bank, "COSINE", estimator=NNN(4))

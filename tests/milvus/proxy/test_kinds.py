@@ -69,9 +69,13 @@ def assert_same(got, expected):
         np.testing.assert_allclose(a.distances, b.distances, atol=1e-5)
 
 
-@pytest.fixture(params=["IP", "COSINE"])
-def mixture(backend, request):
-    return Mixture(backend, metric=request.param)
+@pytest.fixture(scope="module", params=["IP", "COSINE"])
+def mixture(shared_backend, request):
+    """A collection for the tests that only read."""
+    return Mixture(shared_backend, metric=request.param)
+
+
+under_cosine = pytest.mark.parametrize("mixture", ["COSINE"], indirect=True)
 
 
 def test_searches_are_those_of_a_client(mixture):
@@ -106,9 +110,9 @@ def test_without_strength_and_kinds_the_ranking_is_the_raw_one(mixture):
 
 
 @pytest.mark.lite_only
-def test_a_call_says_by_its_metadata_how_it_compares(lite):
+@under_cosine
+def test_a_call_says_by_its_metadata_how_it_compares(mixture):
     """And who says so by a search parameter too is believed there."""
-    mixture = Mixture(lite)
     group = Prepare._prepare_placeholder_str(mixture.queries, False, DataType.FLOAT_VECTOR)
 
     def search(metadata, params="{}", **pairs):
@@ -145,9 +149,7 @@ def test_a_call_says_by_its_metadata_how_it_compares(lite):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("metric", ["IP", "COSINE"])
-def test_hybrid_searches(lite, metric):
-    mixture = Mixture(lite, metric=metric)
+def test_hybrid_searches(mixture):
     ours, foreign = mixture.client.behind, mixture.client
 
     def asked(*factors):
@@ -183,12 +185,12 @@ def test_gated_searches_leave_the_kinds(lite):
 
 
 @pytest.mark.lite_only
-def test_a_proxy_may_leave_kinds_out_of_all_searches(lite):
-    mixture = Mixture(lite)
-    upstream = lite.uri.removeprefix("http://")
+@under_cosine
+def test_a_proxy_may_leave_kinds_out_of_all_searches(mixture):
+    upstream = mixture.backend.uri.removeprefix("http://")
     with ProxyHere(upstream, strength=0.0, kinds=0.0, state_ttl=0.0) as proxy:
         client = ForeignClient(proxy.uri)
-        raw = lite.client().search(mixture.source, data=mixture.queries, limit=LIMIT)
+        raw = mixture.backend.client().search(mixture.source, data=mixture.queries, limit=LIMIT)
         assert_same(mixture.search(client), raw)
         expected = mixture.search(mixture.client.behind)
         assert_same(mixture.search(client, strength=1, kinds=1), expected)

@@ -10,6 +10,7 @@ from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.sessions import Session
+from tests.support.born import born
 from tests.support.galleries import plain_collection, vectors
 
 DIM = 8
@@ -63,6 +64,8 @@ def limits(monkeypatch):
 
 
 def corrected(lite, gate=None):
+    if gate is None:
+        return born(lite, ITEM_VECTORS, BANK)
     name, store = lite.name("limits"), lite.store()
     plain_collection(lite.client(), name, ITEM_VECTORS, "IP")
     return migrate(store, plan_migration(store, name, BANK, estimator=NNN(8), gate=gate)).target

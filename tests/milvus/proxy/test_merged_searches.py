@@ -12,6 +12,7 @@ from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_mi
 from milvus_hubness.milvus.proxy.columns import joined, take_rows
 from tests.milvus.proxy.conftest import ProxyBackend
 from tests.milvus.proxy.running import at, wishing
+from tests.support.born import born
 from tests.support.catalogue import ACCURACY
 from tests.support.galleries import plain_collection, vectors
 from tests.support.reranked import Enabled
@@ -124,10 +125,9 @@ def test_the_correction_is_seen(beside):
 
 def test_keys_are_searched_by(lite):
     """Also where the correction is in the vectors."""
-    rng, name = np.random.default_rng(8), lite.name()
-    plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "COSINE")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
-    target = migrate(lite.store(), plan, no_writers=True).target
+    rng = np.random.default_rng(8)
+    items, bank = vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
+    target = born(lite, items, bank, "COSINE", estimator=NNN(K))
     client = lite.hubness_client()
     for options in ({}, {"strength": 0.3}, {"limit": 4, "offset": 2, "output_fields": ["*"]}):
         asked = {"ids": [5, 2, 5], **options}
@@ -160,10 +160,9 @@ def test_what_would_see_uncorrected_scores_is_refused(lite):
 
 
 def test_what_computes_with_inner_products_is_refused_where_the_user_has_distances(lite):
-    rng, name = np.random.default_rng(6), lite.name("distances")
-    plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "L2")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
-    target, query = migrate(lite.store(), plan, no_writers=True).target, vectors(rng, 1, DIM)
+    rng = np.random.default_rng(6)
+    items, bank, query = (vectors(rng, count, DIM) for count in (ITEMS, 30, 1))
+    target = born(lite, items, bank, "L2", estimator=NNN(K))
     boost = Function("b", FunctionType.RERANK, [], params={"reranker": "boost", "weight": 2})
     for refused in ({"ranker": boost}, {"search_aggregation": SearchAggregation(["group"], 3)}):
         with pytest.raises(MilvusException, match="inner products"):

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from tests.support.galleries import plain_collection, vectors
+from milvus_hubness import NNN
+from tests.support.born import born
+from tests.support.galleries import vectors
 
 SDK, VERSION = "@zilliz/milvus2-sdk-node", "3.0.6"
 SCRIPT = Path(__file__).with_name("foreign.js")
@@ -37,10 +38,8 @@ def node_modules():
 
 
 def corrected_collection(lite, rng):
-    name = lite.name()
-    plain_collection(lite.client(), name, vectors(rng, 60, 12), "COSINE")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, 12)), estimator=NNN(4))
-    return migrate(lite.store(), plan, no_writers=True).target
+    items, bank = vectors(rng, 60, 12), vectors(rng, 30, 12)
+    return born(lite, items, bank, "COSINE", estimator=NNN(4))
 
 
 def run_node(arguments, node_modules, text):

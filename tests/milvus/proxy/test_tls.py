@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from pymilvus import MilvusClient
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN
 from tests.milvus.proxy.running import ProxyHere
-from tests.support.galleries import plain_collection, vectors
+from tests.support.born import born
+from tests.support.galleries import vectors
 
 DIM = 12
 
@@ -94,10 +95,9 @@ def secured(lite, signed):
 def test_all_that_goes_upstream_is_encrypted(secured, signed):
     """What is passed on, and what the proxy asks for itself, as the bank of new rows."""
     lite, upstream = secured
-    rng, name = np.random.default_rng(6), lite.name()
-    plain_collection(lite.client(), name, vectors(rng, 60, DIM), "COSINE")
-    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
-    target = migrate(lite.store(), plan, no_writers=True).target
+    rng = np.random.default_rng(6)
+    items, bank = vectors(rng, 60, DIM), vectors(rng, 30, DIM)
+    target = born(lite, items, bank, "COSINE", estimator=NNN(4))
     fresh = vectors(rng, 1, DIM)
     with ProxyHere(upstream, upstream_tls=True, upstream_ca=str(signed / "ca.pem")) as proxy:
         client = MilvusClient(proxy.uri)
