@@ -72,12 +72,10 @@ audit: .venv/installed-for-audit
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all]'
 	touch $@
 
-# pytest compiles the test modules here once, so that not each of its workers compiles all of them.
 .venv/installed-for-tests: .venv/installed $(wildcard integrations/*/pyproject.toml)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--group server --group test --group lint -e integrations/langchain -e integrations/qdrant -e integrations/haystack \
 		-e integrations/llamaindex
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 0 --collect-only -qq > .venv/collected
 	touch $@
 
 .venv/installed-for-docs: .venv/installed

@@ -11,14 +11,12 @@ from types import SimpleNamespace
 from urllib.parse import urljoin, urlsplit
 
 import pytest
-import torch
 from hypothesis import settings
 from pymilvus import MilvusClient
 from pymilvus.client import grpc_handler
 from pymilvus.exceptions import MilvusException
 from pymilvus.settings import Config
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
-from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.milvus.client.steps import ClientPolicy
@@ -26,6 +24,7 @@ from tests.support import lite as milvus_lite
 from tests.support import servers, tiers
 from tests.support.browser import Browser
 from tests.support.budget import Budget
+from tests.support.rewritten import keep_rewritten
 
 servers.take_addresses()
 pytest.register_assert_rewrite(
@@ -56,9 +55,6 @@ grpc_handler.time = SimpleNamespace(
     time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05))
 )
 milvus_lite.remember_rows()
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
-    threadpool_limits(1)
 
 # Tests that migrate or refresh have no writers that read the announcement, or pass client_ttl.
 os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = "0"
@@ -149,6 +145,17 @@ def pytest_collection_modifyitems(config, items):
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
     return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config, specs):
+    """Have all libraries of a worker, and of the processes that it starts, compute in one thread: those of several
+    workers would wait for each other, and a thread that waits keeps a core busy. They read this when they are loaded.
+    """
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    roots = [config.rootpath / folder for folder in config.getini("testpaths")]
+    files = [path for root in roots for path in root.rglob("test_*.py")]
+    keep_rewritten(files, config.pluginmanager.rewrite_hook)
 
 
 @pytest.hookimpl(optionalhook=True)
