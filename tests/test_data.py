@@ -252,7 +252,7 @@ def test_sinkhorn_gives_both_sides_their_share():
 
 @needs_real_data
 @pytest.mark.parametrize("task", ["text_video_msrvtt v2t", "clip_products t2i"])
-def test_plain_formulas_give_the_reference(task):
+def test_plain_formulas_give_the_reference_on_real_data(task):
     cells, real = reference()[task], load_task(task)
     row = reference_row(real.query, real.gallery, real.bank, real.target_bank)
     assert set(row) == set(cells)
@@ -262,7 +262,7 @@ def test_plain_formulas_give_the_reference(task):
 
 
 @needs_real_data
-def test_the_data_here_have_the_hashes_that_are_listed():
+def test_the_real_data_here_have_the_hashes_that_are_listed():
     here = data.data_folder()
     present = [name for name in data.SETS if data.missing(name, here) is None]
     assert present

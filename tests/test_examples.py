@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from milvus_hubness.demo.run import collect
+from tests.support.names import problems
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TESTED_HERE = {
@@ -61,6 +62,12 @@ def numbers(line):
 
 def test_every_example_is_tested_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED_HERE
+
+
+@pytest.mark.parametrize("name", ["beir_folder", "fastapi_search", "migrate_with_progress"])
+def test_what_an_example_names_exists(name):
+    """`make test-long` runs them."""
+    assert problems((EXAMPLES / f"{name}.py").read_text("utf-8")) == []
 
 
 @pytest.mark.usefixtures("fewer_functions")

@@ -16,6 +16,7 @@ from milvus_lite.server_manager import server_manager_instance
 from milvus_hubness import connect
 from milvus_hubness.cli import main
 from tests.support.galleries import plain_collection, vectors
+from tests.support.terminals import Keyboard, Screen
 
 DIM = 8
 
@@ -67,6 +68,25 @@ def run(monkeypatch, capsys):
 
     yield run
     signal.signal(signal.SIGTERM, on_terminate)
+
+
+@pytest.fixture
+def at_terminal(run, monkeypatch):
+    """The command in this process, at what claims to be a terminal: how it ended, and the screen."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    # Who runs the tests in the background of a shell has them ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def at_terminal(*arguments, replies=(), **environment):
+        screen = Screen()
+        with monkeypatch.context() as changed:
+            changed.setattr(sys, "stdin", Keyboard(screen, replies))
+            screen.stands_for_output(changed)
+            ended = run(*arguments, **environment)
+        return ended.returncode, screen
+
+    yield at_terminal
+    signal.signal(signal.SIGINT, on_interrupt)
 
 
 @pytest.fixture

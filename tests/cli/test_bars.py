@@ -1,99 +1,73 @@
 """The progress bar on a terminal, and what is printed beside it."""
 
-import os
-import pty
+import io
+import logging
 import re
-import subprocess
 import sys
-import textwrap
+import threading
 
 import pytest
+import typer
 
-JOB = textwrap.dedent(
+from milvus_hubness.cli import console
+from tests.support.terminals import Screen, lines_of
+
+OFTEN = 200
+"""Looks at the screen, a twentieth of a second apart, for a bar that is drawn ten times a second."""
+
+
+def seen(screen, pattern):
+    for _ in range(OFTEN):
+        if re.search(pattern, screen.shown):
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{pattern} was never drawn: {screen.shown}")
+
+
+def run_job(monkeypatch, *, stdout=None):
+    """Run a command that prints in every way while its bars are drawn; return its screen.
+
+    stdout: where standard output goes if not to the screen as well.
     """
-    import logging, sys, time
-    import typer
-    from milvus_hubness.cli import console
+    screen = Screen()
+    screen.stands_for_output(monkeypatch)
+    if stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setattr(sys, "argv", ["milvus-hubness"])
+    monkeypatch.setenv("COLUMNS", "100")
 
-    def job():
+    def job(**options):
         with console.progress_bars() as progress:
             for rows in range(0, 15_001, 1_000):
                 progress("copying", rows, 14_518)
-                time.sleep(0.02)
+                if rows == 7_000:
+                    seen(screen, "copying .* 7000/14518")
+            seen(screen, "15000/15000")
             typer.echo("copied; catching up with later writes")
+
             for rows in range(0, 3_001, 1_000):
                 progress("comparing, pass 1", rows, 3_000)
-                time.sleep(0.05)
+                if rows == 1_000:
+                    seen(screen, "comparing, pass 1 .* 1000/3000")
             console.out.print("a table")
+
             progress("verifying", 1_000, 3_000)
-            time.sleep(0.15)
+            seen(screen, "verifying .* 1000/3000")
             logging.getLogger("milvus_hubness").warning("waiting for index %r", "v")
-            print("printed", "in parts")
-            sys.stdout.write("verified\\\\n")
-            time.sleep(0.15)
+            for part in ("printed ", "in parts", "\nverified\n"):
+                sys.stdout.write(part)
         typer.echo("done")
 
-    sys.argv = ["milvus-hubness"]
-    console.run(lambda **options: job())
-    """
-).replace("\\\\n", "\\n")
+    with pytest.raises(SystemExit) as ended:
+        console.run(job)
+    assert not ended.value.code, screen.shown
+    return screen
 
 
-def run_in_terminal(code, *, stdout_too=True):
-    """Return what a program writes to a terminal, and to standard output if that is a file."""
-    terminal, child = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=child if stdout_too else subprocess.PIPE,
-        stderr=child,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
-    )
-    os.close(child)
-    written = b""
-    while True:
-        try:
-            part = os.read(terminal, 65_536)
-        except OSError:  # Linux reports the end of a terminal so.
-            break
-        if not part:
-            break
-        written += part
-    printed = process.stdout.read().decode() if process.stdout else ""
-    assert process.wait() == 0, written
-    os.close(terminal)
-    return written.decode(), printed
-
-
-def screen_of(written):
-    """Return the lines that a terminal shows in the end."""
-    lines, row, column = [""], 0, 0
-    for token in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
-        if token == "\r":
-            column = 0
-        elif token == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif token.startswith("\x1b["):
-            count = int(re.sub(r"\D", "", token) or 1)
-            if token.endswith("A"):
-                row -= count
-            elif token.endswith("K"):
-                lines[row] = ""
-        else:
-            shown = lines[row].ljust(column)
-            lines[row] = shown[:column] + token + shown[column + len(token) :]
-            column += len(token)
-    return [line.rstrip() for line in lines if line.strip()]
-
-
-@pytest.fixture(scope="module")
-def written():
-    return run_in_terminal(JOB)[0]
-
-
-def test_the_screen_has_the_messages_in_order_and_no_bar_in_the_end(written):
+def test_the_screen_has_the_messages_in_order_and_no_bar_in_the_end(monkeypatch):
     """Messages were glued to bars, and each finished step left its bar behind."""
-    assert screen_of(written) == [
+    screen = run_job(monkeypatch)
+    assert lines_of(screen.drawn) == [
         "copied; catching up with later writes",
         "a table",
         "milvus-hubness: waiting for index 'v'",
@@ -103,8 +77,9 @@ def test_the_screen_has_the_messages_in_order_and_no_bar_in_the_end(written):
     ]
 
 
-def test_a_bar_is_shown_and_never_counts_above_its_total(written):
+def test_a_bar_is_shown_and_never_counts_above_its_total(monkeypatch):
     """Rows that clients write meanwhile made 14880/14518."""
+    written = run_job(monkeypatch).drawn
     counts = [tuple(map(int, pair)) for pair in re.findall(r"(\d+)/(\d+)", written)]
     assert any(0 < done < total for done, total in counts), "a bar is shown"
     assert all(done <= total for done, total in counts)
@@ -114,10 +89,11 @@ def test_a_bar_is_shown_and_never_counts_above_its_total(written):
         assert len(re.findall(r"\d+/\d+", line)) <= 1
 
 
-def test_standard_output_in_a_file_has_all_messages():
+def test_standard_output_in_a_file_has_all_messages(monkeypatch):
     """rich sends it to the terminal of standard error otherwise, and the file lacks them."""
-    written, printed = run_in_terminal(JOB, stdout_too=False)
-    assert printed.splitlines() == [
+    printed = io.StringIO()
+    screen = run_job(monkeypatch, stdout=printed)
+    assert printed.getvalue().splitlines() == [
         "copied; catching up with later writes", "a table", "printed in parts", "verified", "done",
     ]  # fmt: skip
-    assert screen_of(written) == ["milvus-hubness: waiting for index 'v'"]
+    assert lines_of(screen.drawn) == ["milvus-hubness: waiting for index 'v'"]

@@ -1,7 +1,7 @@
-"""A migration in a process of its own, steered from outside while it runs."""
+"""A migration that is steered from outside while it runs, and terminated in a process of its own."""
 
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,18 +13,7 @@ from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.docs import pages
 
-QUERY_SCALE = (
-    "migrate",
-    "run",
-    "many",
-    "--bank",
-    "bank.npy",
-    "--k",
-    "8",
-    "--no-writers",
-    "--alias",
-    "live",
-)
+OPTIONS = ("--bank", "bank.npy", "--k", "8", "--no-writers", "--alias", "live", "--json")
 TOKEN = "s3cret-token"
 
 
@@ -49,16 +38,19 @@ def control(text):
 
 def test_terminated_in_the_middle_it_carries_on(started, run):
     process = started(
-        *QUERY_SCALE, "--rows-per-second", "800", "--control", "control.json", "--json"
-    )
-    until(process, "copying")
+        "migrate", "run", "many", *OPTIONS, "--rows-per-second", "800", "--control", "control.json",
+        MILVUS_HUBNESS_TOKEN=TOKEN,
+    )  # fmt: skip
+    printed = until(process, "copying")
+    command = Path(f"/proc/{process.pid}/cmdline").read_text()
     control('{"paused": true}')
-    until(process, "paused")
+    printed += until(process, "paused")
     process.send_signal(signal.SIGTERM)
     rest, complaint = process.communicate(timeout=20)
     assert process.returncode == 143
     assert json.loads(rest.splitlines()[-1])["name"] == "stopped"
     assert complaint.strip() == "milvus-hubness: stopped; repeat the command to continue"
+    assert TOKEN not in json.dumps(printed) + rest + command
 
     standing = json.loads(run("migrate", "status", "many", "--json").stdout)["migration"]
     assert (standing["phase"], standing["lease"]) == ("copying", None)
@@ -70,43 +62,61 @@ def test_terminated_in_the_middle_it_carries_on(started, run):
     assert connect("shop.db").describe_collection("live")["collection_name"] == "many_hubness"
 
 
-def test_it_is_steered_by_a_file_and_keeps_the_token(started):
+class Script(io.StringIO):
+    """A standard output whose reader replies to events with other settings in the control file."""
+
+    def __init__(self, settings):
+        super().__init__()
+        self._settings = settings
+        self.printed = []
+
+    def write(self, line):
+        self.printed.append(json.loads(line))
+        if settings := self._settings.pop(self.printed[-1]["name"], None):
+            control(settings)
+        return len(line)
+
+
+def test_it_is_steered_by_a_file_and_keeps_the_token(files, run, monkeypatch):
     """Paused from the start, resumed at another rate, its cutover postponed and then released."""
+    connect("shop.db").create_alias("products", "live")
     control('{"paused": true}')
-    process = started(
-        *QUERY_SCALE, "--control", "control.json", "--postpone-cutover", "--json",
-        MILVUS_HUBNESS_TOKEN=TOKEN,
-    )  # fmt: skip
-    printed = until(process, "before-copy")
-    assert [line["name"] for line in printed] == ["paused", "plan", "before-copy"]
-    assert printed[0]["facts"] == {"reason": "the control file"}
-    command = Path(f"/proc/{process.pid}/cmdline").read_text()
+    script = Script(
+        {
+            "before-copy": '{"paused": "no"}',
+            "warning": '{"paused": false, "rows_per_second": 100000}',
+            "postponed": '{"cutover": "now"}',
+        }
+    )
+    steered = ("--control", "control.json", "--postpone-cutover")
+    command = ("migrate", "run", "products", *OPTIONS, *steered)
+    here = threading.main_thread().ident
+    impatient = threading.Timer(60, signal.pthread_kill, (here, signal.SIGTERM))
+    impatient.start()
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "stdout", script)
+        done = run(*command, MILVUS_HUBNESS_TOKEN=TOKEN)
+    impatient.cancel()
+    assert done.returncode == 0, (done.stderr, script.printed)
 
-    control('{"paused": "no"}')
-    printed += until(process, "warning")
+    names = [line["name"] for line in script.printed]
+    assert names[:4] == ["paused", "plan", "before-copy", "warning"]
+    facts = {line["name"]: line["facts"] for line in script.printed}
+    assert facts["paused"] == {"reason": "the control file"}
     message = "control.json: paused must be true or false, not 'no'; nothing changes until the file is corrected"
-    assert printed[-1]["facts"] == {"message": message}
-
-    control('{"paused": false, "rows_per_second": 100000}')
-    printed += until(process, "resumed")
-    assert "copying" not in [line["name"] for line in printed]
-    [rate] = [line["facts"] for line in printed if line["name"] == "rate"]
-    assert rate["rows_per_second"] == 100_000
-
-    printed += until(process, "postponed")
-    control('{"cutover": "now"}')
-    rest, complaint = process.communicate(timeout=30)
-    assert process.returncode == 0, complaint
-    printed += [json.loads(line) for line in rest.splitlines()]
-    assert printed[-1]["facts"]["phase"] == "switched"
-    assert [line["name"] for line in printed].count("warning") == 1
+    assert facts["warning"] == {"message": message}
+    assert names.count("warning") == 1
+    assert facts["rate"]["rows_per_second"] == 100_000
+    assert names.count("rate") == 1
+    assert names.index("rate") < names.index("resumed") < names.index("copying")
+    assert names.index("copying") < names.index("postponed")
+    assert script.printed[-1]["facts"]["phase"] == "switched"
 
     store = MilvusStore(connect("shop.db"))
-    kept = store.records(LEDGER, MIGRATIONS) + store.records(LEDGER, "many_hubness")
-    assert Ledger(store).find("many").phase == "switched"
-    heard = (json.dumps(printed), complaint, command, str(kept))
+    kept = store.records(LEDGER, MIGRATIONS) + store.records(LEDGER, "products_hubness")
+    assert Ledger(store).find("products").phase == "switched"
+    heard = (json.dumps(script.printed), done.stderr, str(kept))
     assert not [text for text in heard if TOKEN in text]
-    assert TOKEN not in os.environ.values()
 
 
 def test_events_are_piped_to_a_script_of_the_page(run, files):
@@ -115,8 +125,7 @@ def test_events_are_piped_to_a_script_of_the_page(run, files):
         for block in pages.blocks(pages.DOCS / "how-to" / "control.md")
         if block.title == "notify.py"
     ]
-    command = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--no-writers")
-    done = run(*command, "--alias", "live", "--json")
+    done = run("migrate", "run", "products", *OPTIONS)
     assert done.returncode == 0
     told = subprocess.run(
         [sys.executable, "-c", script],

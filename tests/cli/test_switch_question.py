@@ -10,7 +10,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import HubnessClient, connect
 from tests.cli.conftest import DIM
 from tests.support.galleries import vectors
-from tests.support.terminals import Terminal
+from tests.support.terminals import CTRL_C, CTRL_D, Terminal, lines_of
 
 RUN = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--client-ttl", "0")
 QUESTION = "Switch live to products_hubness? [y/N] "
@@ -33,7 +33,7 @@ def behind(name):
         client.close()
 
 
-def test_a_yes_switches(live):
+def test_a_yes_at_a_real_terminal_switches(live):
     terminal = Terminal(*RUN, "--alias", "live")
     shown = terminal.until(QUESTION)
     assert shown.index("verified: 60 rows") < shown.index(QUESTION)
@@ -41,17 +41,17 @@ def test_a_yes_switches(live):
     terminal.type("y\n")
     assert terminal.code() == 0, terminal.shown
     assert "products_hubness: switched" in terminal.shown
+    assert "━" not in "".join(lines_of(terminal.drawn)), "no bar is left"
     assert behind("live") == "products_hubness"
 
 
-@pytest.mark.parametrize("reply", ["n\n", "live\n", "\x04"], ids=["n", "word", "end"])
-def test_any_other_reply_leaves_the_copy_for_the_cutover(live, run, reply):
-    terminal = Terminal(*RUN, "--alias", "live")
-    terminal.until(QUESTION)
-    terminal.type(reply)
-    assert terminal.code() == 0, terminal.shown
-    assert "No name was moved" in terminal.shown
-    assert "milvus-hubness migrate cutover products --alias live" in terminal.shown
+@pytest.mark.parametrize("reply", ["n\n", "live\n", CTRL_D], ids=["n", "word", "end"])
+def test_any_other_reply_leaves_the_copy_for_the_cutover(live, run, at_terminal, reply):
+    code, screen = at_terminal(*RUN, "--alias", "live", replies=[reply])
+    assert code == 0, screen.shown
+    assert QUESTION in screen.shown
+    assert "No name was moved" in screen.shown
+    assert "milvus-hubness migrate cutover products --alias live" in screen.shown
     assert behind("live") == "products"
     status = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
     assert (status["phase"], status["lease"]) == ("verified", None)
@@ -61,13 +61,12 @@ def test_any_other_reply_leaves_the_copy_for_the_cutover(live, run, reply):
     assert behind("live") == "products_hubness"
 
 
-def test_ctrl_c_at_the_question_ends_the_run_and_it_can_be_continued(live, run):
-    terminal = Terminal(*RUN, "--alias", "live")
-    terminal.until(QUESTION)
-    terminal.type("\x03")
-    assert terminal.code() == 130, terminal.shown
-    assert "stopped; repeat the command to continue" in terminal.shown
-    assert "Traceback" not in terminal.shown
+def test_ctrl_c_at_the_question_ends_the_run_and_it_can_be_continued(live, run, at_terminal):
+    code, screen = at_terminal(*RUN, "--alias", "live", replies=[CTRL_C])
+    assert code == 130, screen.shown
+    assert QUESTION in screen.shown
+    assert "stopped; repeat the command to continue" in screen.shown
+    assert "Traceback" not in screen.shown
     assert behind("live") == "products"
     status = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
     assert (status["phase"], status["lease"]) == ("verified", None)
@@ -77,21 +76,20 @@ def test_ctrl_c_at_the_question_ends_the_run_and_it_can_be_continued(live, run):
     assert behind("live") == "products_hubness"
 
 
-def test_a_continued_run_puts_the_question_too(live, run):
+def test_a_continued_run_puts_the_question_too(live, run, at_terminal):
     assert run(*RUN).returncode == 0
-    server_manager_instance.release_server("shop.db")
-    terminal = Terminal("migrate", "run", "products", "--alias", "live", "--client-ttl", "0")
-    terminal.until(QUESTION)
-    terminal.type("y\n")
-    assert terminal.code() == 0, terminal.shown
+    carry_on = ("migrate", "run", "products", "--alias", "live", "--client-ttl", "0")
+    code, screen = at_terminal(*carry_on, replies=["y\n"])
+    assert code == 0, screen.shown
+    assert QUESTION in screen.shown
     assert behind("live") == "products_hubness"
 
 
 @pytest.mark.parametrize("option", ["--yes", "--json"])
-def test_no_question_where_a_script_has_decided(live, option):
-    terminal = Terminal(*RUN, "--alias", "live", option)
-    assert terminal.code() == 0, terminal.shown
-    assert "[y/N]" not in terminal.shown
+def test_no_question_where_a_script_has_decided(live, at_terminal, option):
+    code, screen = at_terminal(*RUN, "--alias", "live", option)
+    assert code == 0, screen.shown
+    assert "[y/N]" not in screen.shown
     assert behind("live") == "products_hubness"
 
 

@@ -81,7 +81,7 @@ def test_refresh_refuses_it_and_status_shows_what_was_judged(shop, run):
 
 @needs_real_data
 @pytest.mark.parametrize("queries", [(), ("--queries", "real.npy")], ids=["alone", "real queries"])
-def test_photos_as_the_bank_of_a_search_by_titles_stop_a_migration(
+def test_photos_as_the_bank_of_a_search_by_titles_stop_a_migration_on_real_data(
     files, run, monkeypatch, queries
 ):
     """It took R@1 from 38.2 to 12.1, with exit code 0."""

@@ -35,7 +35,7 @@ def recall_at_1(client, collection, task, **options):
         pytest.param("caption_translation", "COSINE", marks=pytest.mark.long),
     ],
 )
-def test_recall_through_milvus_is_the_references(backend, name, metric):
+def test_recall_through_milvus_is_the_references_on_real_data(backend, name, metric):
     task, cells = load_task(name), reference()[name]
     client, collection = backend.client(), backend.name()
     schema = client.create_schema()

@@ -306,7 +306,7 @@ class TestDemand:
 
 
 @needs_real_data
-def test_real_captions_of_one_image_are_grouped_by_what_they_find():
+def test_captions_of_one_image_are_grouped_by_what_they_find_on_real_data():
     """A log of Zipf's law: the groups give back what counting each query by itself loses."""
     task = load_task("caption_document")
     captions = task.query.reshape(5, 1_000, -1).astype(np.float32)

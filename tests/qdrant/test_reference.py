@@ -35,7 +35,7 @@ def recall_at_1(client, collection, task, **options):
         pytest.param("caption_translation", "Cosine", marks=pytest.mark.long),
     ],
 )
-def test_recall_through_qdrant_is_the_references(backend, name, distance):
+def test_recall_through_qdrant_is_the_references_on_real_data(backend, name, distance):
     task, cells = load_task(name), reference()[name]
     collection = backend.name()
     config = models.VectorParams(size=task.gallery.shape[1], distance=distance)

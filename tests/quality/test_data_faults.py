@@ -27,7 +27,7 @@ def test_clean_data_have_none(metric):
 
 @needs_real_data
 @pytest.mark.parametrize("name", EMBEDDING_TASKS)
-def test_real_data_have_no_grave_ones(name):
+def test_there_are_no_grave_ones_in_real_data(name):
     task = load_task(name)
     metric = "IP" if name.startswith("text_video") else "COSINE"
     positives = [np.atleast_1d(right) for right in task.positives]

@@ -47,7 +47,7 @@ def test_vectors_that_are_all_equal_are_alike():
 
 @needs_real_data
 @pytest.mark.parametrize("name", ["docstring_code", "caption_document", "clip_products t2i"])
-def test_halves_of_real_queries_are_alike_and_its_items_are_not(name):
+def test_halves_of_the_queries_are_alike_and_the_items_are_not_on_real_data(name):
     task = load_task(name)
     order = np.random.default_rng(0).permutation(len(task.bank))
     first, second = np.array_split(task.bank[order], 2)

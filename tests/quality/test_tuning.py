@@ -41,8 +41,8 @@ from milvus_hubness.quality.tuning import (
     pick,
     tune,
 )
-from tests.support.galleries import crowding, half_known
-from tests.support.real_data import load_task, needs_real_data
+from tests.support.galleries import crowding, half_known, hubby_gallery
+from tests.support.real_data import Task, load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
 
@@ -699,8 +699,7 @@ class TestBadInput:
         assert tune(bank, gallery, queries=queries, positives=np.arange(40)).items == 50
 
 
-def labelled(name, numbers, **more):
-    task = load_task(name)
+def labelled(task, numbers, **more):
     return tune(
         task.bank,
         task.gallery,
@@ -711,11 +710,42 @@ def labelled(name, numbers, **more):
     )
 
 
+@pytest.fixture(scope="module")
+def hubby():
+    """Half of the queries of a gallery with hubs are its bank."""
+    items, queries, answers = hubby_gallery(rows=300, queries=400)
+    others, _, _ = hubby_gallery(rows=200, queries=1)
+    return Task(queries[:200], items, queries[200:], others, answers[:200])
+
+
+def test_equal_seeds_choose_equally(hubby):
+    one, same, other = (tune(hubby.bank, hubby.gallery, seed=seed) for seed in (1, 1, 2))
+    assert one.to_dict() == same.to_dict()
+    assert one.to_dict() != other.to_dict()
+
+
+def test_a_split_of_shared_outcomes_is_judged_as_alone(hubby):
+    """benchmarks/tune.py rests on this."""
+    half = np.random.default_rng(3).permutation(200)[:100]
+    copies = near_copies(QueryBank(hubby.bank), hubby.gallery)
+    pairs = Pairs(hubby.query[half], list(hubby.positives[half, None]), np.ones(100))
+    swept = bank_before(copies.bank, pairs.queries)
+    trials = sweep(swept, hubby.gallery, hubby.target_bank)
+    positives = list(hubby.positives[:, None])
+    outcome = search(trials, hubby.query, hubby.gallery, positives).of(half)
+    fold = folds(pairs.queries, copies.cosine)
+    chosen, judged, *_ = decide(trials, outcome, swept, hubby.gallery, pairs, fold)
+    told = labelled(hubby, half)
+    assert (told.choice, told.strength, told.interval) == (
+        chosen.estimator, judged.strength, judged.interval,
+    )  # fmt: skip
+
+
 @needs_real_data
-class TestRealData:
+class TestOnRealData:
     def test_the_verdict_with_labels_and_that_it_can_be_kept(self):
         labelled_half = np.random.default_rng(0).permutation(500)[:250]
-        told = labelled(V2T, labelled_half)
+        told = labelled(load_task(V2T), labelled_half)
         assert told.verdict == "not proven", "250 pairs are few"
         assert not any(one.fails for one in told.findings)
         assert told.interval.low <= 0 < told.interval.estimate
@@ -726,36 +756,11 @@ class TestRealData:
         assert from_dict(kept["choice"]) == told.choice
         assert kept["rows"][5]["gain"]["low"] < kept["rows"][5]["gain"]["high"]
 
-    def test_equal_seeds_choose_equally(self):
-        task = load_task(V2T)
-        one, same, other = (tune(task.bank, task.gallery, seed=seed) for seed in (1, 1, 2))
-        assert one.to_dict() == same.to_dict()
-        assert one.to_dict() != other.to_dict()
-
-    def test_a_split_of_shared_outcomes_is_judged_as_alone(self):
-        """benchmarks/tune.py rests on this."""
-        task = load_task(V2T)
-        labelled_half = np.random.default_rng(3).permutation(500)[:250]
-        copies = near_copies(QueryBank(task.bank), task.gallery)
-        pairs = Pairs(
-            task.query[labelled_half], list(task.positives[labelled_half, None]), np.ones(250)
-        )
-        swept = bank_before(copies.bank, pairs.queries)
-        trials = sweep(swept, task.gallery, task.target_bank)
-        positives = list(task.positives[:, None])
-        outcome = search(trials, task.query, task.gallery, positives).of(labelled_half)
-        fold = folds(pairs.queries, copies.cosine)
-        chosen, judged, *_ = decide(trials, outcome, swept, task.gallery, pairs, fold)
-        told = labelled(V2T, labelled_half)
-        assert (told.choice, told.strength, told.interval) == (
-            chosen.estimator, judged.strength, judged.interval,
-        )  # fmt: skip
-
     @pytest.mark.parametrize("seed", range(3))
     def test_reranker_scores_are_left_alone(self, seed):
         labelled_half = np.random.default_rng(seed).permutation(500)[:250]
         for told in (
-            labelled(RERANKER, labelled_half, seed=seed),
+            labelled(load_task(RERANKER), labelled_half, seed=seed),
             tune(*load_task(RERANKER)[2:0:-1], seed=seed),
         ):
             assert told.verdict == "leave it alone"

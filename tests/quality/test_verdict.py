@@ -366,7 +366,7 @@ def test_a_bank_without_repeats_in_order_of_its_topics_is_halved_at_random(world
 
 
 @needs_real_data
-class TestRealData:
+class TestOnRealData:
     @pytest.mark.parametrize("name", LARGEST_APART)
     def test_own_banks_are_applied_and_scores_of_a_reranker_are_not(self, name):
         task = load_task(name)

@@ -1,6 +1,7 @@
-"""A command at a terminal, and keys that are typed there."""
+"""A command at a terminal, and keys that are typed there: in a process of its own, or as if in this one."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -11,12 +12,96 @@ import sys
 import termios
 import time
 
+from milvus_hubness.cli import console
+
 ENOUGH = 60
 """Seconds after which a process that prints nothing more fails the test."""
 
 
 LONGEST = 240
 """Seconds after which a process that goes on printing fails the test."""
+
+CTRL_C = "\x03"
+CTRL_D = "\x04"
+"""The end of the input, at the beginning of a line."""
+
+
+def without_escapes(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def lines_of(drawn):
+    """Return the lines that a terminal shows in the end."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", drawn):
+        if token == "\r":
+            column = 0
+        elif token == "\n":
+            row += 1
+            # A terminal that is written to as a file is at the first column of the next line.
+            column = 0
+            lines += [""] * (row + 1 - len(lines))
+        elif token.startswith("\x1b["):
+            count = int(re.sub(r"\D", "", token) or 1)
+            if token.endswith("A"):
+                row -= count
+            elif token.endswith("K"):
+                lines[row] = ""
+        else:
+            shown = lines[row].ljust(column)
+            lines[row] = shown[:column] + token + shown[column + len(token) :]
+            column += len(token)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+class Screen(io.TextIOWrapper):
+    """An output that claims to be a terminal, and keeps what reaches it."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), "utf-8", newline="", line_buffering=True)
+
+    def isatty(self):
+        return True
+
+    def stands_for_output(self, changed):
+        """Take what this process prints, as long as a monkeypatch has its changes."""
+        changed.setattr(sys, "stdout", self)
+        changed.setattr(sys, "stderr", self)
+        changed.setenv("TERM", "xterm")
+        for rich in (console.out, console.err):
+            # It looks once whether there is a terminal.
+            changed.setattr(rich, "is_interactive", True)
+
+    @property
+    def drawn(self):
+        """What was flushed, as a terminal shows nothing else."""
+        return self.buffer.getvalue().decode()
+
+    @property
+    def shown(self):
+        return without_escapes(self.drawn)
+
+
+class Keyboard:
+    """An input that claims to be a terminal, at which somebody types a reply to each question."""
+
+    def __init__(self, screen, replies):
+        self._screen = screen
+        self._replies = list(replies)
+
+    def isatty(self):
+        return True
+
+    def readline(self):
+        assert self._replies, f"nobody replies to this: {self._screen.shown}"
+        reply = self._replies.pop(0)
+        if reply == CTRL_C:
+            signal.raise_signal(signal.SIGINT)
+        if reply == CTRL_D:
+            return ""
+        # A terminal shows what is typed.
+        self._screen.write(reply)
+        return reply
 
 
 def _at_its_terminal():
@@ -76,5 +161,5 @@ class Terminal:
         except OSError:  # Linux says so at the end of the other side.
             return ""
         self.drawn += text
-        self.shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.drawn)
+        self.shown = without_escapes(self.drawn)
         return text

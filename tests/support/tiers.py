@@ -87,10 +87,14 @@ overlap: the other trials are long. `[21]` is a rollback."""
 TAKES_LONG = (
     "test_more_rows_need_no_more_memory",
     "test_thousands_of_rows_of_every_kind_arrive_whole[lite-varchar",
-    "test_recall_through_milvus_is_the_references[lite-text_video_msrvtt v2t",
+    "test_recall_through_milvus_is_the_references_on_real_data[lite-text_video_msrvtt v2t",
     "test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before[lite-100.0",
     "test_the_plan_counts_them_and_says_what_to_do[lite-1",
     "test_langchain_store_gives_more_right_answers", "test_migrate_with_progress_loses_no_row",
+    "test_beir_folder_has_the_same_figures_everywhere",
+    "test_fastapi_search_answers_without_the_libraries_of_jobs",
+    "test_the_report_of_diagnose[uncorrected", "test_the_report_of_diagnose[of few things",
+    "test_the_page_of_serve[/still", "test_the_learning_curves_of_quari[1-", "test_the_learning_curves_of_quari[20-",
     "test_what_was_left_is_carried_on_with[lite-True",
     "test_a_name_that_moves_between_the_new_look_and_the_call_is_followed[insert",
     "test_a_name_that_moves_between_the_new_look_and_the_call_is_followed[search",
@@ -112,7 +116,9 @@ TAKES_LONG = (
 )  # fmt: skip
 """Beginnings of the names of what `make test` leaves to `make test-long` for what it costs: further cases of functions,
 and tests that are long as a whole. What these show, others show in part: the memory of kernels, the LangChain store in
-`integrations/langchain`, a migration with its progress in the blocks of `docs/how-to/migrate.md`."""
+`integrations/langchain`, a migration with its progress in the blocks of `docs/how-to/migrate.md`, a BEIR folder in
+`cli/test_beir.py`, a service without the libraries of jobs in `test_startup.py`, parts that a page may lack in
+`quality/test_report_page.py`."""
 USES_THE_SERVER = ("[server-2.3.5", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")

@@ -237,7 +237,7 @@ def recalls_without_and_with_them(items, bank, queries, index_type, params, widt
 
 
 @needs_real_data
-def test_an_index_of_cells_finds_more_of_what_corrected_searches_look_for():
+def test_an_index_of_cells_finds_more_of_what_corrected_searches_look_for_on_real_data():
     task = load_task("caption_translation")
     sides = task.gallery[:10_000], task.bank, task.query[:300]
     without, with_them = recalls_without_and_with_them(*sides, "IVF_FLAT", {"nlist": 100}, 8)

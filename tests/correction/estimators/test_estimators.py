@@ -229,7 +229,7 @@ def test_without_an_absolute_tau_biases_follow_the_scale_of_the_scores(estimator
 
 
 @needs_real_data
-def test_the_default_corrects_vectors_of_any_length():
+def test_the_default_corrects_vectors_of_any_length_on_real_data():
     name = "clip_products t2i"
     task = load_task(name)
     found = []

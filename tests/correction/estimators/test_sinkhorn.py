@@ -367,7 +367,7 @@ def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
 
 
 @needs_real_data
-def test_new_items_are_corrected_as_a_refit_corrects_them():
+def test_new_items_are_corrected_as_a_refit_corrects_them_on_real_data():
     task = load_task("caption_document")
     bank, is_new = (
         QueryBank(task.bank[:2000]),

@@ -37,7 +37,11 @@ VECTORS = ["float32", "float32 on the device", "bfloat16", "L2", "cosine 0.8"]
 
 
 @pytest.mark.parametrize(
-    "vectors", [*VECTORS, pytest.param("docstring_code", marks=needs_real_data)]
+    "vectors",
+    [
+        *VECTORS,
+        pytest.param("docstring_code", marks=needs_real_data, id="docstring_code, real_data"),
+    ],
 )
 def test_every_kernel_is_compared_on_a_cpu(results, vectors):
     cells = results[0]["cells"][vectors]

@@ -19,7 +19,7 @@ TIE = 1e-6
 
 @needs_real_data
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in SLOW])
-def test_gated_inverted_softmax_is_the_references_dis(name):
+def test_gated_inverted_softmax_is_the_references_dis_on_real_data(name):
     task = load_task(name)
     bias = InvertedSoftmax(0.05).fit(QueryBank(task.bank)).bias(task.gallery)
     raw = task.query @ task.gallery.T
