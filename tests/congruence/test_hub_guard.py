@@ -156,12 +156,17 @@ def test_off_is_silent(shop, caplog):
 
 
 def test_genuine_rows_pass(shop):
+    """The guard is set to stop one of a thousand; more than five would be there once in 1,700 times."""
     name, client = shop("refuse")
-    fresh = genuine(1000, seed=6)
-    for start in range(0, 1000, 100):
-        client.insert(name, rows_of(fresh[start : start + 100], 5000 + start))
-    count = client.query(name, filter="id >= 5000", output_fields=["count(*)"])
-    assert count == [{"count(*)": 1000}]
+    rows = rows_of(genuine(1000), 5000)
+    try:
+        client.insert(name, rows)
+    except HubRefused as refused:
+        stopped = set(refused.rows)
+        assert len(stopped) <= 5
+        client.insert(name, [row for n, row in enumerate(rows) if n not in stopped])
+    [found] = client.query(name, filter="id >= 5000", output_fields=["count(*)"])
+    assert found["count(*)"] >= 995
 
 
 def test_a_pending_bias_is_no_way_around_the_gate(shop):

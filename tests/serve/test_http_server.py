@@ -148,7 +148,16 @@ def test_one_connection_too_many_closes_the_one_that_waited_longest(sent):
 
 
 def test_probes_are_answered_while_connections_are_opened_without_end():
+    """A probe whose thread stands still while a hundred others connect is the oldest and hung up on: those who probe
+    ask three times before they call a service dead."""
     ended = threading.Event()
+
+    def is_alive(server):
+        for _ in range(3):
+            with contextlib.suppress(ConnectionError):
+                if send(server, PROBE)[0] == 200:
+                    return True
+        return False
 
     def storm(server):
         held = collections.deque(maxlen=200)
@@ -164,7 +173,7 @@ def test_probes_are_answered_while_connections_are_opened_without_end():
         thread = threading.Thread(target=storm, args=(server,))
         thread.start()
         try:
-            assert [send(server, PROBE)[0] for _ in range(50)] == [200] * 50
+            assert all(is_alive(server) for _ in range(50))
         finally:
             ended.set()
             thread.join()
