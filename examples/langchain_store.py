@@ -15,7 +15,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
 from milvus_hubness import migrate, plan_migration
-from milvus_hubness.demo.run import collect, words
+from milvus_hubness.demo.run import Pair, collect
 
 INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
@@ -25,7 +25,7 @@ class HashedWords(Embeddings):
 
     def embed_documents(self, texts):
         vectorizer = HashingVectorizer(
-            n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+            n_features=512, tokenizer=Pair.words, token_pattern=None, lowercase=False
         )
         return vectorizer.transform(texts).toarray().tolist()
 
