@@ -229,8 +229,7 @@ class MilvusWriteIntents(MilvusRequests):
 
         def forget(collection: str, field: str) -> None:
             with translated(collection):
-                # The newest notes may not be visible yet: the next job deletes them.
-                if self._count(collection, consistency_level="Eventually"):
+                if self._count(collection):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
 
         with ThreadPoolExecutor(1, "intent-log") as executor:
