@@ -12,7 +12,7 @@ demo: .venv/installed
 test: .venv/installed-for-tests
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --reruns 1
 
-# All further cases on servers: Milvus 2.3.5, and with a Docker engine the current Milvus and Qdrant.
+# All further cases on servers: Milvus 2.3.5, a model of 2.6, and with a Docker engine the current Milvus and Qdrant.
 test-server: .venv/installed-for-tests
 	$(BIN)/pytest -m "server and not long"
 

@@ -20,6 +20,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.milvus.client.steps import ClientPolicy
+from tests.milvus.caching import CachingServer
 from tests.support import lite as milvus_lite
 from tests.support import servers, tiers
 from tests.support.browser import Browser
@@ -62,7 +63,7 @@ os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = "0"
 # verdict ask for it.
 os.environ["MILVUS_HUBNESS_VERDICT"] = "skip"
 
-DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri"}
+DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "caching": "caching_uri"}
 if servers.CurrentMilvus.unavailable() is None:
     DATABASES["server-current"] = "current_uri"
 
@@ -83,7 +84,8 @@ class Backend:
 
     @property
     def is_lite(self):
-        return self.kind == "lite"
+        """Whether Milvus Lite finds and stores: the caching server, too, has what it has, and lacks what it lacks."""
+        return self.kind in ("lite", "caching")
 
     @property
     def database(self):
@@ -97,7 +99,9 @@ class Backend:
     def client(self, cls: Callable[..., MilvusClient] = MilvusClient, **options):
         """Milvus Lite hangs up on idle clients for their pings of every ten seconds, and what is asked at
         that moment fails: these send none."""
-        quiet = {"grpc_options": {"grpc.keepalive_time_ms": AN_HOUR_MS}} if self.is_lite else {}
+        quiet = (
+            {"grpc_options": {"grpc.keepalive_time_ms": AN_HOUR_MS}} if self.kind == "lite" else {}
+        )
         again = retry_if_exception_type(MilvusException)
         retrying = Retrying(
             retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True
@@ -214,6 +218,18 @@ def served_uri(request):
 
 
 @pytest.fixture(scope="session")
+def caching_server():
+    """A model of Milvus 2.6, whose proxy answers from a cache."""
+    with CachingServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def caching_uri(caching_server):
+    return caching_server.uri
+
+
+@pytest.fixture(scope="session")
 def current_uri():
     if reason := servers.CurrentMilvus.unavailable():
         pytest.skip(reason)
@@ -266,6 +282,13 @@ def lite(lite_uri):
 @pytest.fixture
 def served(served_uri):
     here = Backend("server-2.3.5", served_uri)
+    yield here
+    here.clean()
+
+
+@pytest.fixture
+def caching(caching_uri):
+    here = Backend("caching", caching_uri)
     yield here
     here.clean()
 

@@ -67,13 +67,17 @@ def connection_of(client: Any) -> Any:
     return client._get_connection()
 
 
+def database_of(client: Any) -> str:
+    """Return the database that a client uses, "" for the default one; no public member has it."""
+    return str(client._generate_call_context().get_db_name() or "")
+
+
 def forget_schema(client: Any, connection: Any, collection: str) -> None:
     """Have a client read the schema of a collection again before its next write.
 
     pymilvus keeps schemas, and servers before 2.6 do not report that one has changed.
     """
-    database = client._generate_call_context().get_db_name()
-    connection._invalidate_schema(collection, db_name=database)
+    connection._invalidate_schema(collection, db_name=database_of(client))
 
 
 def reason_of_failed_index(client: MilvusClient, collection: str, index: str) -> str:

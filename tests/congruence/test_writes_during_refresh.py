@@ -23,6 +23,7 @@ from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
 from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
+from tests.support.born import born
 from tests.support.databases import write_state
 from tests.support.galleries import (
     as_distance,
@@ -33,6 +34,10 @@ from tests.support.galleries import (
 )
 
 DIM, ITEMS, BANK, K, CENTRE, AN_HOUR = 10, 40, 30, 4, 0.25, 3_600.0
+UNSEEN_LATE_UPDATE = (
+    "the server writes the whole row, which it read before the refresh, after the refresh has ended: a refresh that "
+    "rewrites live rows cannot know of it"
+)
 PLACES = ["vector", "second_vector", "fields", "side_collection"]
 
 
@@ -274,3 +279,31 @@ def test_a_bank_that_is_to_come_is_kept_and_one_that_was_withdrawn_is_not_missed
     late.insert(here.name, rows)
     held, _ = here.slots([100])
     np.testing.assert_allclose(held[0], np.repeat(here.before(rows), 2), atol=2e-5)
+
+
+@pytest.mark.xfail(reason=UNSEEN_LATE_UPDATE, raises=AssertionError, strict=True)
+@pytest.mark.parametrize("change", [{"group": 7}, {"note": "x"}], ids=["field", "dynamic field"])
+def test_a_partial_update_that_arrives_after_the_refresh_keeps_the_new_bias(
+    caching, caching_server, monkeypatch, change
+):
+    """A partial upsert is a read and a write of the whole row by the server, and the refresh comes between."""
+    rng = np.random.default_rng(31)
+    items, old, new = (vectors(rng, count, DIM) for count in (ITEMS, BANK, BANK + 7))
+    name = born(caching, items, old, "IP", estimator=NNN(K))
+    store, client = caching.store(), caching.hubness_client()
+    came_between = []
+
+    def refresh_between():
+        if not came_between:
+            came_between.append(name)
+            refresh(store, name, bank=QueryBank(new), force=True)
+
+    monkeypatch.setattr(caching_server, "before_late_write", refresh_between)
+    client.upsert(name, [{"id": 4, **change}], partial_update=True)
+    [_] = came_between
+    [row, other] = client.query(name, ids=[4, 5], output_fields=["*", "hubness_bias"])
+    state = store.info(name).state
+    biases = nnn(new, items, "IP", K, 0.75) - state.profile.mean_bias
+    if not row.items() >= change.items() or abs(other["hubness_bias"] - biases[5]) > 2e-5:
+        pytest.fail("the update is lost, or the refresh brought no new biases")
+    assert row["hubness_bias"] == pytest.approx(biases[4], abs=2e-5)

@@ -31,6 +31,7 @@ from pymilvus.client.types import LoadState
 from qdrant_client import QdrantClient
 
 from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.milvus.pymilvus_private import database_of
 from qdrant_hubness.store.properties import STATES
 
 STARTUP_SECONDS = 120
@@ -75,11 +76,8 @@ def made_for(names: Iterable[str], existing: Iterable[str]) -> list[str]:
 
 
 def aliases_of(client: MilvusClient, name: str) -> list[str]:
-    """The aliases of a collection. Milvus Lite describes none; Milvus 2.3 lists those of the default database."""
-    is_lite = client.get_server_version().startswith("milvus_lite")
-    return list(
-        (client.list_aliases(name) if is_lite else client.describe_collection(name))["aliases"]
-    )
+    """The aliases of a collection. Milvus 2.3 looks in the default database if a request does not name one."""
+    return list(client.list_aliases(name, db_name=database_of(client))["aliases"])
 
 
 def die_with_parent(command: list[str]) -> list[str]:

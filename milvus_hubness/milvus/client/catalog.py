@@ -38,7 +38,7 @@ from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id
 from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
 from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS
 from milvus_hubness.milvus.store.banks import LEDGER_PROPERTY
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND
+from milvus_hubness.milvus.store.server import is_missing
 
 if TYPE_CHECKING:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -93,7 +93,7 @@ class Reads:
             "describe_collection", (collection, timeout), dict(options)
         )
         states = read_states(description.get("properties", {}), collection)
-        return description_out(states.values(), description) if states else description
+        return description_out(states.values(), description)
 
     def describe_index(
         self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
@@ -139,8 +139,6 @@ class Belongings:
     """The collection by its real name, which a call may give as an alias."""
     states: tuple[CollectionState, ...] = ()
     """The states of its corrected fields, which name its banks."""
-    fences: tuple[str, ...] = ()
-    """Aliases that killed jobs left."""
     dual_write: DualWrite | None = None
     """An existing copy that a migration lets its writes go to."""
     intent_log: WriteIntentLog | None = None
@@ -195,8 +193,7 @@ class Catalog:
         if include_internal or not isinstance(answer, dict):
             return answer
 
-        aliases = [alias for alias in answer["aliases"] if not is_fence(alias)]
-        return {**answer, "aliases": aliases}
+        return {**answer, "aliases": aliases_out(answer["aliases"])}
 
     def drop_collection(
         self, collection: str, call: Ask, timeout: float | None = None
@@ -204,8 +201,7 @@ class Catalog:
         """Drop a collection, then the helper collections that serve no other one."""
         belongings = yield from self._belongings(collection, timeout)
         belongings.expect_no_other_writes(but_notes=True)
-        if belongings.fences:
-            yield InStore(lambda store: list(map(store.unfence, belongings.fences)))
+        yield InStore(lambda store: store.drop_fences(belongings.owner.name))
         outcome = yield call
         # After the collection: if its drop fails, it still has all that belongs to it.
         if belongings.states or belongings.helpers or belongings.intent_log:
@@ -328,7 +324,7 @@ class Catalog:
         try:
             description = yield Ask("describe_collection", (collection, timeout))
         except MilvusException as error:
-            if error.code != COLLECTION_NOT_FOUND:
+            if not is_missing(error):
                 raise
 
             return Belongings(CollectionId(name=collection))
@@ -350,7 +346,6 @@ class Catalog:
         return Belongings(
             owner,
             states=states,
-            fences=tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write=dual_write,
             intent_log=WriteIntentLog.read(properties, owner.name),
             helpers=helpers,
@@ -485,8 +480,13 @@ def description_out(
     }
     shown = {**description, "fields": fields, "properties": properties}
     if "aliases" in description:
-        shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
+        shown["aliases"] = aliases_out(description["aliases"])
     return shown
+
+
+def aliases_out(aliases: Iterable[str]) -> list[str]:
+    """Return the aliases that the user created."""
+    return [alias for alias in aliases if not is_fence(alias)]
 
 
 def index_out(

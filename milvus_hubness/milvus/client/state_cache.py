@@ -48,9 +48,9 @@ from milvus_hubness.milvus.client.steps import (
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.server import (
-    COLLECTION_NOT_FOUND,
-    COLLECTION_NOT_LOADED,
     is_lite,
+    is_missing,
+    is_not_loaded,
     supports,
 )
 
@@ -330,7 +330,7 @@ class StateCache:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
             except MilvusException as error:
-                if error.code != COLLECTION_NOT_FOUND:
+                if not is_missing(error):
                     raise
 
             last = self._last.get(collection, NOTHING)
@@ -393,7 +393,7 @@ class StateCache:
                     return (yield from call(state))
                 except PERHAPS_OUTDATED as error:
                     # Milvus Lite gives a collection its new name before it can be read under it.
-                    is_opening = had_copy and _code(error) == COLLECTION_NOT_LOADED
+                    is_opening = had_copy and is_not_loaded(error)
                     if not is_opening:
                         changed = yield from self.read_again(collection, timeout)
                         if changed == state and not self._met_another(collection, changed, error):
@@ -417,7 +417,7 @@ class StateCache:
             now = yield from self.read_again(collection, timeout)
 
         # On a busy machine it stays closed longer than that.
-        was_away = had_copy and _code(error) in (COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED)
+        was_away = had_copy and (is_missing(error) or is_not_loaded(error))
         if now != used or was_away or self._met_another(collection, used, error):
             return now
 
@@ -464,7 +464,7 @@ class StateCache:
             try:
                 described = yield Ask("describe_collection", (helper.collection, timeout))
             except MilvusException as error:
-                if error.code != COLLECTION_NOT_FOUND:
+                if not is_missing(error):
                     raise
 
                 continue  # The request that follows reports it.
@@ -550,7 +550,3 @@ def migrations_to(targets: Sequence[str], store: MilvusStore) -> list[str]:
     """Return the ledger's records of the migrations to these collections, as JSON."""
     records = [store.record(LEDGER, target) for target in targets]
     return [record.body for record in records if record is not None]
-
-
-def _code(error: Exception) -> Any:
-    return getattr(error, "code", None)

@@ -29,7 +29,7 @@ from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
 from milvus_hubness.milvus.filters import is_one_of, literal
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND, in_parts
+from milvus_hubness.milvus.store.server import in_parts, is_missing
 from milvus_hubness.milvus.store.write_intents import (
     NAME_FIELD,
     NOTE_KEY_FIELD,
@@ -400,7 +400,7 @@ def _refusing_write(collection: str, intent_log: WriteIntentLog) -> Iterator[Non
     except (MilvusException, grpc.RpcError) as error:
         # pymilvus raises its own refusals as subclasses, a server's as the class itself.
         is_of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
-        if is_of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
+        if is_of_pymilvus and not is_missing(error):
             raise
 
         raise WriteIntentFailed(

@@ -14,7 +14,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2
 from milvus_hubness.correction.codec.arrays import encode
 from milvus_hubness.correction.state import read_states
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
-from milvus_hubness.milvus.client.catalog import is_ours
+from milvus_hubness.milvus.client.catalog import aliases_out, is_ours
 from milvus_hubness.milvus.client.messages import RANGE_BOUNDS
 from milvus_hubness.milvus.client.rewrite import FieldRequest
 from milvus_hubness.milvus.client.state_cache import CachedState
@@ -105,8 +105,12 @@ def refusal(method: str, error: Exception) -> Any:
     response = response_of(method, b"")
     status = status_in(response)
     if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
-        status.code = int(error.code) or UNEXPECTED
-        status.error_code = int(error.compatible_code) or common_pb2.ErrorCode.UnexpectedError
+        # A server may set only one of them: see `store.server.is_missing`.
+        status.code = int(error.code)
+        status.error_code = int(error.compatible_code)
+        if not (status.code or status.error_code):
+            status.code = UNEXPECTED
+            status.error_code = common_pb2.UnexpectedError
         status.reason = error.message
     else:
         is_input_error = isinstance(error, InvalidInput)
@@ -320,6 +324,7 @@ def description_out(description: Any) -> None:
     for field in fields:
         if field.name in states:
             put_pair(field.type_params, "dim", states[field.name].dim)
+    description.aliases[:] = aliases_out(description.aliases)
     for properties in (description.properties, description.schema.properties):
         put_all(properties, [pair for pair in properties if not is_ours(pair.key)])
 

@@ -12,6 +12,7 @@ from copy import deepcopy
 from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.milvus.client.catalog import aliases_out
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
@@ -54,6 +55,13 @@ def describe(operations: Operations, request: Any) -> Operation[Any]:
     response = yield Send(request)
     for description in getattr(response, "responses", [response]):
         description_out(description)
+    return response
+
+
+def list_aliases(operations: Operations, request: Any) -> Operation[Any]:
+    """Answer ListAliases with the aliases that the user created."""
+    response = yield Send(request)
+    response.aliases[:] = aliases_out(response.aliases)
     return response
 
 
@@ -117,6 +125,7 @@ REWRITTEN: dict[str, Callable[[Operations, Any], Operation[Any]]] = {
     "Delete": delete,
     "DescribeCollection": describe,
     "BatchDescribeCollection": describe,
+    "ListAliases": list_aliases,
     "DescribeIndex": describe_index,
     "GetIndexStatistics": describe_index,
     "CreateIndex": create_index,

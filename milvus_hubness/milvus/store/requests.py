@@ -26,7 +26,7 @@ from milvus_hubness.errors import LeaseLost, StoreError, WaitedTooLong
 from milvus_hubness.jobs.store.generations import Batch, Row
 from milvus_hubness.jobs.store.records import Fences, is_fence
 from milvus_hubness.milvus.filters import is_one_of, literal
-from milvus_hubness.milvus.pymilvus_private import WITHOUT_WAITING
+from milvus_hubness.milvus.pymilvus_private import WITHOUT_WAITING, database_of
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.keepalive import keep_alive_as_lite_allows
 from milvus_hubness.milvus.store.server import (
@@ -113,22 +113,27 @@ class MilvusRequests:
     def fences_of(self, collection: str) -> list[str]:
         if not self.exists(collection):
             return []
-        return list(
-            filter(is_fence, self._all_aliases(self.client.describe_collection(collection)))
-        )
+        name = self.client.describe_collection(collection)["collection_name"]
+        return list(filter(is_fence, self._all_aliases(name)))
 
-    def _all_aliases(self, schema: Row) -> list[str]:
-        # Milvus 2.3 lists the aliases of the default database; Milvus Lite does not describe them.
-        if self.is_lite:
-            return list(self.client.list_aliases(schema["collection_name"])["aliases"])
-        return list(schema["aliases"])
+    def _all_aliases(self, name: str) -> list[str]:
+        """Return the aliases of a collection by its real name.
+
+        A description may have those of a minute ago, and none on Milvus Lite.
+        """
+        # Milvus 2.3 looks in the default database unless the request itself names another one.
+        listed = self.client.list_aliases(name, db_name=database_of(self.client))
+        return list(listed["aliases"])
 
     def drop(self, collection: str) -> None:
         # A late request may have created one.
+        self.drop_fences(collection)
+        self.client.drop_collection(collection)
+
+    def drop_fences(self, collection: str) -> None:
+        """Drop the fencing aliases that killed jobs left. A collection with aliases stays."""
         for alias in self.fences_of(collection):
             self.unfence(alias)
-
-        self.client.drop_collection(collection)
 
     def _send(self, collection: str, write: Callable[..., T], *args: Any, **options: Any) -> T:
         """Return `write(name, *args, **options)`: one request of pymilvus, through the fencing

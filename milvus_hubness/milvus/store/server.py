@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 T = TypeVar("T")
 
-COLLECTION_NOT_FOUND = 100
-COLLECTION_NOT_LOADED = 101
-"""Milvus's codes of errors."""
+_NOT_FOUND = 100
+_NOT_LOADED = 101
+"""Milvus's codes of errors, for the functions below: nothing else compares codes."""
 
 FEW_KEYS = 4_096
 """Keys that are read at once, without pages."""
@@ -239,7 +239,18 @@ def is_rate_limited(error: Exception) -> bool:
 
 
 def is_missing(error: Exception) -> bool:
-    return isinstance(error, MilvusException) and error.code == COLLECTION_NOT_FOUND
+    """Whether a server refused a request because it has no such collection or alias.
+
+    A proxy that describes collections from a cache, as since 2.6, does so with the older code only.
+    """
+    return isinstance(error, MilvusException) and (
+        error.code == _NOT_FOUND or error.compatible_code == common_pb2.CollectionNotExists
+    )
+
+
+def is_not_loaded(error: Exception) -> bool:
+    """Whether a server refused a request because the collection is not loaded."""
+    return isinstance(error, MilvusException) and error.code == _NOT_LOADED
 
 
 @contextmanager

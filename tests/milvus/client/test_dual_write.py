@@ -16,11 +16,11 @@ from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_LOADED
 from tests.support.ledgers import MigrationsOnly
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
 HERE, THERE = "here", "there"
+NOT_LOADED = 101
 
 
 class Database:
@@ -120,9 +120,7 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
             if after == "rename":
                 database.dual_write = None  # the name leads to another collection now
             for _ in refusals:
-                raise MilvusException(
-                    COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'"
-                )
+                raise MilvusException(NOT_LOADED, "Collection 'here' is in state 'released'")
             return [ROW]
         return database.answer(step)
 

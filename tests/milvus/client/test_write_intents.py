@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from pymilvus import DataType
-from pymilvus.exceptions import MilvusException, ParamError
+from pymilvus.exceptions import ErrorCode, MilvusException, ParamError
 
 from milvus_hubness import MilvusStore
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
@@ -25,7 +25,6 @@ from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.steps import Ask, LearnSchema
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND
 from milvus_hubness.milvus.store.write_intents import NAME_FIELD, NOTE_KEY_FIELD
 
 HERE, JOURNAL, ROWS = "here", "here__write_intents_0a1b2c3d", "here__write_intents_0a1b2c3d_rows"
@@ -54,7 +53,7 @@ def row_writer(job, intent_log, **policy):
 
 
 def missing(name):
-    return MilvusException(COLLECTION_NOT_FOUND, f"can't find collection {name}")
+    return MilvusException(ErrorCode.COLLECTION_NOT_FOUND, f"can't find collection {name}")
 
 
 class Database:
