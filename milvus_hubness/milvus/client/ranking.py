@@ -104,8 +104,8 @@ def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) ->
     if ranker.strategy not in ("rrf", "weighted"):
         raise UnsupportedOperation(
             f"the ranker {ranker.strategy!r} runs on the server only, which has other scores for "
-            "corrected fields of metric COSINE or L2, or with biases outside them: use RRFRanker "
-            "or WeightedRanker"
+            "corrected fields of metric COSINE or L2, with a gate, or with biases outside them: use "
+            "RRFRanker or WeightedRanker"
         )
 
     return True

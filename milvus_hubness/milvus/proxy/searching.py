@@ -554,9 +554,16 @@ def _alone(part: Any, request: Any) -> Any:
 def _ranker(request: Any) -> ranking.Ranker:
     """Return the ranker of a request. Raises InvalidInput if it cannot be parsed."""
     try:
-        if request.function_score.functions:
-            [function] = request.function_score.functions
-            return ranking.Ranker.of(SimpleNamespace(params=_parsed(function.params)))
+        functions = request.function_score.functions
+        rankers = [
+            ranking.Ranker.of(SimpleNamespace(params=_parsed(function.params)))
+            for function in functions
+        ]
+        if len(rankers) == 1:
+            return rankers[0]
+        if rankers:
+            # Only the server applies several functions.
+            return ranking.Ranker(" and ".join(ranker.strategy for ranker in rankers))
 
         pairs = pairs_of(request.rank_params)
         params = json_in(pairs.get("params") or "{}", "params of the ranker")

@@ -437,7 +437,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"field {field!r} is nullable: rows without a vector cannot carry a bias"
             )
         if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
-            reasons.append("auto_id: this server gives every written row a new key")
+            reasons.append(
+                "auto_id: on this server no upsert keeps the key of its row, and biases are "
+                "written into rows by upserts"
+            )
         reasons += [
             f"{reason}: use a side collection (--where side_collection)"
             for reason in milvus_schema.struct_obstacles(source.schema)

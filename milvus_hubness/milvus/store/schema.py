@@ -318,7 +318,8 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     # A copy must have the keys of the source: a row is compared and repaired by its key.
     if key_field(source.schema).get("auto_id") and not lite:
         reasons.append(
-            f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}"
+            "auto_id: on this server no upsert keeps the key of its row, and a copy is repaired by "
+            f"upserts: {WITHOUT_COPY}"
         )
 
     others = [state for state in source.states.values() if state.field != field]

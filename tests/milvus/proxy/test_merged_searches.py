@@ -6,10 +6,11 @@ from pymilvus import AnnSearchRequest, DataType, Function, FunctionType, RRFRank
 from pymilvus.client.search_aggregation import SearchAggregation
 from pymilvus.exceptions import MilvusException
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
-from pymilvus.grpc_gen import milvus_pb2, schema_pb2
+from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.milvus.proxy.columns import joined, take_rows
+from milvus_hubness.milvus.proxy.searching import _ranker
 from tests.milvus.proxy.conftest import ProxyBackend
 from tests.milvus.proxy.running import at, wishing
 from tests.support.born import born
@@ -285,11 +286,24 @@ def test_hybrid_searches_that_nobody_merges_are_refused(two):
         two.client.hybrid_search(
             two.name, two.requests(), WeightedRanker(0.5, 0.5), group_by_field="group"
         )
-    unknown = Function("r", FunctionType.RERANK, ["group"], params={"reranker": "model"})
-    with pytest.raises(MilvusException, match="runs on the server only"):
-        two.client.hybrid_search(two.name, two.requests(), unknown)
+    decay = {"reranker": "decay", "function": "gauss", "origin": 0, "scale": 50}
+    for params in ({"reranker": "model"}, decay):
+        ranker = Function("r", FunctionType.RERANK, ["group"], params=params)
+        with pytest.raises(
+            MilvusException, match=f"'{params['reranker']}' runs on the server only"
+        ):
+            two.client.hybrid_search(two.name, two.requests(), ranker)
     with pytest.raises(MilvusException, match="1 weights for 2 requests"):
         two.client.hybrid_search(two.name, two.requests(), WeightedRanker(0.5))
+
+
+def test_several_functions_are_a_ranker_of_the_server():
+    """Clients of other languages send them, and pymilvus does not."""
+    pairs = [[common_pb2.KeyValuePair(key="reranker", value=name)] for name in ("decay", "boost")]
+    functions = [schema_pb2.FunctionSchema(params=params) for params in pairs]
+    score = schema_pb2.FunctionScore(functions=functions)
+    ranker = _ranker(milvus_pb2.HybridSearchRequest(function_score=score))
+    assert ranker.strategy == "decay and boost"
 
 
 # -- columns ---------------------------------------------------------------------------------------------
