@@ -8,6 +8,7 @@ import pytest
 from milvus_hubness import (
     NNN,
     AlreadyCorrected,
+    InvalidParameter,
     NoMigration,
     QueryBank,
     ResumeRefused,
@@ -127,6 +128,29 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
     cutover(store, small.name, alias=alias)
     assert verify(store, alias).rows == ITEMS - 1
     small.assert_corrected(alias)
+    store.drop_alias(alias)
+
+
+@pytest.mark.lite_only
+def test_another_name_than_the_one_that_moved_is_refused(database):
+    """Nothing would move, and the caller would take it for done."""
+    small = Small(database)
+    store, alias = small.store, f"{small.name}_live"
+    other = small.plan(alias=f"{small.name}_other")
+    migrate(store, small.plan(alias=alias))
+
+    for call in (
+        lambda: cutover(store, small.name, alias=f"{small.name}_other"),
+        lambda: cutover(store, small.target, rename=True),
+        lambda: resume(store, small.name, alias=f"{small.name}_other"),
+        lambda: migrate(store, other),
+    ):
+        with pytest.raises(InvalidParameter, match=rf"is 'switched' with --alias {alias}: repeat"):
+            call()
+    assert store.alias_target(f"{small.name}_other") is None
+
+    assert cutover(store, small.name, alias=alias).alias == alias
+    assert resume(store, small.name).alias == alias
     store.drop_alias(alias)
 
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness import InvalidInput, MultiVectors, UnsupportedOperation, cli, status
+from milvus_hubness import (
+    InvalidInput,
+    InvalidParameter,
+    MultiVectors,
+    UnsupportedOperation,
+    cli,
+    status,
+)
 from tests.support.galleries import vectors
 
 DIM = 8
@@ -77,6 +84,20 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     )
     assert run(*cleaning, "--yes")["clean"]["dropped"]["the copy"] == "items_hubness, 60 rows"
     assert run("status", "items")["status"]["aliases"] == ["live"]
+
+
+def test_other_options_than_those_of_a_switched_migration_are_refused(run, folder):
+    bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
+    options = ("items", "--k", "4", *FAST)
+    run("migrate", "run", *options, "--bank", bank, "--alias", "one")
+    with pytest.raises(InvalidParameter, match="--alias two: .* is 'switched' with --alias one"):
+        run("migrate", "run", *options, "--bank", bank, "--alias", "two")
+    with pytest.raises(InvalidParameter, match="--alias two: .* is 'switched' with --alias one"):
+        run("migrate", "cutover", "items", "--alias", "two", *FAST)
+    for different in (("--bank", other), ("--bank", bank, "--on-hub", "warn")):
+        with pytest.raises(InvalidParameter, match=r"^--(bank|on-hub): .* with other options"):
+            run("migrate", "run", *options, *different, "--alias", "one")
+    assert run("migrate", "run", *options, "--bank", bank, "--alias", "one")["phase"] == "switched"
 
 
 def test_points_of_several_vectors(run, folder):

@@ -130,10 +130,10 @@ class Planning(
             on_hub=self.on_hub,
         )
 
-    def validate_resumed(self, store: Store, migration: Migration, switching: Switching) -> None:
+    def validate_resumed(self, store: Store, migration: Migration) -> None:
         """Check that no option differs from those of a resumed migration.
 
-        Raises InvalidParameter.
+        The name that moves is not one of these: `resume` checks it. Raises InvalidParameter.
         """
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
@@ -160,19 +160,13 @@ class Planning(
             "--prior-from": (prior.get("clicks"), former_prior.get("clicks")),
             "--prior-weight": (self.prior_weight, former_prior.get("weight")),
             "--kind": (self.kind, former.get("kind")),
+            "--on-hub": (None if self.on_hub == "off" else self.on_hub, former.get("on_hub")),
             "--profiles": (slots, former.get("slots")),
             "--index-type": (index_type, index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),
             "--bank": (bank and bank.fingerprint, former.get("bank")),
             "--target-bank": (targets and targets.fingerprint, former.get("target_bank")),
         }
-
-        # Before the cutover has begun, any name may still be chosen.
-        switch = migration.switch
-        if switch is not None:
-            now_and_then[f"--alias {switching.alias}"] = (switching.alias or None, switch.name)
-            is_renamed = bool(switch.source_renamed)
-            now_and_then["--rename"] = (switching.rename or None, is_renamed)
 
         params = index.get("index_params", {})
         for name, value in options.pairs_of(self.index_param, "--index-param").items():

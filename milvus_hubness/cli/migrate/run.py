@@ -128,7 +128,7 @@ def _carry_out(
         resumed = to_resume(store, source, planning.target, is_planned=bool(planning.bank))
 
     if resumed is not None:
-        planning.validate_resumed(store, resumed, name)
+        planning.validate_resumed(store, resumed)
         # A rehearsal must not go on with a cutover.
         if switching is None:
             resumed.require(*BEFORE_CUTOVER, step="a rehearsal")

@@ -178,6 +178,23 @@ class Migration(FrozenModel):
         if changes := self.changes(arguments):
             raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
 
+    def expect_name(self, alias: str | None, rename: bool) -> None:
+        """Check that a name that is to move to the copy is the one that moves or has moved.
+
+        Before a cutover begins, any name may be chosen. Raises InvalidParameter.
+        """
+        switch = self.switch
+        if switch is None or not (alias or rename):
+            return
+        if alias == switch.name or (rename and switch.source_renamed is not None):
+            return
+
+        former = "--rename" if switch.source_renamed else f"--alias {switch.name}"
+        raise InvalidParameter(
+            f"{f'--alias {alias}' if alias else '--rename'}: the migration of {self.source!r} to "
+            f"{self.target!r} is {self.phase!r} with {former}: repeat that, or leave the name out"
+        )
+
     def changes(self, arguments: dict[str, Any]) -> str:
         """Return a sentence that names the arguments that
         differ from the original ones; empty if none does.

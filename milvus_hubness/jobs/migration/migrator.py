@@ -111,10 +111,12 @@ def resume(
 ) -> Migration:
     """Resume the unfinished migration of this source or to this target, with its original
     arguments. alias, rename: as in `cutover`; with neither, a verified copy does not take over.
-    Raises NoMigration, and as `migrate` does.
+    Raises NoMigration, InvalidParameter for another name than the one that has moved, and as
+    `migrate` does.
     """
     expect_store(store)
     migration = Ledger(store).find(name)
+    migration.expect_name(alias, rename)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
         require_copy(store, migration)
         return migration
@@ -138,13 +140,15 @@ def cutover(
     database. rename: the source gets a new name, and its own becomes an alias of the copy; in
     between, for some milliseconds, the name leads nowhere, which a HubnessClient waits out. An
     interrupted step is finished with its original arguments. Raises WrongPhase unless the copy is
-    verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
+    verified, InvalidParameter if another name has moved or moves, InvalidInput, NotCaughtUp, and the
+    exceptions of the store.
     """
     expect_store(store)
     migration = Ledger(store).find(name)
     migration.require("verified", "switching", "switched", step="cutover")
     with opened(store, migration, options or MigrationOptions()) as migrator:
         migrator.migration.require("verified", "switching", "switched", step="cutover")
+        migrator.migration.expect_name(alias, rename)
         require_collections(store, migrator.migration)
         migrator.cut_over(alias, rename)
         return migrator.migration
@@ -240,6 +244,7 @@ class Migrator:
         plan: of a new migration.
         """
         migration = self.migration
+        migration.expect_name(alias, rename)
         self._require_collections()
         if migration.phase != "preparing":
             self._report_continuing()

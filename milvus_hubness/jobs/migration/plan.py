@@ -162,6 +162,7 @@ class MigrationPlan(Fitting, ShownAsTable):
             "gate": self.gate,
             "prior": self.chosen.arguments,
             "kind": self.kind,
+            "on_hub": self.on_hub,
             "slots": self.layout.slots,
             "spread": self.layout.spread,
             "index": self.index,
