@@ -196,6 +196,16 @@ class NotCaughtUp(StateError):
 class CorrectionNotRecommended(StateError):
     """The verdict on a bank is to leave the collection alone."""
 
+    advice: str = ""
+    """The verdict and its reason, without the way to go on all the same."""
+
+    @classmethod
+    def because(cls, advice: str) -> CorrectionNotRecommended:
+        """Return the exception with the remedy of those who call from Python."""
+        error = cls(f"{advice} (verdict='warn' goes on all the same)")
+        error.advice = advice
+        return error
+
 
 class HubRefused(StateError):
     """A new row would answer so many queries that it looks like a planted hub; nothing of the write

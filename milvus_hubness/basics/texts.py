@@ -45,6 +45,11 @@ _HIDDEN = re.compile(rf"[{_INVISIBLE}]|{_JOINERS}")
 _HIDDEN_IN_LINE = re.compile(rf"[{_INVISIBLE}\n\t]|{_JOINERS}")
 
 
+def field_words(field: str) -> str:
+    """Return what messages call a vector field; Qdrant's unnamed vector has an empty name."""
+    return f"field {field!r}" if field else "the vector"
+
+
 def visible(text: str) -> str:
     """Return `text` with escapes, such as \\x1b and \\u202e, in place of the characters that would
     steer a terminal or change the order of what is shown. Line feeds and tabs stay.

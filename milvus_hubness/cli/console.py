@@ -359,6 +359,9 @@ def _exit_code(app: typer.Typer) -> int:
     except HubnessError as error:
         if isinstance(error, MissingExtra):
             error = with_all_extras(error, sys.argv[1:], _uri())
+        if isinstance(error, CorrectionNotRecommended):
+            # People at a shell have an option for what is a parameter in Python.
+            error = CorrectionNotRecommended(f"{error.advice} (--force goes on all the same)")
         report_error(error, as_json=as_json)
         if isinstance(error, CorrectionNotRecommended):
             return REFUSED

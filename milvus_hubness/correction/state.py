@@ -25,6 +25,7 @@ from milvus_hubness.basics.bounds import (
     shown,
 )
 from milvus_hubness.basics.defaults import OnHub
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
@@ -515,7 +516,7 @@ class CollectionState(FrozenModel):
         if name is not None and name not in self.profiles:
             names = ", ".join(self.profiles)
             raise InvalidInput(
-                f"no profile {name!r} for field {self.field!r}: choose one of {names}"
+                f"no profile {name!r} for {field_words(self.field)}: choose one of {names}"
             )
         return self.profiles[name or self.active]
 
@@ -574,7 +575,7 @@ class CollectionState(FrozenModel):
 
         row, column = np.argwhere(lost)[0]
         return (
-            f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {self.field!r}, "
+            f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {field_words(self.field)}, "
             "which float32 rounds against the mean of that dimension, "
             f"{self.layout.taken_off[column]:g}: it must be 0, or from half to twice the mean"
         )

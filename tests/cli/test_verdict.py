@@ -38,7 +38,8 @@ def test_a_bank_of_items_stops_the_command(shop, run, command):
     assert done.returncode == 3
     assert "leave it alone" in done.stdout
     assert "this looks like a bank of items" in done.stderr
-    assert "--force" in done.stderr
+    assert "(--force goes on all the same)" in done.stderr
+    assert "verdict=" not in done.stderr
     assert shop.list_collections() == before
 
     as_json = run(*command, "--bank", "photos.npy", "--queries", "real.npy", "--json")

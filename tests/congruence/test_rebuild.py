@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 import milvus_hubness
-from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, rollback
+from milvus_hubness import (
+    NNN,
+    QueryBank,
+    StoreError,
+    WrongPhase,
+    clean,
+    migrate,
+    plan_migration,
+    rollback,
+)
 from milvus_hubness.jobs.migration import ledger
 from milvus_hubness.jobs.refresh import plan as refresh_plan
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
@@ -247,5 +256,22 @@ def test_a_former_copy_can_be_dropped_and_the_way_back_stays(live):
     assert not live.store.exists(live.name)
     live.write()
     live.assert_found(live.other)
+    assert rollback(live.store, live.alias).source == source
+    assert set(live.read()) == set(live.rows)
+
+
+@pytest.mark.lite_only
+def test_the_migration_before_a_rebuild_is_not_rolled_back_past_newer_writes(live):
+    """Only the rows of its own copy would be carried back, which clients no longer write to."""
+    done = refresh(live.store, live.alias, bank=QueryBank(live.other))
+    live.write()
+    [source] = {m.source for m in ledger.Ledger(live.store).migrations() if m.target == live.name}
+    for name in (live.name, source):
+        with pytest.raises(WrongPhase, match=f"'{live.alias}' leads to '{done.collection}', where"):
+            rollback(live.store, name)
+    assert set(live.read()) == set(live.rows)
+
+    # One after the other, by the alias, loses nothing.
+    assert rollback(live.store, live.alias).source == live.name
     assert rollback(live.store, live.alias).source == source
     assert set(live.read()) == set(live.rows)

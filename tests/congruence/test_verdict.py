@@ -86,7 +86,7 @@ def test_a_bank_that_does_not_fit_stops_a_job_before_its_first_write(database, b
         lambda: enable(store, plan_enable(store, name, bank, where=where, max_miss_rate=0.5)),
     )
     for job in jobs:
-        with pytest.raises(CorrectionNotRecommended, match="--force or verdict='warn'"):
+        with pytest.raises(CorrectionNotRecommended, match=r"\(verdict='warn' goes on all"):
             job()
     assert named_by(store) == before
     assert store.info(name).verdicts == Verdicts()

@@ -9,6 +9,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from milvus_hubness import (
+    CannotMigrate,
     InvalidInput,
     InvalidParameter,
     MultiVectors,
@@ -100,6 +101,41 @@ def test_other_options_than_those_of_a_switched_migration_are_refused(run, folde
     assert run("migrate", "run", *options, "--bank", bank, "--alias", "one")["phase"] == "switched"
 
 
+def test_a_plan_shows_what_is_there_and_what_is_added(run, command, folder):
+    plan = ("migrate", "plan", "items", "--bank", str(folder / "bank.npy"))
+    shown = command(*plan, catch_exceptions=False).stdout
+    facts = run(*plan)["plan"]
+    assert facts["partitions"] == facts["hidden_fields"] == []
+    assert "fields added" not in shown
+    assert "partitions" not in shown
+    assert "one payload index more" in " ".join(shown.split())
+
+    run("migrate", "run", "items", "--bank", str(folder / "bank.npy"), "--alias", "live", *FAST)
+    client = QdrantClient(path=str(folder / "data"))
+    assert client.scroll("items_hubness", limit=1)[0][0].payload == {}
+    client.close()
+
+
+def test_a_migration_whose_alias_has_moved_on_says_so(run, command, folder):
+    bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
+    run("migrate", "run", "items", "--bank", bank, "--k", "4", "--alias", "live", *FAST)
+    again = ("migrate", "run", "items")
+    assert run(*again)["leads_to"] == "items_hubness"
+    assert "now ->" not in command(*again, catch_exceptions=False).stdout
+
+    rebuild = ("--rebuild-rows", "1", "--rebuild-share", "0.1")
+    done = run("refresh", "live", "--bank", other, *rebuild, *FAST)["refresh"]
+    assert (done["action"], done["former_copy"]) == ("rebuilt", "items_hubness")
+    assert run(*again)["leads_to"] == done["collection"]
+    for words in (again, ("migrate", "status", "items")):
+        shown = " ".join(command(*words, catch_exceptions=False).stdout.split())
+        assert f"now -> {done['collection']}" in shown
+    # In the table of all, the name of the copy may need a line of its own.
+    assert "live, now ->" in command("migrate", "status", catch_exceptions=False).stdout
+    assert "migrate rollback live" in command(*again, catch_exceptions=False).stdout
+    assert run("migrate", "rollback", "live", *FAST)["source"] == "items_hubness"
+
+
 def test_points_of_several_vectors(run, folder):
     rng = np.random.default_rng(1)
 
@@ -121,6 +157,8 @@ def test_points_of_several_vectors(run, folder):
     assert 1 < planned["vectors_per_row"] < 5
     moved = run("migrate", "run", "pages", *bank, "--alias", "live", *FAST)
     assert (moved["phase"], moved["switch"]["name"]) == ("switched", "live")
+    with pytest.raises(CannotMigrate, match="^the vector of 'pages' has several vectors a row"):
+        run("enable", "pages", *bank, *FAST)
     # The bank of the collection itself is read from there, too.
     own = ("--bank", "collection:pages")
     done = run("refresh", "live", *own, "--force", *FAST)["refresh"]

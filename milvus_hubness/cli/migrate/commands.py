@@ -103,7 +103,8 @@ def cutover(
     with session.open() as settings:
         migration = cutover(store, migration.target, **vars(switching), options=settings)
 
-    show.show_last(as_json, show.migration_facts(migration), lambda: show.show_migration(migration))
+    facts = show.migration_facts(store, migration)
+    show.show_last(as_json, facts, lambda: show.show_migration(migration, facts))
 
 
 def rollback(
@@ -170,7 +171,7 @@ def clean(
 
     migration = cleaning.clean(store, name, drop=drop, target=target)
     if as_json:
-        show_json({"clean": {"dropped": dropped, **show.migration_facts(migration)}})
+        show_json({"clean": {"dropped": dropped, **show.migration_facts(store, migration)}})
 
 
 def _show_preview(dropped: dict[str, str]) -> None:

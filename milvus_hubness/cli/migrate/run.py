@@ -90,9 +90,11 @@ def run(
         question_about=name if is_to_ask else None,
     )
     store, migration = _carry_out(connection, source, planning, watching, session, switching)
-    result = {**migration_facts(migration), **session.timeline.to_dict()}
+    facts = migration_facts(store, migration)
     show_last(
-        as_json, result, lambda: _show_outcome(migration, switching, alias_of(store, migration))
+        as_json,
+        {**facts, **session.timeline.to_dict()},
+        lambda: _show_outcome(migration, facts, switching, alias_of(store, migration)),
     )
 
 
@@ -147,17 +149,22 @@ def _carry_out(
         return store, migrate(store, plan, settings)
 
 
-def _show_outcome(migration: Migration, switching: options.Switching, alias: str) -> None:
-    show_migration(migration)
+def _show_outcome(
+    migration: Migration, facts: dict[str, Any], switching: options.Switching, alias: str
+) -> None:
+    show_migration(migration, facts)
+    source, target = quote(migration.source), quote(migration.target)
     if migration.phase == "verified":
         say("\nNo name was moved: applications read the source.")
-        source, target = quote(migration.source), quote(migration.target)
         option = "--rename" if switching.rename else f"--alias {quote(switching.alias or alias)}"
         # Each on one line, to be copied.
         say(f"To switch:  milvus-hubness migrate cutover {source} {option}")
         say(f"To drop it: milvus-hubness migrate clean {source} --drop {target}")
     elif migration.phase == "switched":
-        say(f"\nTo undo: milvus-hubness migrate rollback {migration.target}")
+        # By the moved name: a refresh may have moved it on to another copy.
+        say(
+            f"\nTo undo: milvus-hubness migrate rollback {quote(migration.alias or migration.target)}"
+        )
 
 
 def rehearse(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from milvus_hubness.basics.progress import Progress
     from milvus_hubness.jobs.common.progress import Event, Listener
     from milvus_hubness.jobs.migration.ledger import Migration
+    from milvus_hubness.jobs.store.protocols import Store
 
 RESOLUTION = (
     "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
@@ -86,22 +87,29 @@ def show_before_switch(plan: dict[str, Any]) -> None:
     show_facts("\nBefore the switch", {"clients": switch_words(name=name, width=plan["width"])})
 
 
-def migration_facts(migration: Migration) -> dict[str, Any]:
+def migration_facts(store: Store, migration: Migration) -> dict[str, Any]:
     """Return a migration as plain data, without facts that only the program needs."""
-    return migration.model_dump(
+    facts = migration.model_dump(
         mode="json", exclude={"version", "arguments", "state", "announced_at"}
     )
+    # A refresh by a copy moves the name on, and the ledger has one migration for each move.
+    name = migration.alias
+    return {**facts, "leads_to": store.alias_target(name) if name else None}
 
 
-def show_migration(migration: Migration) -> None:
-    """Print the state of a migration after a command."""
+def show_migration(migration: Migration, facts: dict[str, Any]) -> None:
+    """Print the state of a migration after a command. facts: those of `migration_facts`."""
     show_facts(
-        f"\n{migration.source} -> {migration.target}: {migration.phase}", migration_words(migration)
+        f"\n{migration.source} -> {migration.target}: {migration.phase}",
+        migration_words(migration, facts["leads_to"]),
     )
 
 
-def migration_words(migration: Migration) -> dict[str, object]:
-    """Return the results of a migration in words."""
+def migration_words(migration: Migration, leads_to: str | None = None) -> dict[str, object]:
+    """Return the results of a migration in words.
+
+    leads_to: the collection to which the moved name leads now.
+    """
     count = migration.invalid
     keys = list(migration.invalid_keys)
     return {
@@ -109,7 +117,7 @@ def migration_words(migration: Migration) -> dict[str, object]:
         "passes": f"{migration.passes} to catch up" if migration.passes else None,
         "verified": verification_words(migration.verified),
         "bias 0": f"{count:,} rows without a usable vector: {name_some(keys)}" if count else None,
-        "switched": _switch_words(migration),
+        "switched": _switch_words(migration, leads_to),
     }
 
 
@@ -124,7 +132,7 @@ def verification_words(facts: dict[str, Any] | None) -> str | None:
     return VERIFICATION.format(**facts) if facts else None
 
 
-def _switch_words(migration: Migration) -> str | None:
+def _switch_words(migration: Migration, leads_to: str | None) -> str | None:
     """Return the name that leads to the copy and the new name of the source, in words."""
     switch = migration.switch
     if switch is None or switch.at is None:
@@ -133,7 +141,8 @@ def _switch_words(migration: Migration) -> str | None:
     since = f"{switch.at:%Y-%m-%d %H:%M:%S} UTC"
     window = f", in {1000 * switch.window:.0f} ms" if switch.window is not None else ""
     renamed = f"; the source is {switch.source_renamed}" if switch.source_renamed else ""
-    return f"{switch.name} -> {migration.target} since {since}{window}{renamed}"
+    moved_on = f"; now -> {leads_to}" if leads_to not in {None, migration.target} else ""
+    return f"{switch.name} -> {migration.target} since {since}{window}{renamed}{moved_on}"
 
 
 LINES = {

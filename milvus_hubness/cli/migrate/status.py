@@ -71,7 +71,7 @@ def progress_of(store: Store, ledger: Ledger, migration: Migration) -> dict[str,
         lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
 
     return {
-        **show.migration_facts(migration),
+        **show.migration_facts(store, migration),
         "lease": lease,
         "rows_copied": rows if copying else migration.rows,
         "chunks_done": len(done) if copying else migration.chunks,
@@ -95,7 +95,7 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
                 facts["source"],
                 facts["target"],
                 facts["phase"],
-                facts["switch"]["name"] if facts["switch"] else "",
+                _name_words(facts),
                 "yes" if facts["lease"] else "no",
                 "gone, see below" if facts["problem"] else copied,
             )
@@ -104,6 +104,15 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
     for facts in migrations:
         if facts["problem"]:
             typer.echo(f"problem: {facts['problem']}")
+
+
+def _name_words(facts: dict[str, Any]) -> str:
+    """Return the name that a migration has moved, and the copy that it leads to if that is another."""
+    if not facts["switch"]:
+        return ""
+    name = str(facts["switch"]["name"])
+    leads_to = facts["leads_to"]
+    return name if leads_to in {None, facts["target"]} else f"{name}, now -> {leads_to}"
 
 
 HOLDER = "process {owner[pid]} on {owner[host]}, until {expires_at:.19} UTC"
@@ -122,7 +131,7 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
         "chunks": f"{facts['chunks_done']:,} of {migration.chunks:,}",
         "speed": f"{speed:,.0f} rows/s while writing" if speed else None,
         "left": f"{eta:,.0f} s" if eta is not None else None,
-        **show.migration_words(migration),
+        **show.migration_words(migration, facts["leads_to"]),
         "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
         "lease": HOLDER.format(**lease) if lease else "none",
         "started": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",

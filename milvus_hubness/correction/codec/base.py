@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import BiasLocation
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import (
     Dtype,
     Floats,
@@ -197,7 +198,7 @@ class RowCodec(ABC):
         # A cached state may be older than a rebuild with another width.
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
-                f"field {self.field!r} has vectors of width {stored.shape[-1]}, "
+                f"{field_words(self.field)} has vectors of width {stored.shape[-1]}, "
                 f"its collection state says {width}: call again, or open the iterator again"
             )
 

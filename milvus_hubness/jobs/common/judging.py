@@ -77,9 +77,7 @@ class Judging:
 
         advice = f"the verdict on this bank is to leave {collection!r} alone: {verdict.reason}"
         if self.mode == "require":
-            raise CorrectionNotRecommended(
-                f"{advice} (--force or verdict='warn' goes on all the same)"
-            )
+            raise CorrectionNotRecommended.because(advice)
         log.warning("%s", advice)
 
 

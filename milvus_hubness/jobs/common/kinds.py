@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_text, unit_directions
 from milvus_hubness.correction.codec.index_hints import room_for_hints
@@ -67,8 +68,7 @@ class KindRequest:
         """Raise CannotMigrate if vectors in this layout have no columns for kinds."""
         if self.name is None:
             return
-        # Qdrant's unnamed vector has an empty name.
-        vectors = f"field {field!r}" if field else "the vector"
+        vectors = field_words(field)
         if layout.multi_vectors:
             raise CannotMigrate(
                 f"{vectors} has several vectors a row, of which each would need the offset of its kind: "

@@ -13,6 +13,7 @@ import numpy as np
 
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import Correction, initial_state
@@ -119,8 +120,8 @@ def enable(
             suffix = suffix_for(plan.field, info.states.values())
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
-                f"another job has changed the correction of {plan.field!r} of {name!r} since this "
-                "plan was made: plan again"
+                f"another job has changed the correction of {field_words(plan.field)} of {name!r} "
+                "since this plan was made: plan again"
             )
 
         run = _fill_second_vector if plan.where == "second_vector" else _enable_reranking

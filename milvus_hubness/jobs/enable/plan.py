@@ -16,6 +16,7 @@ from milvus_hubness.basics.defaults import (
 )
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
 from milvus_hubness.correction.codec.base import form_of
@@ -392,15 +393,15 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
     info.require_correctable(field)
     if info.vector_fields[field].multi_vectors:
         raise CannotMigrate(
-            f"field {field!r} of {info.name!r} has several vectors a row, whose right answers are often "
-            "not among the raw candidates: migrate the collection, which corrects all rows"
+            f"{field_words(field)} of {info.name!r} has several vectors a row, whose right answers are "
+            "often not among the raw candidates: migrate the collection, which corrects all rows"
         )
 
     state = info.states.get(field)
     # Only the filling of a second vector field can be continued.
     if state is not None and (request.where != "second_vector" or state.serves):
         raise AlreadyCorrected(
-            f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
+            f"{field_words(field)} of {info.name!r} is corrected already: refresh it instead"
         )
 
     return info, field
@@ -411,7 +412,7 @@ def _second_vector_layout(store: Store, info: CollectionInfo, field: str) -> Lay
     vector = info.vector_fields[field]
     if not vector.metric:
         raise CannotMigrate(
-            f"field {field!r} has no index, so its metric is unknown: create an index first"
+            f"{field_words(field)} has no index, so its metric is unknown: create an index first"
         )
 
     return Layout(

@@ -13,6 +13,7 @@ from math import ceil
 import numpy as np
 
 from milvus_hubness.basics.defaults import Engine
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import SPACING
 from milvus_hubness.correction.codec.base import Flags
@@ -358,7 +359,7 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
         present = f"{actual.index_type or 'no index'} {actual.index_params or ''}".rstrip()
         expected = f"{planned.index_type} {planned.index_params or ''}".rstrip()
         raise VerificationFailed(
-            f"field {migration.field!r} of {migration.target!r} has {present}, planned was "
+            f"{field_words(migration.field)} of {migration.target!r} has {present}, planned was "
             f"{expected}: drop that index, create the planned one and load the collection"
         )
 

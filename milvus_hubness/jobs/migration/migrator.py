@@ -13,7 +13,7 @@ from typing import Any
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
-from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
+from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError, WrongPhase
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, require_engine
 from milvus_hubness.jobs.common.fits import note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
@@ -173,8 +173,8 @@ class Rollback(ShownAsTable):
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
     """Let the application read the source again, once it has caught up.
 
-    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over,
-    CollectionNotFound, NotCaughtUp, and the exceptions of the store.
+    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over
+    and the name leads to it, CollectionNotFound, NotCaughtUp, and the exceptions of the store.
     """
     expect_store(store)
     migration = Ledger(store).find(name)
@@ -578,6 +578,7 @@ class Migrator:
 
         carried = 0
         if migration.phase == "switched":
+            self._require_in_use(switch)
             self._report("before-rollback", alias=switch.name)
             carried = self._carry_back()
             self._write(phase="rolling back")
@@ -593,6 +594,18 @@ class Migrator:
         self._write(phase="rolled back", switch=None, state=state)
         self._report("after-rollback", alias=switch.name, carried=carried)
         return Rollback(switch.name, source, target, carried)
+
+    def _require_in_use(self, switch: Switch) -> None:
+        """Raise WrongPhase if the name leads to another collection than the copy: newer writes are
+        there, and only the copy's would be carried back.
+        """
+        target = self.migration.target
+        behind = self._store.alias_target(switch.name)
+        if behind not in {None, target}:
+            raise WrongPhase(
+                f"{switch.name!r} leads to {behind!r}, where newer writes may be, and not to the copy "
+                f"{target!r}: roll back {switch.name!r} itself, or let it lead to {target!r} first"
+            )
 
     def _carry_back(self) -> int:
         """Have clients write to the source too, and carry over what it lacks.

@@ -9,6 +9,7 @@ from typing import Any
 
 from milvus_hubness.basics.defaults import Engine, OnHub, VerdictMode
 from milvus_hubness.basics.notebooks import ShownAsTable
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.layout import Layout
@@ -104,6 +105,10 @@ class MigrationPlan(Fitting, ShownAsTable):
     """The name of the copy."""
     suffix: str
     """The end of the names of the hidden fields, see CollectionState."""
+    partitions: tuple[str, ...]
+    """The partitions of the source that have names."""
+    hidden_fields: tuple[str, ...]
+    """The fields that the copy has for its biases."""
     bank_collection: str
     """The collection that holds the bank's generations."""
     strength: float
@@ -172,10 +177,6 @@ class MigrationPlan(Fitting, ShownAsTable):
         """Return the plan as plain data, for people and for --json."""
         vector = self.vector
         arguments = self.arguments
-        hidden = ["bias", "epoch"]
-        if self.layout.metric == "COSINE" and not self.layout.multi_vectors:
-            hidden.append("norm")
-
         return {
             "source": self.source.name,
             "target": self.target,
@@ -188,8 +189,8 @@ class MigrationPlan(Fitting, ShownAsTable):
             "width": self.form.width,
             "spread": self.layout.spread,
             "rows": self.rows,
-            "partitions": [name for name in self.survey.sample if name],
-            "hidden_fields": [f"hubness_{name}{self.suffix}" for name in hidden],
+            "partitions": list(self.partitions),
+            "hidden_fields": list(self.hidden_fields),
             "vector_bytes": {
                 name: int(BYTES[vector.dtype] * width * self.vectors_per_row * self.rows)
                 for name, width in self.widths.items()
@@ -398,11 +399,14 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         remarks += resolution.remark(fitting.vector.dtype)
     recall = recall_gate(store, fitting) if request.measure else None
 
+    suffix = suffix_for(field, info.states.values())
     plan = MigrationPlan(
         **vars(fitting),
         schema=store.schema_facts(present),
         target=target,
-        suffix=suffix_for(field, info.states.values()),
+        suffix=suffix,
+        partitions=tuple(store.named_partitions(info)),
+        hidden_fields=tuple(store.fields_of_copy(_hidden_fields(fitting.layout, suffix))),
         bank_collection=request.bank_collection or bank_name(info.name),
         strength=choice.strength,
         alias=request.alias,
@@ -439,12 +443,12 @@ def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInf
     if state is not None and state.codec.writes_rows:
         if state.codec.needs_candidates:
             raise AlreadyCorrected(
-                f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would "
+                f"{info.name!r} carries biases for {field_words(field)} in fields, whose names a copy would "
                 "need itself"
             )
 
         raise AlreadyCorrected(
-            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it "
+            f"{info.name!r} is already corrected in {field_words(field)} (from {state.source!r}): refresh it "
             "instead"
         )
 
@@ -484,13 +488,12 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
         spread=store.bias_spread(info, field),
         multi_vectors=vector.multi_vectors,
     )
-    # Qdrant's unnamed vector has an empty name.
-    request.bank.expect_rows(layout.multi_vectors, f"field {field!r}" if field else "the vector")
+    request.bank.expect_rows(layout.multi_vectors, field_words(field))
     request.bank.expect_dim(layout.dim, "the field")
     request.kinds.expect_possible(layout, field)
     if request.measure and layout.multi_vectors:
         raise InvalidInput(
-            f"the recall of field {field!r} cannot be measured: the index is built here on single "
+            f"the recall of {field_words(field)} cannot be measured: the index is built here on single "
             "vectors, and it has several a row; leave the measurement out"
         )
     return layout
@@ -539,6 +542,14 @@ def _remarks(
         )
 
     return remarks
+
+
+def _hidden_fields(layout: Layout, suffix: str) -> list[str]:
+    """Return the names of the hidden fields of rows with augmented vectors."""
+    names = ["bias", "epoch"]
+    if layout.metric == "COSINE" and not layout.multi_vectors:
+        names.append("norm")
+    return [f"hubness_{name}{suffix}" for name in names]
 
 
 def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:

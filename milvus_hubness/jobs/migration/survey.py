@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import (
@@ -429,7 +430,7 @@ class Resolution:
         """Raise CannotMigrate unless the augmented form distinguishes rows under L2."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
-                f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest "
+                f"{field_words(field)} has rows that float32 cannot distinguish: the {NEAREST} nearest "
                 f"of a query differ by {self.gap:.3g} in squared distance and scores are off by "
                 f"{self.error:.3g}, because groups of rows are far apart ({self.in_order:.0%} of "
                 f"{self.queries} queries keep their order among {self.rows:,} rows at strength "

@@ -28,6 +28,7 @@ from milvus_hubness.basics.defaults import (
     VerdictMode,
 )
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Metric
@@ -560,7 +561,7 @@ def with_profile(
     )
     if state.codec.needs_candidates or not fits:
         raise NoSpareColumns(
-            f"field {state.field!r} has no columns to spare for profile {name!r}: "
+            f"{field_words(state.field)} has no columns to spare for profile {name!r}: "
             "migrate it with room for more profiles"
         )
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.notebooks import ShownAsTable
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -476,7 +477,7 @@ class Refreshing:
         if self.state.codec.leaves_vectors:
             remedy = "disable the correction and enable it again"
         return (
-            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in "
+            f"{plan.reason}, but the quantizer of {field_words(self.state.field)} needs each bias in "
             f"{spread} columns, where its vectors have {self.state.layout.spread}, and no copy "
             f"with more can take over: {obstacle}. So {remedy}, turn the quantization off, or "
             "write the biases as they are (--force), of which it loses a part"
@@ -503,7 +504,8 @@ class Refreshing:
             try:
                 self._judging.require(verdict, self.info.name)
             except CorrectionNotRecommended as error:
-                return self._result("refused", f"{plan.reason}, but {error}", verdict=verdict)
+                reason = f"{plan.reason}, but {error.advice} (force goes on all the same)"
+                return self._result("refused", reason, verdict=verdict)
             plan = replace(plan, strength=self._strength(plan, verdict))
 
         evaluation: RefreshEvaluation | None = None

@@ -150,6 +150,12 @@ class Schemas(Protocol):
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
 
+    def named_partitions(self, source: CollectionInfo) -> list[str]:
+        """Return the partitions that a user knows by name."""
+
+    def fields_of_copy(self, hidden_fields: Sequence[str]) -> list[str]:
+        """Return those of the hidden fields of a correction that rows of a copy store."""
+
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted
         call has not. Raises CollectionExists if `target` is not an unfilled copy of `source`.

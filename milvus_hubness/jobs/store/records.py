@@ -26,6 +26,7 @@ from milvus_hubness.basics.bounds import (
     Text,
     shown,
 )
+from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
 from milvus_hubness.correction.codec.base import form_of
@@ -360,7 +361,7 @@ class VectorField:
         if not self.computed_by:
             return []
         return [
-            f"the vectors of field {self.name!r} are computed on the server, by "
+            f"the vectors of {field_words(self.name)} are computed on the server, by "
             f"{self.computed_by}, which accepts no others: correct a field whose vectors clients "
             "write, made by the same model"
         ]
@@ -518,9 +519,9 @@ class CollectionInfo:
     def require_field(self, field: str) -> None:
         """Raise InvalidInput naming the float vector fields if `field` is not one of them."""
         if field not in self.vector_fields:
-            fields = ", ".join(self.vector_fields) or "none"
+            fields = ", ".join(name or "the one without a name" for name in self.vector_fields)
             raise InvalidInput(
-                f"{self.name!r} has no float vector field {field!r}: choose one of {fields}"
+                f"{self.name!r} has no float vector field {field!r}: choose one of {fields or 'none'}"
             )
 
     def require_correctable(self, field: str) -> None:

@@ -167,6 +167,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         return milvus_schema.takes_locality_hints(source.vector_fields[field])
 
+    def named_partitions(self, source: CollectionInfo) -> list[str]:
+        return [name for name in source.partitions if name is not None]
+
+    def fields_of_copy(self, hidden_fields: Sequence[str]) -> list[str]:
+        return list(hidden_fields)
+
     def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
         # Half precision would round the difference once more.
         return source.vector_fields[field].dtype == "float32"

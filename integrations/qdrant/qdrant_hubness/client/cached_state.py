@@ -19,7 +19,7 @@ from milvus_hubness.extending import (
 )
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
-from qdrant_hubness.store.rows import UNNAMED, named, width_of
+from qdrant_hubness.store.rows import UNNAMED, named, vector_words, width_of
 
 DISTANCES = {
     "COSINE": models.Distance.COSINE,
@@ -149,7 +149,7 @@ def _decoded_vector(state: CollectionState, vector: Any) -> Floats:
     """Return the user's vector (d,), or several (t, d), of stored ones. Raises DimensionMismatch."""
     codec = state.codec
     if state.layout.multi_vectors:
-        rows: Any = MultiVectors.stored([vector], codec.form.width, what=f"vector {state.field!r}")
+        rows: Any = MultiVectors.stored([vector], codec.form.width, what=vector_words(state.field))
         return codec.decode_rows({codec.field: codec.form.joined(rows)})[0]
     stored = codec.form.joined(np.asarray(vector, np.float32)[None])
     # Lengths: Qdrant normalises Cosine vectors.

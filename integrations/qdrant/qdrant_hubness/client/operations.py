@@ -24,7 +24,7 @@ from qdrant_hubness.client.rewrite import (
 )
 from qdrant_hubness.client.state_cache import Operation
 from qdrant_hubness.client.writes import Writing
-from qdrant_hubness.store.rows import UNNAMED, named
+from qdrant_hubness.store.rows import UNNAMED, named, vector_words
 
 Options = dict[str, Any]
 
@@ -261,7 +261,8 @@ class Operations(Writing):
             for id in ids:
                 if vectors.get(id) is None:
                     raise InvalidInput(
-                        f"point {id!r} of {source!r} has no vector {field!r}: name another point"
+                        f"point {id!r} of {source!r} does not have {vector_words(field)}: name "
+                        "another point"
                     )
 
                 vector_of[other, field, id] = vectors[id]

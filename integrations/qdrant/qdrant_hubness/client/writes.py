@@ -51,6 +51,7 @@ from qdrant_hubness.client.points import (
 from qdrant_hubness.client.rewrite import as_tokens, as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
 from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
+from qdrant_hubness.store.rows import vector_words
 from qdrant_hubness.store.sizes import in_parts
 from qdrant_hubness.store.write_intents import line
 
@@ -590,8 +591,8 @@ def _token_rows(
     empty = [point.id for point, row in zip(points, rows, strict=True) if not len(row)]
     if empty:
         raise InvalidInput(
-            f"points {name_some(empty)} of {collection!r} have an empty list as multivector "
-            f"{state.field!r}: give each at least one vector, or leave the multivector out"
+            f"points {name_some(empty)} of {collection!r} have an empty list as "
+            f"{vector_words(state.field)}: give each at least one vector, or leave the multivector out"
         )
 
     odd = [

@@ -53,6 +53,11 @@ Row = dict[str, Any]
 Vectors = dict[str, Any]
 
 
+def vector_words(name: str) -> str:
+    """Return what messages call a vector."""
+    return f"vector {name!r}" if name != UNNAMED else "the vector"
+
+
 class Uncopied(list[float]):
     """A vector that was made for one request, so that nobody else holds it.
 

@@ -13,7 +13,7 @@ from milvus_hubness.extending import (
     Dtype,
     VectorField,
 )
-from qdrant_hubness.store.rows import UNNAMED, Normalisation
+from qdrant_hubness.store.rows import UNNAMED, Normalisation, vector_words
 
 METRICS = {
     models.Distance.COSINE: "COSINE",
@@ -139,17 +139,17 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
         params = dense(described).get(field)
         why = "missing" if params is None else str(params.datatype)
         reasons.append(
-            f"vector {field!r} is {why}: only dense vectors of 32 or 16 bits are corrected "
-            f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
+            f"{vector_words(field)} is {why}: only dense vectors of 32 or 16 bits are corrected "
+            f"(here: {', '.join(map(vector_words, source.vector_fields)) or 'none'})"
         )
     elif source.vector_fields[field].metric not in METRICS.values():
         reasons.append(
-            f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, "
+            f"{vector_words(field)} has the distance {source.vector_fields[field].metric}: only Cosine, "
             "Dot and Euclid are corrected"
         )
     elif source.vector_fields[field].multi_vectors and source.vector_fields[field].metric == "L2":
         reasons.append(
-            f"vector {field!r} is a multivector with the distance Euclid: its scores are sums of "
+            f"{vector_words(field)} is a multivector with the distance Euclid: its scores are sums of "
             "distances, which a bias in the vectors cannot correct: use Cosine or Dot"
         )
 
@@ -163,6 +163,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
     texts = []
     if source.aliases:
         texts.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
+    texts.append("the copy has one payload index more, by which jobs find points without a bias")
     return texts + quantization_remarks(quantization(source, field), bias_spread(source, field))
 
 

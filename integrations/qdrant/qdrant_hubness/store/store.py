@@ -180,6 +180,14 @@ class QdrantStore(QdrantWriteIntents):
         # A vector changes without its payload, which would have the text.
         return False
 
+    def named_partitions(self, source: CollectionInfo) -> list[str]:
+        # The two kinds of ids, in whose order jobs read points, are no partitions of the user's.
+        return []
+
+    def fields_of_copy(self, hidden_fields: Sequence[str]) -> list[str]:
+        # The vector has the bias: the payload of a point that has one is the user's.
+        return []
+
     def units_moved(self) -> int:
         return self.units
 

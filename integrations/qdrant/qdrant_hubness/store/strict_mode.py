@@ -8,6 +8,7 @@ from qdrant_client import models
 
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits
+from qdrant_hubness.store.rows import vector_words
 
 COPY_CONDITIONS = 1
 ENABLED_CONDITIONS = 2
@@ -51,7 +52,7 @@ def obstacles(
 
     if not limits.allows_exact and field in dense and _links(described, dense[field]) == 0:
         reasons.append(
-            f"vector {field!r} has no graph (hnsw_config.m is 0), and strict mode forbids the "
+            f"{vector_words(field)} has no graph (hnsw_config.m is 0), and strict mode forbids the "
             "exact searches by which the copy is verified: raise m, or set search_allow_exact to "
             "true"
         )
