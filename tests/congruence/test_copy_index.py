@@ -24,7 +24,7 @@ from milvus_hubness.jobs.migration.migrator import cutover, rollback
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.server import validate_index
-from tests.support.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import nnn, plain_collection, similarity, single_queries, vectors
 
 
 def assert_index(backend, name, kind, **params):
@@ -45,7 +45,8 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
             super().upsert(collection, *args, **kwargs)
 
     rng = np.random.default_rng(12)
-    items, bank, query = vectors(rng, 90, 32), QueryBank(vectors(rng, 200, 32)), vectors(rng, 1, 32)
+    items, rows, query = (vectors(rng, count, 32) for count in (90, 200, 1))
+    bank = single_queries(rows)
     client, name = backend.client(), backend.name()
     plain_collection(
         client, name, items, "COSINE", index_type="HNSW", params={"M": 8, "efConstruction": 40}

@@ -34,7 +34,7 @@ from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from tests.qdrant.worlds import METRICS, key
-from tests.support.galleries import nnn, vectors
+from tests.support.galleries import nnn, single_queries, vectors
 
 DIM = 32
 
@@ -106,7 +106,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     )
     before, bank = everything(client, name), vectors(rng, 200, DIM)
     store, stages = everywhere.store(), []
-    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75), field="image")
+    plan = plan_migration(store, name, single_queries(bank), estimator=NNN(16, 0.75), field="image")
     assert plan.to_dict()["rows"] == count
     assert plan.to_dict()["index_params"] == {"M": 16, "efConstruction": 100}
     json.dumps(plan.to_dict())
