@@ -101,6 +101,29 @@ def assert_scores(client, name, items, bank):
 
 
 @pytest.mark.lite_only
+def test_a_plan_remarks_on_lengths_that_vary(database):
+    rng = np.random.default_rng(31)
+    items, bank = vectors(rng, ITEMS, DIM), QueryBank(vectors(rng, BANK, DIM))
+    directions = items / np.linalg.norm(items, axis=1, keepdims=True)
+    # A collection on Milvus Lite has no graph here, so that nothing is lost, but its copy may.
+    graph = {"index_type": "HNSW"} if database.kind == "lite" else {}
+
+    def remarks(rows, metric, **options):
+        source = database.fill(rows, metric)
+        options = {"estimator": NNN(K), **graph, **options}
+        plan = plan_migration(database.store(), source, bank, **options)
+        return [remark for remark in plan.remarks if "lengths of the vectors vary" in remark]
+
+    [remark] = remarks(items, "IP")
+    assert "--measure" in remark
+    # It says itself what the index finds.
+    assert remarks(items, "IP", measure=True) == []
+    assert remarks(directions, "IP") == remarks(items, "COSINE") == []
+    if database.kind == "lite":
+        assert remarks(items, "IP", index_type="FLAT") == []
+
+
+@pytest.mark.lite_only
 def test_a_rebuild_measures_the_lengths_again(backend):
     rng = np.random.default_rng(29)
     items, bank, other = (vectors(rng, count, DIM) for count in (ITEMS, BANK, BANK))

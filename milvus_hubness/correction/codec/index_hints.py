@@ -213,6 +213,21 @@ class _HalfSquares:
         return range_of_lengths > LENGTHS_VARY * math.sqrt(self.middle)
 
 
+def _sizes_of(squares: Doubles) -> _HalfSquares:
+    return _HalfSquares(*np.percentile(squares, [1, 50, 99]).tolist())
+
+
+def lengths_vary(layout: Layout, vectors: Floats) -> bool:
+    """Whether the lengths of vectors (n, d) vary so much that a graph needs more for them.
+
+    Only inner products look at lengths: false for other metrics. Invalid rows are left out.
+    """
+    if layout.metric != "IP" or layout.multi_vectors:
+        return False
+    squares = half_squares(vectors[~layout.invalid(vectors)])
+    return bool(squares.any()) and _sizes_of(squares).lengths_vary
+
+
 def measured_on(
     layout: Layout,
     vectors: npt.ArrayLike,
@@ -248,7 +263,7 @@ def measured_on(
     if not squares.any():
         return measured
 
-    sizes = _HalfSquares(*np.percentile(squares, [1, 50, 99]).tolist())
+    sizes = _sizes_of(squares)
     if layout.metric == "L2":
         measured = _with_scale(measured, squares, sizes)
     elif locality_hints and queries is not None:

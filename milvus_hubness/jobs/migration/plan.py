@@ -12,10 +12,12 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
+from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
 from milvus_hubness.correction.guard import require_on_hub
+from milvus_hubness.correction.kernels.ann import IndexSpec
 from milvus_hubness.correction.state import slots_for, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -52,6 +54,7 @@ from milvus_hubness.jobs.common.priors import (
 from milvus_hubness.jobs.common.progress import Events, Throttle
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.survey import (
+    MEASURED_ROWS,
     SAMPLE_ROWS,
     Fitting,
     Resolution,
@@ -393,6 +396,10 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         )
 
     remarks += _duplicate_remarks(store, fitting)
+    if not request.measure and _has_graph_of_products(store, fitting):
+        sample = sample or sampled_rows(store, info, field, surveyed, layout, MEASURED_ROWS)
+        if lengths_vary(layout, sample[0]):
+            remarks.append(LENGTHS_REMARK)
 
     resolution = resolution_of(store, fitting)
     if resolution is not None:
@@ -550,6 +557,20 @@ def _hidden_fields(layout: Layout, suffix: str) -> list[str]:
     if layout.metric == "COSINE" and not layout.multi_vectors:
         names.append("norm")
     return [f"hubness_{name}{suffix}" for name in names]
+
+
+LENGTHS_REMARK = (
+    "the lengths of the vectors vary, under which the graph of the copy may find less of the corrected "
+    "ranking at the same ef: plan with --measure, which says how much, and the ef that restores it"
+)
+
+
+def _has_graph_of_products(store: Store, fitting: Fitting) -> bool:
+    """Whether the copy's index is a graph of single vectors by inner products, in float32."""
+    if fitting.layout.metric != "IP" or fitting.layout.multi_vectors:
+        return False
+    has_graph = IndexSpec.of(fitting.vector.index_type, {}).search_parameter == "ef"
+    return has_graph and store.takes_length_pull(fitting.source, fitting.field)
 
 
 def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
