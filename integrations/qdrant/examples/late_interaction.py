@@ -23,6 +23,8 @@ from qdrant_hubness import HubnessQdrantClient, QdrantStore, connect
 
 FUNCTIONS, PAST_QUESTIONS = 400, 1_000
 MOST_TOKENS = 32
+POINTS_PER_REQUEST = 50
+"""A server takes 32 MB of JSON at once, and a point with 32 vectors of 384 numbers has a quarter of one."""
 COLLECTION, ALIAS = "stdlib_tokens", "stdlib_tokens_live"
 
 
@@ -66,7 +68,7 @@ def run(uri: str) -> tuple[int, int]:
         models.PointStruct(id=number, vector=tokens.tolist(), payload={"name": pair.name})
         for number, (tokens, pair) in enumerate(zip(bodies, functions, strict=True))
     ]
-    plain.upsert(COLLECTION, points, wait=True)
+    plain.upload_points(COLLECTION, points, batch_size=POINTS_PER_REQUEST, wait=True)
 
     past_questions = embedded(model, [pair.docstring for pair in others])
     bank = QueryBank.of(MultiVectors.from_list(past_questions, what="the past questions"))
