@@ -151,14 +151,17 @@ def test_a_query_iterator_skips_more_rows_than_one_request_answers(filled, monke
         pages.close()
 
 
-def test_a_search_iterator_does_not_bring_rows_of_hostile_keys_twice(filled):
-    """Rows at the same distance as the last of a page are left out of the next by their keys. The vectors are axes:
-    whatever the order of its sums, a database then computes the same score for each row in each request."""
+def test_a_search_iterator_does_not_bring_rows_of_hostile_keys_twice(filled, shared_backend):
+    """Rows at the same distance as the last of a page are left out of the next by their keys, where the server does
+    not keep the place of a search itself, as it does from Milvus 2.5 on. The vectors are axes: whatever the order of
+    its sums, a database then computes the same score for each row in each request."""
     client, name = filled
     axis = np.eye(DIM, dtype=np.float32)[0]
     client.upsert(name, [{"sku": key, "vector": axis} for key in HOSTILE])
     pages = client.search_iterator(name, [axis], batch_size=3, output_fields=["sku"])
-    assert isinstance(getattr(pages, "_iterator", pages), SearchIterator)
+    # Where the keys are not left out by name, as on newer servers, the test shows less.
+    if shared_backend.kind != "server-current":
+        assert isinstance(getattr(pages, "_iterator", pages), SearchIterator)
     keys = []
     while hits := pages.next():
         keys += [hit.id for hit in hits]

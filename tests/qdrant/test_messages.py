@@ -32,6 +32,7 @@ from milvus_hubness import (
     plan_migration,
     rollback,
 )
+from milvus_hubness.jobs.migration.ledger import Ledger
 from qdrant_hubness.store import connect
 from qdrant_hubness.store.requests import translated
 from tests.qdrant.strict import StrictServer, listening
@@ -149,11 +150,38 @@ def small(backend):
 def test_a_mistyped_name_is_answered_with_near_ones_only(small):
     store, name, bank = small
     migrate(store, plan_migration(store, name, bank, estimator=NNN(4)), ALONE)
-    with pytest.raises(NoMigration, match=rf"did you mean {name} -> {name}_hubness\?") as raised:
+    # The database may have others with near names: the nearest comes first.
+    with pytest.raises(NoMigration, match=rf"did you mean {name} -> {name}_hubness( or |\?)"):
         rollback(store, f"{name}_hubnes")
     with pytest.raises(NoMigration) as raised:
         rollback(store, "something else")
     assert name not in str(raised.value)
+
+
+def test_among_many_near_names_the_nearest_is_the_first_of_three(small):
+    store, name, bank = small
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4)), ALONE)
+    ledger = Ledger(store)
+    present = ledger.find(name)
+    others = [
+        present.model_copy(
+            update={
+                "id": f"{number}",
+                "source": f"{name}{number}",
+                "target": f"{name}{number}_hubness",
+            }
+        )
+        for number in range(5)
+    ]
+    try:
+        for other in others:
+            ledger.write(other)
+        with pytest.raises(NoMigration, match=rf"mean {name} -> {name}_hubness or ") as raised:
+            rollback(store, f"{name}_hubnes")
+        assert str(raised.value).count(" -> ") == 3
+    finally:
+        for other in others:
+            ledger.forget(other)
 
 
 def test_a_copy_after_a_rollback_is_not_called_unfinished(small, backend):
