@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -287,11 +288,14 @@ class StateCache:
 
     # -- biases of new points ----------------------------------------------------------------------
 
-    def slots(
+    def biases(
         self, collection: str, state: CollectionState, vectors: Floats, items: Items
-    ) -> Operation[Floats]:
-        """Return the biases (n, slots) of points with vectors (n, d): of all profiles, and both
-        sets of a running refresh.
+    ) -> Operation[tuple[Floats, Floats]]:
+        """Return the biases of points with vectors (n, d), (n, slots), and their locality hint
+        columns (n, c).
+
+        The biases are of all profiles, and both sets of a running refresh; the hints are by the active
+        bank. Both follow from one product with it.
         """
         state.expect_values(items.rows)
         profile_of_slot: dict[int, Profile] = {}
@@ -303,41 +307,22 @@ class StateCache:
             if update is not None:
                 profile_of_slot[update.profile.slot] = update.profile
 
+        # The two slots of a profile have one bias, which is computed once. The index is shaped by
+        # the queries of the active profile alone.
+        needed = {id(profile): profile for profile in profile_of_slot.values()}
+        if state.layout.locality_hint_count:
+            needed[id(state.profile)] = state.profile
+        computed: dict[int, tuple[Floats, Floats]] = {}
+        for number, profile in needed.items():
+            bank = yield from self._bank(collection, state, profile)
+            computed[number] = yield Compute(partial(_of_rows, bank, state, vectors, items))
+
         biases = np.zeros((len(vectors), state.slots), np.float32)
-        computed: dict[int, Floats] = {}
         for slot, profile in profile_of_slot.items():
-            # The two slots of a profile have one bias, which is computed once.
-            if id(profile) not in computed:
-                computed[id(profile)] = yield from self._biases(
-                    collection, state, profile, vectors, items
-                )
-            biases[:, slot] = computed[id(profile)]
-
-        return biases
-
-    def _biases(
-        self,
-        collection: str,
-        state: CollectionState,
-        profile: Profile,
-        vectors: Floats,
-        items: Items,
-    ) -> Operation[Floats]:
-        bank = yield from self._bank(collection, state, profile)
-        biases: Floats = yield Compute(lambda: bank.correction(state).centred(vectors, items))
-        return biases
-
-    def locality_hints(
-        self, collection: str, state: CollectionState, vectors: Floats, items: Items
-    ) -> Operation[Floats]:
-        """Return the locality hint columns (n, c) of vectors (n, d), by the active bank."""
-        profile = state.profile
-        if not state.layout.locality_hint_count:
-            return np.zeros((len(vectors), 0), np.float32)
-
-        bank = yield from self._bank(collection, state, profile)
-        hints: Floats = yield Compute(lambda: bank.correction(state).locality_hints(vectors, items))
-        return hints
+            biases[:, slot] = computed[id(profile)][0]
+        if state.layout.locality_hint_count:
+            return biases, computed[id(state.profile)][1]
+        return biases, np.zeros((len(vectors), 0), np.float32)
 
     def _bank(
         self, collection: str, state: CollectionState, profile: Profile
@@ -379,3 +364,11 @@ class StateCache:
         )
         payloads = [record.payload for record in records]
         return BankGenerations.restored(reference, "qdrant", vectors, payloads)
+
+
+def _of_rows(
+    bank: CachedBank, state: CollectionState, vectors: Floats, items: Items
+) -> tuple[Floats, Floats]:
+    """Return the biases (n,) and the locality hint columns (n, c) of vectors (n, d) by a bank."""
+    # A fit is restored and evaluated in a thread: both may take long.
+    return bank.correction(state).of_rows(vectors, items, are_new=False)

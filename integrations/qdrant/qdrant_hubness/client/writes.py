@@ -379,8 +379,7 @@ class Writing(StateCache):
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
 
             items = yield from self._items(collection, state, present_points)
-            slots: Floats = yield from self.slots(collection, state, rows, items)
-            locality_hints: Floats = yield from self.locality_hints(collection, state, rows, items)
+            slots, locality_hints = yield from self.biases(collection, state, rows, items)
             kinds = None if state.kinds is None else state.kinds.numbers_of(rows, items)
             by_slot = dict(enumerate(slots.T))
             biases = RowBiases(by_slot, state.profile.epoch, locality_hints, kinds)
