@@ -10,10 +10,14 @@ medians.
     migrate   rows per CPU second of `migrate`, whole and up to the end of the copy, beside a loop
               of QdrantClient.scroll and upsert, which keeps no key, compares and computes nothing
     upsert    1,000 points, by HubnessQdrantClient into a corrected collection, by QdrantClient into
-              its source; and during a refresh, when each point is noted first
+              its source; and during a refresh, when each point is noted first; again at 256
+              dimensions, and with a bank of 4,000 queries
     batch     64 searches in one request, of the same collections
     search    one search
     start     CPU time and peak memory of commands, beside `from qdrant_client import QdrantClient`
+    judge     CPU time of the process `milvus-hubness migrate plan` with a verdict on the bank and
+              without one, 5,000 points of 256 dimensions and 4,000 queries, in one thread and in as
+              many as there are cores: threads that wait for each other count too
 
 URL is that of a Qdrant server; without --url and $QDRANT_URL it is the server of the tests, in a
 process of its own, which speaks the same HTTP and gives the answer to a search that it has given
@@ -48,12 +52,17 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import connect
+from tests.support.galleries import hubby_gallery
 
 ROWS, DIM, BANK, K = 6_000, 128, 500, 16
 PAGE = 1_000
 """Points in a request of the plain copy."""
 UPSERTED, SEARCHES, LIMIT = 1_000, 64, 10
-ROUNDS = {"migrate": 5, "upsert": 9, "batch": 21, "search": 101, "start": 7}
+ROUNDS = {"migrate": 5, "upsert": 9, "batch": 21, "search": 101, "start": 7, "judge": 3}
+WIDER = ((256, 500), (256, 4_000))
+"""Dimensions and queries in the bank of further upserts."""
+JUDGED = "speed_judged"
+JUDGED_ROWS, JUDGED_QUERIES, JUDGED_DIM = 5_000, 4_000, 256
 SOURCE, COPY, PLAIN_COPY = "speed_items", "speed_items_hubness", "speed_items_plain"
 MADE = (COPY, PLAIN_COPY, f"{COPY}__bank", f"{SOURCE}__bank", LEDGER)
 """Collections of a migration and of the plain copy."""
@@ -160,13 +169,17 @@ def drop(client: QdrantClient, *names: str) -> None:
             client.delete_collection(name)
 
 
-def fill(client: QdrantClient) -> None:
-    drop(client, SOURCE)
-    config = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
-    client.create_collection(SOURCE, vectors_config=config)
-    vectors = np.random.default_rng(0).standard_normal((ROWS, DIM), np.float32)
-    for start in range(0, ROWS, PAGE):
-        client.upsert(SOURCE, points_of(vectors[start : start + PAGE], start), wait=True)
+def fill(client: QdrantClient, vectors: np.ndarray, name: str = SOURCE) -> None:
+    """Create a collection of vectors (n, d)."""
+    drop(client, name)
+    config = models.VectorParams(size=vectors.shape[1], distance=models.Distance.COSINE)
+    client.create_collection(name, vectors_config=config)
+    for start in range(0, len(vectors), PAGE):
+        client.upsert(name, points_of(vectors[start : start + PAGE], start), wait=True)
+
+
+def random_vectors(seed: int, count: int, dim: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, dim), np.float32)
 
 
 def points_of(vectors: np.ndarray, start: int = 0) -> list[models.PointStruct]:
@@ -196,8 +209,13 @@ def plain_copy(client: QdrantClient) -> None:
             return
 
 
-def migrated(client: QdrantClient, copied: list[float] | None = None) -> None:
-    """Migrate the collection. copied: gets the CPU seconds up to the end of the copy."""
+def migrated(
+    client: QdrantClient, copied: list[float] | None = None, *, dim: int = DIM, bank: int = BANK
+) -> None:
+    """Migrate the collection. copied: gets the CPU seconds up to the end of the copy.
+
+    bank: the number of its queries.
+    """
     began = time.process_time()
 
     def note(event: Event) -> None:
@@ -205,8 +223,8 @@ def migrated(client: QdrantClient, copied: list[float] | None = None) -> None:
             copied.append(time.process_time() - began)
 
     store = QdrantStore(client)
-    bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
-    plan = plan_migration(store, SOURCE, bank, estimator=NNN(K), target=COPY)
+    queries = QueryBank(random_vectors(1, bank, dim))
+    plan = plan_migration(store, SOURCE, queries, estimator=NNN(K), target=COPY)
     migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
 
 
@@ -223,10 +241,10 @@ def migrations(url: str, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def upserts(url: str, rounds: int) -> list[dict[str, Any]]:
+def upserts_in_turns(url: str, rounds: int, what: str, dim: int) -> dict[str, Any]:
+    """Compare upserts into the source and into its copy."""
     plain, ours = connect(url), HubnessQdrantClient(url=url, check_compatibility=False)
-    vectors = np.random.default_rng(2).standard_normal((UPSERTED, DIM), np.float32)
-    points = points_of(vectors)
+    points = points_of(random_vectors(2, UPSERTED, dim))
     medians = in_turns(
         {
             "plain": lambda: plain.upsert(SOURCE, points, wait=True),
@@ -234,22 +252,31 @@ def upserts(url: str, rounds: int) -> list[dict[str, Any]]:
         },
         rounds,
     )
-    lines = [compared("upsert of 1,000", medians["plain"], medians["ours"], UPSERTED)]
+    return compared(what, medians["plain"], medians["ours"], UPSERTED)
 
-    store = QdrantStore(plain)
+
+def upserts(url: str, rounds: int) -> list[dict[str, Any]]:
+    lines = [upserts_in_turns(url, rounds, "upsert of 1,000", DIM)]
+
+    client = connect(url)
+    store = QdrantStore(client)
     intent_log = store.create_intent_log(store.info(COPY))
     store.write_property(COPY, WRITE_INTENTS_PROPERTY, intent_log)
-    noting = HubnessQdrantClient(url=url, check_compatibility=False)
-    medians = in_turns(
-        {
-            "plain": lambda: plain.upsert(SOURCE, points, wait=True),
-            "ours": lambda: noting.upsert(COPY, points, wait=True),
-        },
-        rounds,
-    )
+    lines.append(upserts_in_turns(url, rounds, "upsert of 1,000 during a refresh", DIM))
     store.end_intent_log(COPY, intent_log)
-    what = "upsert of 1,000 during a refresh"
-    return [*lines, compared(what, medians["plain"], medians["ours"], UPSERTED)]
+
+    for dim, bank in WIDER:
+        drop(client, *MADE)
+        fill(client, random_vectors(0, UPSERTED, dim))
+        migrated(client, dim=dim, bank=bank)
+        what = f"upsert of 1,000 × {dim}, a bank of {bank:,}"
+        lines.append(upserts_in_turns(url, rounds, what, dim))
+
+    # The further parts use the collection of the usual size.
+    drop(client, *MADE)
+    fill(client, random_vectors(0, ROWS, DIM))
+    migrated(client)
+    return lines
 
 
 def searches(url: str, rounds: int, count: int) -> list[dict[str, Any]]:
@@ -289,10 +316,17 @@ sys.exit(os.waitstatus_to_exitcode(status))
 the process which has started it, and the one of this benchmark is large."""
 
 
-def process_costs(arguments: tuple[str, ...]) -> tuple[float, float]:
-    """Return CPU seconds and peak MiB of a Python process, which must succeed."""
+def process_costs(arguments: tuple[str, ...], **variables: str) -> tuple[float, float]:
+    """Return CPU seconds and peak MiB of a Python process, which must succeed.
+
+    variables: of its environment, beside those of this process.
+    """
     process = subprocess.run(
-        [sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", MEASURED, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **variables},
     )
     if process.returncode:
         raise SystemExit(
@@ -306,7 +340,7 @@ def starts(url: str, rounds: int) -> list[dict[str, Any]]:
     address = f"qdrant+{url}"
     with tempfile.TemporaryDirectory() as folder:
         bank = os.path.join(folder, "bank.npy")
-        np.save(bank, np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
+        np.save(bank, random_vectors(1, BANK, DIM))
         processes = {
             PLAIN_IMPORT: ("-c", PLAIN_IMPORT),
             "from qdrant_hubness import HubnessQdrantClient": (
@@ -336,19 +370,52 @@ def starts(url: str, rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+def judgings(url: str, rounds: int) -> list[dict[str, Any]]:
+    """Return the CPU seconds of plans with a verdict and without, by the number of threads."""
+    items, queries, _ = hubby_gallery(JUDGED_ROWS, JUDGED_QUERIES, JUDGED_DIM)
+    client = connect(url)
+    fill(client, items, JUDGED)
+    taken: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        bank = os.path.join(folder, "bank.npy")
+        np.save(bank, queries)
+        plan = (*COMMAND, "migrate", "plan", JUDGED, "--bank", bank, "--uri", f"qdrant+{url}")
+        for _ in range(rounds):
+            for threads in ("1", str(os.cpu_count())):
+                for mode in ("skip", "warn"):
+                    seconds, _ = process_costs(
+                        plan,
+                        MILVUS_HUBNESS_VERDICT=mode,
+                        OMP_NUM_THREADS=threads,
+                        OPENBLAS_NUM_THREADS=threads,
+                    )
+                    taken.setdefault((threads, mode), []).append(seconds)
+    drop(client, JUDGED)
+    medians = {key: statistics.median(each) for key, each in taken.items()}
+    return [
+        {
+            "threads": int(threads),
+            "without_verdict_seconds": round(medians[threads, "skip"], 2),
+            "with_verdict_seconds": round(medians[threads, "warn"], 2),
+        }
+        for threads in dict.fromkeys(threads for threads, _ in taken)
+    ]
+
+
 PARTS: dict[str, Callable[[str, int], list[dict[str, Any]]]] = {
     "migrate": migrations,
     "upsert": upserts,
     "batch": lambda url, rounds: searches(url, rounds, SEARCHES),
     "search": lambda url, rounds: searches(url, rounds, 1),
     "start": starts,
+    "judge": judgings,
 }
 
 
 def measured(url: str, rounds: int | None, parts: list[str]) -> dict[str, Any]:
     client = connect(url)
     drop(client, *MADE)
-    fill(client)
+    fill(client, random_vectors(0, ROWS, DIM))
     migrated(client)
     results: dict[str, Any] = {"server": str(client.info().version)}
     try:
@@ -372,7 +439,7 @@ def shown(results: dict[str, Any]) -> str:
             "" if line["target"] is None else f"{line['target']:.1f}",
         ]
         for part in PARTS
-        if part != "start"
+        if part not in ("start", "judge")
         for line in results.get(part, [])
     ]
     head = ["work", "qdrant-client, ms", "qdrant-hubness, ms", "per CPU second", "ratio", "at most"]
@@ -383,6 +450,21 @@ def shown(results: dict[str, Any]) -> str:
             for line in results["start"]
         ]
         texts.append(table(["process", "CPU seconds", "peak MiB"], rows))
+    if "judge" in results:
+        head = ["threads", "plan without a verdict, CPU s", "with a verdict, CPU s"]
+        rows = [
+            [
+                str(line["threads"]),
+                f"{line['without_verdict_seconds']:.1f}",
+                f"{line['with_verdict_seconds']:.1f}",
+            ]
+            for line in results["judge"]
+        ]
+        about = (
+            f"`milvus-hubness migrate plan` of {JUDGED_ROWS:,} × {JUDGED_DIM}, a bank of "
+            f"{JUDGED_QUERIES:,}; threads that wait for each other count too:"
+        )
+        texts.append(f"{about}\n\n{table(head, rows)}")
     return "\n\n".join(texts)
 
 

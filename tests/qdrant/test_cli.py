@@ -91,9 +91,9 @@ def test_other_options_than_those_of_a_switched_migration_are_refused(run, folde
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     options = ("items", "--k", "4", *FAST)
     run("migrate", "run", *options, "--bank", bank, "--alias", "one")
-    with pytest.raises(InvalidParameter, match="--alias two: .* is 'switched' with --alias one"):
+    with pytest.raises(InvalidParameter, match=r"^--alias two: .* is 'switched' with --alias one"):
         run("migrate", "run", *options, "--bank", bank, "--alias", "two")
-    with pytest.raises(InvalidParameter, match="--alias two: .* is 'switched' with --alias one"):
+    with pytest.raises(InvalidParameter, match=r"^--alias two: .* is 'switched' with --alias one"):
         run("migrate", "cutover", "items", "--alias", "two", *FAST)
     for different in (("--bank", other), ("--bank", bank, "--on-hub", "warn")):
         with pytest.raises(InvalidParameter, match=r"^--(bank|on-hub): .* with other options"):
@@ -108,7 +108,10 @@ def test_a_plan_shows_what_is_there_and_what_is_added(run, command, folder):
     assert facts["partitions"] == facts["hidden_fields"] == []
     assert "fields added" not in shown
     assert "partitions" not in shown
-    assert "one payload index more" in " ".join(shown.split())
+    words = " ".join(shown.split())
+    assert "one payload index more" in words
+    assert "vectors of 16 numbers, so that plain clients fail" in words
+    assert "HubnessQdrantClient" in words
 
     run("migrate", "run", "items", "--bank", str(folder / "bank.npy"), "--alias", "live", *FAST)
     client = QdrantClient(path=str(folder / "data"))
@@ -157,7 +160,7 @@ def test_points_of_several_vectors(run, folder):
     assert 1 < planned["vectors_per_row"] < 5
     moved = run("migrate", "run", "pages", *bank, "--alias", "live", *FAST)
     assert (moved["phase"], moved["switch"]["name"]) == ("switched", "live")
-    with pytest.raises(CannotMigrate, match="^the vector of 'pages' has several vectors a row"):
+    with pytest.raises(CannotMigrate, match=r"^the vector of 'pages' has several vectors a row"):
         run("enable", "pages", *bank, *FAST)
     # The bank of the collection itself is read from there, too.
     own = ("--bank", "collection:pages")
