@@ -198,7 +198,7 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
     assert len(within[0]) == 4
     [[best, *_]] = client.search(target, ids=[3], limit=5, strength=0)
     assert best["id"] == 3
-    with pytest.raises(InvalidInput, match=r"row 0 has 0\.5 in dimension 2 of 'vector'"):
+    with pytest.raises(InvalidInput, match=r"row 0 has 0\.5 in dimension 2 of field 'vector'"):
         client.insert(target, [{"id": 999, "vector": [mean, mean, 0.5, *new[0, 3:]], "group": 0}])
 
 
@@ -212,7 +212,7 @@ def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite):
     name, store = lite.name("odd"), lite.store()
     plain_collection(lite.client(), name, items, "L2")
     plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
-    with pytest.raises(CannotMigrate, match=r"row 7 has 0\.1 in dimension 4 of 'vector'"):
+    with pytest.raises(CannotMigrate, match=r"row 7 has 0\.1 in dimension 4 of field 'vector'"):
         migrate(store, plan, no_writers=True)
 
 
