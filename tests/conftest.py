@@ -22,10 +22,11 @@ from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.milvus.client.steps import ClientPolicy
 from tests.milvus.caching import CachingServer
 from tests.support import lite as milvus_lite
-from tests.support import servers, tiers
+from tests.support import near_lite, servers, tiers
 from tests.support.browser import Browser
 from tests.support.budget import Budget
 from tests.support.rewritten import keep_rewritten
+from tests.support.shared_server import SharedServer
 
 servers.take_addresses()
 pytest.register_assert_rewrite(
@@ -56,6 +57,7 @@ grpc_handler.time = SimpleNamespace(
     time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05))
 )
 milvus_lite.remember_rows()
+near_lite.answer_without_a_connection()
 
 # Tests that migrate or refresh have no writers that read the announcement, or pass client_ttl.
 os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = "0"
@@ -68,8 +70,6 @@ if servers.CurrentMilvus.unavailable() is None:
     DATABASES["server-current"] = "current_uri"
 
 AN_HOUR_MS = 3_600_000
-
-SHARED = pytest.StashKey[servers.MilvusServer]()
 
 _numbers = itertools.count()
 
@@ -134,6 +134,7 @@ class Backend:
 
 def pytest_configure(config):
     config.pluginmanager.register(Budget())
+    config.pluginmanager.register(SharedServer())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -167,34 +168,12 @@ def pytest_xdist_make_scheduler(config, log):
     return tiers.Scheduling(config, log)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    """Tell each worker where the Milvus 2.3.5 is that all workers share."""
-    if servers.MilvusServer.unavailable() is None:
-        if SHARED not in node.config.stash:
-            node.config.stash[SHARED] = servers.MilvusServer(channels=2)
-        node.workerinput["server"] = node.config.stash[SHARED].uri
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node, ids):
-    """Start that server if tests need it: here, as it lives as long as the process that starts it."""
-    server = node.config.stash.get(SHARED, None)
-    if server and not server.is_running and any(map(tiers.needs_shared_server, ids)):
-        server.start()
-
-
 def pytest_terminal_summary(terminalreporter):
     """Print the counts that tests recorded as a property, whatever process they ran in."""
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
         for name, value in report.user_properties:
             if name == "counts" and report.when == "call":
                 terminalreporter.write_line(value)
-
-
-def pytest_unconfigure(config):
-    if server := config.stash.get(SHARED, None):
-        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from milvus_lite.engine import projection
 from milvus_lite.storage.memtable import MemTable
 from milvus_lite.storage.segment import Segment
 
@@ -20,8 +21,15 @@ def remember_rows() -> None:
     costs on Lite are the dictionaries of the same few hundred rows. The batches of rows never
     change: a batch and a place in it tell which row it is.
     """
+    # For each field of each hit it looks through all fields for the primary one.
+    projection._is_primary = _is_primary
     MemTable._row_to_dict = _remembering(MemTable._row_to_dict, lambda _, batch: batch)
     Segment.row_to_dict = _remembering(Segment.row_to_dict, lambda segment: segment.table)
+
+
+def _is_primary(schema: Any, field_name: str) -> bool:
+    primary = next((field for field in schema.fields if field.is_primary), None)
+    return primary is not None and primary.name == field_name
 
 
 def _remembering(

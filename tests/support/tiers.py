@@ -140,6 +140,8 @@ and tests that are long as a whole. What these show, others show in part: the me
 USES_THE_SERVER = ("[server-2.3.5", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")
+SHARE_IMPORTS = ("/extras/ray/", "integrations/langchain/")
+"""Folders whose tests share a worker, for what they import or start."""
 LONGEST_FIRST = (*ALONE, "test_migrate.py", "test_copy_index", "demo", "/extras/ray/", "/kernels/")
 
 
@@ -316,14 +318,14 @@ def scope_of(nodeid: str) -> str:
         return nodeid
     if "/demo/" in file or "test_example" in file:
         return "demo"
-    if "/extras/ray/" in file:
+    if any(folder in file for folder in SHARE_IMPORTS):
         return file.rpartition("/")[0]
     return f"{file} on the server" if needs_shared_server(nodeid) else file
 
 
 def order(items: list[pytest.Item]) -> None:
     """Sort scopes so that some workers wait for a server while others compute, and no worker is alone in the end:
-    the longest come first, and those that wait end when three quarters of the others have run."""
+    the longest come first, and those that wait end when half of the others have run."""
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(scope_of(item.nodeid), []).append(item)
@@ -339,7 +341,7 @@ def order(items: list[pytest.Item]) -> None:
     by_length = sorted(scopes, key=length)
     waiting = [scope for scope in by_length if waits(scope)]
     computing = [scope for scope in by_length if not waits(scope)]
-    places = {scope: 0.75 * i / len(waiting) for i, scope in enumerate(waiting)}
+    places = {scope: 0.5 * i / len(waiting) for i, scope in enumerate(waiting)}
     places |= {scope: i / len(computing) for i, scope in enumerate(computing)}
     items[:] = [item for scope in sorted(places, key=places.__getitem__) for item in scopes[scope]]
 
