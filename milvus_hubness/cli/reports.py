@@ -417,6 +417,9 @@ def status(
     console.show_result(as_json, data, lambda: console.show_facts(result.collection, facts))
 
 
+LEFT_BY_A_JOB = "{}: repeat the command that was interrupted"
+
+
 def status_words(status: Status) -> dict[str, object]:
     """Return the status in words."""
     intents = status.write_intents
@@ -428,6 +431,9 @@ def status_words(status: Status) -> dict[str, object]:
         "aliases": ", ".join(status.aliases),
         "write intents": f"{intents:,} rows in the log" if intents else None,
         "batches": open_batches if batches else None,
+        "left by a job": LEFT_BY_A_JOB.format(", ".join(status.leftovers))
+        if status.leftovers
+        else None,
         "verdicts": "\n".join(map(_verdict_words, status.verdicts)) or None,
     }
     # A corrected collection has all three; they are tested for the sake of their types.

@@ -59,6 +59,9 @@ LONGEST_PAUSE = 0.2
 FENCE = "__lease_"
 """What follows the name of the collection in a fencing alias."""
 
+DROPPED = "__dropped_"
+"""What follows the name of a collection that is about to be dropped."""
+
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
@@ -151,7 +154,7 @@ class Lease:
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists.
+        """Drop a leased collection if it exists, and what an interrupted drop of it has left.
 
         This cannot be fenced, and may arrive when another job uses the name: so the collection is
         renamed first, and dropped if the lease is still held then. Raises LeaseLost.
@@ -164,11 +167,15 @@ class Lease:
             store.drop(collection)
             return
 
+        self._drop_renamed(collection)
         if not store.exists(collection):
             return
 
         self.check_now()
-        dropped = f"{collection[:LONGEST_NAME]}__dropped_{token}_{self._owner_id[:8]}"
+        dropped = f"{collection[:LONGEST_NAME]}{DROPPED}{token}_{self._owner_id[:8]}"
+        # Before the renaming: nothing else tells under which name an interrupted drop has left it.
+        group = _dropped_group(collection)
+        store.put_records(LEDGER, [Record(f"{group}/{dropped}", group, dropped)])
         store.rename(collection, dropped)
         try:
             self.check_now()
@@ -178,7 +185,16 @@ class Lease:
 
         if fence := self._fences.pop(collection, None):
             self._drop_fence(fence)
-        store.drop(dropped)
+        self._drop_renamed(collection)
+
+    def _drop_renamed(self, collection: str) -> None:
+        """Drop what `drop` has renamed."""
+        store = self.store
+        group = _dropped_group(collection)
+        for record in store.records(LEDGER, group):
+            if store.exists(record.body):
+                store.drop(record.body)
+            store.drop_records(LEDGER, group, [record.key])
 
     def check(self) -> None:
         """Raise LeaseLost if another process holds the lease; call this before every write.
@@ -570,6 +586,10 @@ def forget_leases(store: Ledger, *collections: str) -> None:
     """Delete the lease records of collections that are gone for good."""
     for collection in collections:
         store.drop_records(LEDGER, _group(collection))
+
+
+def _dropped_group(collection: str) -> str:
+    return f"dropped/{collection}"
 
 
 def _group(collection: str) -> str:

@@ -41,7 +41,8 @@ from milvus_hubness.jobs.migration.catch_up import (
     searched_rows,
 )
 from milvus_hubness.jobs.migration.compare import same_rows
-from milvus_hubness.jobs.store.helpers import list_bank
+from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
+from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY
 from milvus_hubness.jobs.store.protocols import (
     SecondVectors,
     SideCollections,
@@ -356,25 +357,25 @@ def _find_themselves(
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
     """Remove the biases that are stored outside a collection's vectors; the bank stays.
 
-    A second vector field is removed too if the server can drop it. Return the name of the dropped
-    side collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected
-    and none is named.
+    A second vector field is removed too if the server can drop it. After an interruption, call it
+    again. Return the name of the dropped side collection or field. Raises NotCorrected, and
+    InvalidInput if several fields are corrected and none is named.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, info):
         store = lease.store
         state = info.state_of(field)
         if state is None:
-            raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
+            return _finish_disabling(lease, info)
 
         if not state.codec.leaves_vectors:
             raise NotCorrected(
                 f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
             )
 
-        # The state goes first, so that no client or job looks for what is dropped after it.
-        store.write_property(info.name, state.property_name, None)
         forget_fits(store, [state])
+        # The state goes before the biases, so that no client or job looks for them.
+        store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
@@ -384,3 +385,20 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         if side:
             lease.drop(side)
         return side
+
+
+def _finish_disabling(lease: Lease, info: CollectionInfo) -> str | None:
+    """Drop what an interrupted job has left beside a collection that is not corrected.
+
+    Return the name of one of the dropped collections. Raises NotCorrected if there are none.
+    """
+    store = lease.store
+    left = left_helpers(store, info, SIDE_PROPERTY)
+    logs = [log.collection for log in store.intent_logs(info.collection_id)]
+    if not (left or logs):
+        raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
+
+    drop_intents(lease, info)
+    for side in left:
+        lease.drop(side)
+    return next(iter([*left, *logs]))

@@ -233,8 +233,8 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
 
 
 def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
-    """Drop a collection if it exists, and then its write-intent log, its query samples and the notes
-    of its fits: no job repairs or reads its rows any more, and no client searches it.
+    """Drop a collection if it exists, with its write-intent log, its query samples and the notes of
+    its fits: no job repairs or reads its rows any more, and no client searches it.
 
     other: the other side of its migration, which may have been made with the same fits.
     """
@@ -243,12 +243,13 @@ def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
     if store.exists(collection):
         info = store.info(collection, counted=False)
         owner = info.collection_id
-        lease.drop(collection)
         _forget_fits(store, [*info.states.values()], other)
+        # Before the collection, which names them: whoever repeats this finds them by it.
         for sampling in info.samplings.fields:
             if store.exists(sampling.samples_collection):
                 store.drop(sampling.samples_collection)
 
+    lease.drop(collection)
     drop_log(lease, owner)
     store.forget_helpers(collection)
 

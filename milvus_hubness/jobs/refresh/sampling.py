@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.common.inputs import only_field
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.common.samples import MOST_JUDGED, NEAR_COPIES, drawn, samples_of
-from milvus_hubness.jobs.store.ownership import samples_name
+from milvus_hubness.jobs.store.helpers import left_helpers
+from milvus_hubness.jobs.store.ownership import QUERY_SAMPLES_PROPERTY, samples_name
 from milvus_hubness.jobs.store.protocols import (
     Collections,
     QuerySampling,
@@ -123,7 +125,8 @@ def start_sampling(
 def stop_sampling(store: Store, collection: str, *, field: str | None = None) -> Sampling | None:
     """Stop the sampling of a field, and drop its samples.
 
-    Return the former settings; None if nothing was sampled. Raises CollectionNotFound, InvalidInput.
+    After an interruption, call it again. Return the former settings; None if nothing was sampled.
+    Raises CollectionNotFound, InvalidInput.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, _):
@@ -131,6 +134,7 @@ def stop_sampling(store: Store, collection: str, *, field: str | None = None) ->
         info, field = _field_of(store, collection, field)
         sampling = info.samplings.of(field)
         if sampling is None:
+            _drop_left(store, info, field)
             return None
 
         others = info.samplings.without(field)
@@ -138,6 +142,14 @@ def stop_sampling(store: Store, collection: str, *, field: str | None = None) ->
         if store.exists(sampling.samples_collection):
             store.drop(sampling.samples_collection)
         return sampling
+
+
+def _drop_left(store: Store, info: CollectionInfo, field: str) -> None:
+    """Drop the samples of a field that an interrupted job has left."""
+    name = samples_name(info.name, field)
+    if name in left_helpers(store, info, QUERY_SAMPLES_PROPERTY):
+        store.drop(name)
+        log.warning("the samples in %r, which an interrupted command had left, are dropped", name)
 
 
 def list_samplings(store: Store, collection: str) -> list[SamplingStatus]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -10,12 +11,13 @@ from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.kinds import kind_facts
-from milvus_hubness.jobs.common.lease import leasing
+from milvus_hubness.jobs.common.lease import DROPPED, holder_of, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.priors import prior_facts
 from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
 from milvus_hubness.jobs.refresh.refit import unfitted_share
+from milvus_hubness.jobs.store.helpers import left_helpers
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
@@ -101,6 +103,10 @@ class Status(ShownAsTable):
     """Number of rows in the write-intent log."""
     open_batches: int = 0
     """Number of batch records of a job that is running or was killed."""
+    leftovers: tuple[str, ...] = ()
+    """Collections that an interrupted job has left: its command, repeated, drops them. None while a
+    job runs, which has made some that nothing names yet.
+    """
     verdicts: tuple[dict[str, Any], ...] = ()
     """The verdicts on banks, the latest first: field, verdict, reason, choice, strength,
     bank_fingerprint, tuned_at, judged_by, and in_use, whether the biases are of that bank.
@@ -127,6 +133,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         "rows": info.rows,
         "aliases": info.aliases,
         "corrected_fields": tuple(info.states),
+        "leftovers": _leftovers(store, info),
         "verdicts": _verdicts(info),
     }
     # A log without batches is that of a job that runs, or one that the next job uses again.
@@ -184,6 +191,17 @@ def pending_rows(store: Store, collection: str, field: str | None) -> tuple[int,
     state = info.state_of(field)
     pending = 0 if state is None else BiasBackend(store, info, state).count_pending()
     return pending, info.rows
+
+
+def _leftovers(store: Store, info: CollectionInfo) -> tuple[str, ...]:
+    """Return the collections that an interrupted job has left beside this one."""
+    if holder_of(store, info.name) is not None:
+        return ()
+
+    # A copy or a source that is about to be dropped has another name already.
+    half_dropped = re.compile(re.escape(info.name) + r"_.*" + DROPPED + r"\d+_[0-9a-f]{8}")
+    dropping = {name for name in store.collection_names() if half_dropped.fullmatch(name)}
+    return tuple(sorted(dropping | {*left_helpers(store, info)}))
 
 
 def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:

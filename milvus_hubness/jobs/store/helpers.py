@@ -11,6 +11,8 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
+    QUERY_SAMPLES_PROPERTY,
+    SIDE_PROPERTY,
     CollectionId,
     Helper,
     HelperRecord,
@@ -18,6 +20,9 @@ from milvus_hubness.jobs.store.ownership import (
     bank_name,
     helpers_group,
     listed_in,
+    owner_in,
+    samples_name,
+    side_name,
 )
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record, Sampling, Samplings
@@ -142,6 +147,38 @@ def list_bank(store: Store, owner: CollectionId, bank: str) -> None:
     """Let jobs on `owner` write into a bank whose name is not derived from that of `owner`."""
     if not re.fullmatch(re.escape(bank_name(owner.name)) + "(_.+)?", bank):
         store.list_helpers(owner, [bank])
+
+
+_MAY_BE_LEFT = {
+    SIDE_PROPERTY: side_name("", ""),
+    QUERY_SAMPLES_PROPERTY: samples_name("", ""),
+}
+"""The markers of helpers that a job may leave, with a part of their names."""
+
+
+def left_helpers(store: Store, info: CollectionInfo, *markers: str) -> list[str]:
+    """Return the side collections and query samples that point back to a collection, which does not
+    name them any more, or not yet: jobs that were interrupted have left them.
+
+    markers: the properties that mark them, by default of both kinds. A job that runs has made some
+    that are not named yet: ask under its lease.
+    """
+    named = {helper.collection for helper in info.helpers}
+    parts = {marker: _MAY_BE_LEFT[marker] for marker in markers or _MAY_BE_LEFT}
+    left: list[str] = []
+    for name in sorted(store.collection_names()):
+        # A description takes a request.
+        if name in named or not any(part in name for part in parts.values()):
+            continue
+        if not store.exists(name):
+            continue
+
+        properties = store.properties_of(name)
+        owners = [owner_in(properties, marker) for marker in parts]
+        if any(owner is not None and owner.is_same(info.collection_id) for owner in owners):
+            left.append(name)
+
+    return left
 
 
 class HelperLists:
