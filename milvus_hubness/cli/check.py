@@ -16,6 +16,7 @@ from milvus_hubness.cli.verdicts import (
     show_reasons,
     show_trials,
     show_verdict,
+    store_verdict,
 )
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def check(
 ) -> None:
     """Show faults of the data, whether correction helps, and, on a page, the hubs.
 
-    Needs past queries only; with --pairs it measures the gain. Writes no row. Exits with 3 if a
-    fault of the data makes the figures worthless, or if the verdict is to leave the search alone.
+    Needs past queries only; with --pairs it measures the gain. Writes no row; the verdict is stored
+    at the end, and a line says if that fails. Exits with 3 if a fault of the data makes the figures
+    worthless, or if the verdict is to leave the search alone.
 
     Example: milvus-hubness check --items items.npy --queries past.npy --pairs pairs.npz
     """
@@ -80,6 +82,8 @@ def check(
     console.show_result(
         as_json, {"check": data}, lambda: _show(result, tuning, to_type, output, show_all)
     )
+    if collection is not None:
+        store_verdict(connection.open(), result.title, result.unstored)
     if result.is_refused:
         raise typer.Exit(console.REFUSED)
 
@@ -145,6 +149,8 @@ def _checked(
             measure=judging.measure,
             kind=kind,
             field=field,
+            # After the result is shown.
+            stores=False,
             progress=progress,
         )
 

@@ -22,6 +22,7 @@ from milvus_hubness.cli.verdicts import (
     show_reasons,
     show_trials,
     show_verdict,
+    store_verdict,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
-    from milvus_hubness.reports.collections import tune
+    from milvus_hubness.reports.collections import tune_collection
 
     if queries and judging.pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
@@ -69,7 +70,7 @@ def tune(
     query_vectors = options.read_vectors(store, queries)
     judgements = judging.read()
     with console.progress_bars() as progress:
-        tuning = tune(
+        tuned = tune_collection(
             store,
             collection,
             bank.read(store, collection, field),
@@ -81,7 +82,8 @@ def tune(
             prior=preferring.read_prior(),
             kind=kind,
             progress=progress,
-        ).to_dict()
+        )
+    tuning = tuned.tuning.to_dict()
 
     to_type = next_command(
         tuning,
@@ -100,6 +102,7 @@ def tune(
             console.say(NO_WEIGHT)
 
     console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
+    store_verdict(store, tuned.title, tuned.unstored)
 
 
 def _is_corrected(store: Store, collection: str, field: str | None) -> bool:

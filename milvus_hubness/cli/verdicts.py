@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,10 @@ from milvus_hubness.basics.texts import (
 )
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import redacted
+
+if TYPE_CHECKING:
+    from milvus_hubness.jobs.store.protocols import Store
+    from milvus_hubness.jobs.store.records import TuningRecord
 
 FEW_TRIALS = 5
 """Searches that a table shows, with the raw one, unless all are wanted."""
@@ -216,3 +220,11 @@ def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str
             )
         )
     return rows
+
+
+def store_verdict(store: Store, collection: str, record: TuningRecord | None) -> None:
+    """Store a verdict that was shown, and say if that fails: the exit status is that of the result."""
+    from milvus_hubness.reports.collections import store_tuned
+
+    if unstored := store_tuned(store, collection, record):
+        console.say(f"milvus-hubness: {redacted(unstored)}", to_stderr=True)

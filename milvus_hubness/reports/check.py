@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from milvus_hubness.basics.files.writing import whole_file
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
@@ -24,6 +25,7 @@ from milvus_hubness.errors import InvalidInput, redacted
 from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, read_items
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.records import TuningRecord
 from milvus_hubness.quality.data_faults import Fault, data_faults
 from milvus_hubness.quality.measures import as_plain
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
@@ -34,6 +36,7 @@ from milvus_hubness.reports.collections import (
     computed_biases,
     diagnose_gallery,
     read_biased,
+    store_tuned,
     tune_collection,
     tune_gallery,
 )
@@ -71,6 +74,9 @@ class Check:
 
     diagnosis: Diagnosis
     """The hubs, before and after the correction that the verdict is about."""
+
+    unstored: TuningRecord | None = None
+    """The verdict while it is not stored in the collection; None if it is, or none is to be."""
 
     @property
     def verdict(self) -> Verdict:
@@ -128,6 +134,7 @@ def check(
     field: str | None = None,
     kind: str | None = None,
     seed: int = 0,
+    stores: bool = True,
     progress: Progress = silent,
 ) -> Check:
     """Look for faults of the data, judge the correction with every method, and show the hubs.
@@ -137,7 +144,8 @@ def check(
     judgements with right rows. Each may be the name of a file.
     metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
     of the file. field, kind, target_bank, measure: as in `tune`. The verdict on a collection is stored
-    as by `tune`, unless it has no labels and a stored one on this bank has.
+    as by `tune`, unless it has no labels and a stored one on this bank has. stores: False leaves that
+    to the caller, see `store_tuned`.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
@@ -168,13 +176,20 @@ def check(
             progress=progress,
         )
         state = store.info(collection).state_of(field)
+        biased = None
         if state is not None:
             own = state.profile.bank.queries_fingerprint == tuned.bank.fingerprint
             biased = read_biased(
                 store, collection, None if own else tuned.bank, field=field, gallery=tuned.gallery
             )
-            return _checked(tuned, biased, seed)
-        return _checked(tuned, None, seed)
+        result = _checked(tuned, biased, seed)
+        if not stores:
+            return result
+        # Last, as the result is worth more than the note of it.
+        if unstored := store_tuned(store, tuned.title, tuned.unstored):
+            log.warning("%s", unstored)
+            return result
+        return replace(result, unstored=None)
 
     if hasattr(source, "info") or field is not None or kind is not None:
         raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
@@ -267,7 +282,7 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
         },
     )
     diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))
-    return Check(tuned.title, tuple(faults), tuned.tuning, diagnosis)
+    return Check(tuned.title, tuple(faults), tuned.tuning, diagnosis, tuned.unstored)
 
 
 def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:

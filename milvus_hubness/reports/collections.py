@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
@@ -23,7 +24,7 @@ from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.errors import InvalidInput, StoreError
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import store_verdict
@@ -428,7 +429,8 @@ def tune(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
-    """Try every method on a collection's rows, and write the result into one of its properties.
+    """Try every method on a collection's rows, and write the result into one of its properties; if
+    that fails, a warning says so.
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
     that clients have sampled; or judgements, queries with right rows, on which the measure (R@k,
@@ -441,7 +443,7 @@ def tune(
     Raises InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes
     the vectors or for kinds that are not possible, and as `quality.tuning.tune` does.
     """
-    return tune_collection(
+    tuned = tune_collection(
         store,
         collection,
         bank,
@@ -454,7 +456,10 @@ def tune(
         kind=kind,
         seed=seed,
         progress=progress,
-    ).tuning
+    )
+    if unstored := store_tuned(store, tuned.title, tuned.unstored):
+        log.warning("%s", unstored)
+    return tuned.tuning
 
 
 class Tuned(NamedTuple):
@@ -473,6 +478,8 @@ class Tuned(NamedTuple):
     """The judgements about the gallery's rows; None without judgements."""
     kinds: GalleryKinds | None
     """The kinds that were tried; None for none."""
+    unstored: TuningRecord | None = None
+    """The verdict while it is not stored in the collection; None if it is, or another one stays."""
 
 
 def tune_collection(
@@ -491,8 +498,8 @@ def tune_collection(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuned:
-    """Try every method on a collection's rows, and store the verdict, as `tune` does; return with it
-    what it was made on.
+    """Try every method on a collection's rows, as `tune` does; return with the result what it was
+    made on. The verdict is not stored yet.
 
     replaces_labelled: whether a verdict without labels takes the place of one with labels.
     """
@@ -540,14 +547,30 @@ def tune_collection(
         progress=progress,
     )
     chosen = preference.prior if preference is not None else None
-    record = _record_of(field, bank, tuned, chosen)
-    former = info.verdicts.of(field, bank.fingerprint, record.kind)
+    record: TuningRecord | None = _record_of(field, bank, tuned, chosen)
+    former = info.verdicts.of(field, bank.fingerprint, tuned.kind)
     if not replaces_labelled and former is not None and former.labelled and not tuned.labelled:
         remarks = (*remarks, STAYS.format(former.verdict))
-    else:
-        store_verdict(store, info.name, record)
+        record = None
     tuned = replace(tuned, remarks=remarks)
-    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds)
+    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, record)
+
+
+def store_tuned(store: Store, collection: str, record: TuningRecord | None) -> str:
+    """Store the verdict of a tuning; return in one line that it could not be stored, or "".
+
+    It is stored after everything else: who may only read gets the result all the same.
+    """
+    if record is None:
+        return ""
+    try:
+        store_verdict(store, collection, record)
+    except StoreError as error:
+        return (
+            f"the verdict could not be stored in {collection!r}, so jobs will judge the bank again: "
+            f"{error}"
+        )
+    return ""
 
 
 def tune_gallery(

@@ -6,11 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from milvus_hubness import connect
+from milvus_hubness import MilvusStore, StoreError, check, connect, tune
 from tests.cli.conftest import assert_fails
 from tests.support.galleries import hubby_gallery, plain_collection
 
 ITEMS, QUERIES, ANSWERS = hubby_gallery()
+
+
+def denied(store, collection, name, record):
+    raise StoreError("PrivilegeCreateCollection: permission deny to reader")
 
 
 @pytest.fixture
@@ -51,6 +55,30 @@ def test_a_collection_and_its_next_command(shop, run):
     verdict = json.loads(planned.stdout)["plan"]["verdict"]
     assert verdict["verdict"] == "apply"
     assert verdict["choice"] is not None, "that of check, which tries methods"
+
+
+@pytest.mark.parametrize("options", [("check",), ("tune", "--json")], ids=" ".join)
+def test_who_may_not_store_the_verdict_sees_it_all_the_same(shop, run, monkeypatch, options):
+    """In one line beside the whole result, whose exit status the command has."""
+    monkeypatch.setattr(MilvusStore, "write_property", denied)
+    done = run(*options, "photos", "--bank", "past.npy")
+    assert done.returncode == 0
+    if "--json" in options:
+        assert json.loads(done.stdout)["tune"]["verdict"] == "apply"
+    else:
+        assert "photos: apply" in done.stdout
+        assert "hubness.html" in done.stdout.splitlines()[-1]
+    [line] = done.stderr.splitlines()
+    assert "could not be stored in 'photos'" in line
+    assert "PrivilegeCreateCollection" in line
+
+
+def test_a_notebook_that_may_not_store_the_verdict_gets_it(shop, monkeypatch, caplog):
+    monkeypatch.setattr(MilvusStore, "write_property", denied)
+    store = MilvusStore(shop)
+    assert check(store, "photos", QUERIES[:400]).verdict == "apply"
+    assert tune(store, "photos", QUERIES[:400]).verdict == "apply"
+    assert caplog.text.count("could not be stored in 'photos'") == 2
 
 
 def test_the_table_has_five_rows_and_all_has_the_rest(shop, run):
