@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from pymilvus import DataType
+from pymilvus import DataType, MilvusClient
 
 from milvus_hubness import (
     NNN,
@@ -19,6 +19,7 @@ from milvus_hubness import (
     CollectionNotFound,
     DimensionMismatch,
     EmptyCollection,
+    HubnessClient,
     InvalidInput,
     LeaseHeld,
     MigrationOptions,
@@ -42,8 +43,10 @@ from milvus_hubness.jobs.common.inputs import read_bank
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.migration.migrator import MOST_PASSES
 from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
+from milvus_hubness.milvus.client import state_cache
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.galleries import (
     all_keys,
@@ -450,23 +453,45 @@ def test_the_old_collection_is_dropped_only_by_name_and_only_after_the_switch(li
         rollback(store, alias)
 
 
+def restless(client, name, application):
+    """A store of this client; somebody writes by `application` between any two passes of its jobs."""
+
+    class Restless(MilvusStore):
+        def count(self, collection):
+            if collection == name:
+                application.upsert(name, {"id": 1, "vector": np.random.rand(8), "group": 1})
+            return super().count(collection)
+
+    return Restless(client)
+
+
+@pytest.mark.parametrize("writer", [MilvusClient, HubnessClient])
+def test_the_job_counts_the_writes_that_miss_the_copy_and_says_why(lite, monkeypatch, writer):
+    """Those of a plain client, and those of one whose user may not read the ledger."""
+
+    def denied(targets, store):
+        raise StoreError("PrivilegeQuery: permission deny to writer")
+
+    monkeypatch.setattr(state_cache, "migrations_to", denied)
+    client, name, bank = small(lite)
+    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4))
+    with pytest.raises(NotCaughtUp) as raised:
+        migrate(restless(client, name, lite.client(writer)), plan)
+    message = str(raised.value)
+    assert f"{MOST_PASSES - 1} rows were written to {name!r} and by no dual write" in message
+    assert "a client without the rights to write" in message
+    assert "or to read 'hubness_ledger'" in message
+    assert "an old version" in message
+
+
 def test_writers_without_our_client_keep_the_switch_from_happening(lite):
     client, name, bank = small(lite)
     store, alias = lite.store(), lite.name("live")
     client.create_alias(name, alias)
     plan = plan_migration(store, name, bank, estimator=NNN(4))
     migrate(store, plan)
-
-    class Restless(MilvusStore):
-        """Somebody writes between any two passes."""
-
-        def count(self, collection):
-            if collection == name:
-                self.client.upsert(name, {"id": 1, "vector": np.random.rand(8), "group": 1})
-            return super().count(collection)
-
-    with pytest.raises(NotCaughtUp, match="without HubnessClient"):
-        cutover(Restless(client), name, alias=alias)
+    with pytest.raises(NotCaughtUp, match="that is no HubnessClient"):
+        cutover(restless(client, name, client), name, alias=alias)
     assert store.alias_target(alias) == name
     assert not store.info(name).dual_write.required
     assert (

@@ -164,7 +164,7 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
     message = str(raised.value)
     assert f"7 (differs in n); in row 7, 'n' is 7 in '{name}' and -1 in '{target}'" in message
     assert "nobody has written it since" in message
-    assert "Some client" not in message
+    assert "by no dual write" not in message
     assert "\n" not in message
 
 

@@ -47,6 +47,7 @@ from milvus_hubness.jobs.store.helpers import (
     list_helpers,
     prepare_rename,
 )
+from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
@@ -414,33 +415,44 @@ class Migrator:
         Return it, and the number of carried rows. Raises NotCaughtUp.
         """
         carried = 0
+        missed = 0
         example = ""
         former_example = ""
-        for _ in range(MOST_PASSES):
+        for number in range(MOST_PASSES):
             done = self._pass(pair, partitions)
             if not done.differing:
                 return done, carried
 
             carried += done.differing
+            # What differs after the first pass was written since, and to the origin alone.
+            missed += done.differing if number else 0
             former_example = example
             example = done.example
 
         # A row that is carried over and differs as before was not written in between.
-        cause = (
-            "Some client writes without HubnessClient, which writes to both: stop it, and run it "
-            "again with --no-writers"
-        )
-        if example and example == former_example:
-            cause = (
-                "That row was carried over before and nobody has written it since: "
-                f"{pair.copy.collection!r} cannot hold it as it is, so change the row, and run the "
-                "migration again"
-            )
-
+        is_stuck = bool(example) and example == former_example
         raise NotCaughtUp(
             f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
             f"{MOST_PASSES} passes found rows that differ, the last {done.differing}, among them "
-            f"{', '.join(done.defects)}{example and f'; {example}'}. {cause}"
+            f"{', '.join(done.defects)}{example and f'; {example}'}. "
+            f"{_stuck_row(pair) if is_stuck else self._writes_to_one(pair, missed)}"
+        )
+
+    def _writes_to_one(self, pair: Pair, missed: int) -> str:
+        """Return why rows differ again and again, as the likely cause, and the remedy."""
+        origin = pair.origin.collection
+        if self._options.no_writers:
+            return (
+                f"{missed:,} rows were written while this ran, and --no-writers says that nobody "
+                "writes: stop the clients, or leave it out"
+            )
+        return (
+            f"{missed:,} rows were written to {origin!r} and by no dual write, though all clients "
+            f"have had {self._options.client_ttl:g} s to read that they are to write to both. The "
+            f"likely cause is a client without the rights to write to {pair.copy.collection!r} or "
+            f"to read {LEDGER!r} (its log says so), one with an old version or a longer state_ttl, "
+            "or one that is no HubnessClient: grant it the rights, or stop it, and run the "
+            "migration again"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
@@ -646,3 +658,11 @@ class Migrator:
             raise StoreError(
                 f"alias {alias!r} leads to {behind!r}, not to {collection!r}: repeat the command"
             )
+
+
+def _stuck_row(pair: Pair) -> str:
+    return (
+        "That row was carried over before and nobody has written it since: "
+        f"{pair.copy.collection!r} cannot hold it as it is, so change the row, and run the "
+        "migration again"
+    )
