@@ -53,6 +53,8 @@ ENVIRONMENT = {
     "QUERYCOORD_CHECKSEGMENTINTERVAL": "50",
     # A flush waits until no writer may add rows to the segment: by default for two seconds.
     "DATACOORD_SEGMENT_ASSIGNMENTEXPIRATION": "200",
+    # By default 10.
+    "PROXY_MAXROLENUM": "100",
     # Idle servers mostly tick and collect garbage.
     "GOGC": "400",
 }
@@ -125,11 +127,15 @@ class MilvusServer:
     It listens on all interfaces: 2.3.5 has no setting for that (`*.ip` only sets what it advertises). channels:
     physical ones, which tick, used or not: with 2 instead of Milvus's 16 an idle server takes a quarter less of the
     CPU. But started again after it was killed, 2.3.5 shows no rows of some collections that share one.
+    authorization: whether requests need a token, at first `ROOT`.
     """
 
-    def __init__(self, *, channels: int = 16) -> None:
+    ROOT = "root:Milvus"
+
+    def __init__(self, *, channels: int = 16, authorization: bool = False) -> None:
         import milvus
 
+        self._token = self.ROOT if authorization else ""
         self.folder = Path(tempfile.mkdtemp(prefix="milvus-server-"))
         self.log = self.folder / "milvus.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -138,7 +144,12 @@ class MilvusServer:
         names = [name for name in config.configurable_items if name.endswith("_port")]
         self._metrics_port, etcd_peer_port, *ports = free_ports(2 + len(names))
         config.update(**dict(zip(names, ports, strict=True)))
-        for name, value in {**SETTINGS, "rootCoord.dmlChannelNum": channels}.items():
+        settings = {
+            **SETTINGS,
+            "rootCoord.dmlChannelNum": channels,
+            "common.security.authorizationEnabled": str(authorization).lower(),
+        }
+        for name, value in settings.items():
             config.set(name, value)
         config.resolve()
         self.uri = f"http://127.0.0.1:{config.get('proxy_port')}"
@@ -243,7 +254,7 @@ class MilvusServer:
 
     def _serves_requests(self) -> bool:
         try:
-            with closing(MilvusClient(self.uri, timeout=10)) as client:
+            with closing(MilvusClient(self.uri, token=self._token, timeout=10)) as client:
                 names = client.list_collections(timeout=10)
                 states = [client.get_load_state(name, timeout=10)["state"] for name in names]
         except MilvusException:

@@ -491,17 +491,18 @@ class StateCache:
         """Return the rewrite of a corrected field, with function chains if the server runs them."""
         codec = state.codec
         if codec.needs_candidates and codec.side_collection is None and self._chains is None:
-            self._chains = supports((yield from self._server_version()), "function chains")
+            self._chains = supports((yield from self.server_version()), "function chains")
         return rewrite_of(state, cached.reading, chains=bool(self._chains))
 
     def insertable(
         self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
     ) -> Operation[list[dict[str, Any]]]:
         """Return rows of a query in the form that pymilvus inserts; see `insertable_rows`."""
-        lite = is_lite((yield from self._server_version()))
+        lite = is_lite((yield from self.server_version()))
         return milvus_schema.insertable_rows(rows, description, lite=lite)
 
-    def _server_version(self) -> Operation[str]:
+    def server_version(self) -> Operation[str]:
+        """Return the version of the server, asked once."""
         if self._version is None:
             self._version = str((yield Ask("get_server_version")))
         return self._version

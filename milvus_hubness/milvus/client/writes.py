@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 from pymilvus import CollectionSchema
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
@@ -43,6 +44,7 @@ from milvus_hubness.milvus.client.messages import Bias, Deletion, Write
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig
 from milvus_hubness.milvus.client.parts import write_in_parts
 from milvus_hubness.milvus.client.rewrite import Row, rounded_vectors
+from milvus_hubness.milvus.client.rights import SideRights
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.milvus.client.write_intents import ROWS_PER_REQUEST, WriteIntents
@@ -77,6 +79,7 @@ class Writes:
         self._states = states
         self._biases = biases
         self._intents = intents
+        self._rights = SideRights(states)
 
     def write(
         self, write: Write, *, valid: bool = True
@@ -85,7 +88,8 @@ class Writes:
 
         valid: refuse invalid vectors instead of giving them bias 0. Returns the answer and a
         collection state. If a write to a side collection fails, the rows are stored without biases.
-        Raises WriteIntentFailed if the write could not be noted; nothing is stored then.
+        Raises WriteIntentFailed if the write could not be noted, and StoreError if the client may
+        not write to a side collection; nothing is stored then.
         """
         collection = write.collection
         timeout = write.timeout
@@ -148,8 +152,9 @@ class Writes:
             for side, rows in side_rows:
                 upsert = partial(_upsert, side, write.timeout)
                 yield from write_in_parts(replace(write, collection=side), rows, upsert)
-        except PERHAPS_OUTDATED:
+        except (*PERHAPS_OUTDATED, grpc.RpcError):
             self._states.forget(write.collection)
+            self._rights.forget()
             raise
 
     def _encoded(
@@ -186,7 +191,7 @@ class Writes:
             if codec.side_collection is None:
                 rows = stored = with_columns(rows, columns)
             elif write.bias == "compute":
-                yield from self._states.expect_sides(cached, write.timeout)
+                yield from self._rights.expect(cached, "upsert", write.timeout)
                 side_columns.append((codec.side_collection, columns))
 
         return stored, side_columns
@@ -256,7 +261,8 @@ class Writes:
         keys = [*_listed(deletion.options.get("pks")), *_listed(deletion.ids)]
         answer: dict[str, int]
 
-        yield from self._states.expect_sides(cached, deletion.timeout)
+        if deletion.ids:
+            yield from self._rights.expect(cached, "delete", deletion.timeout)
         intent_log = cached.intent_log
         if intent_log is None:
             answer = yield deletion.ask()

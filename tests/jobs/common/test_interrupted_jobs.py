@@ -1,4 +1,4 @@
-"""Jobs that end halfway, here for a right that they lack: the same command finishes them, and `status` names what is left."""
+"""Jobs that end halfway for lack of a right: the same command finishes them, and `status` names what is left."""
 
 import numpy as np
 import pytest

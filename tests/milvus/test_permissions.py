@@ -1,0 +1,389 @@
+"""The rights that docs/operations/permissions.md names: each line is run by a user that has exactly these."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    NNN,
+    HubnessClient,
+    MilvusStore,
+    NotCaughtUp,
+    QueryBank,
+    StoreError,
+    check,
+    clean,
+    connect,
+    diagnose,
+    disable,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    rollback,
+    status,
+    tune,
+)
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.row_writer import rewriting
+from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
+from milvus_hubness.jobs.store import records
+from milvus_hubness.milvus.pymilvus_private import connection_of
+from tests.docs import pages
+from tests.milvus.authorization import ALL, DIGITS, Authorized, User, on_2_3_5, requested, rights_in
+from tests.support import servers
+from tests.support.galleries import plain_collection, vectors
+
+DIM, ITEMS, BANK = 8, 60, 40
+PAGE = (pages.DOCS / "operations" / "permissions.md").read_text()
+LINES = {
+    who.replace("`", ""): rights_in(rights)
+    for who, rights, *_ in pages.table_rows(PAGE, "Exact rights, and built-in groups")
+}
+
+
+@pytest.fixture(scope="module")
+def authorized():
+    if reason := servers.MilvusServer.unavailable():
+        pytest.skip(reason)
+    with servers.MilvusServer(channels=2, authorization=True) as server:
+        yield Authorized(server.uri)
+
+
+@pytest.fixture(scope="module")
+def users(authorized):
+    """A user for each line of the page, and some with a right too few."""
+    ledger = LINES["the same, while a migration runs"]["hubness_ledger"]
+    rights = {
+        **LINES,
+        "no upsert": without(WRITER, "products__bias", "Upsert"),
+        "no delete": without(WRITER, "products__bias", "Delete"),
+        "no ledger": without("the same, while a migration runs", "hubness_ledger", *ledger),
+    }
+    return {name: authorized.user(granted) for name, granted in rights.items()}
+
+
+@pytest.fixture
+def shop(authorized, monkeypatch):
+    """An uncorrected collection on it."""
+    named = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=DIGITS))
+    monkeypatch.setattr(records, "uuid", named)
+    # Chunks after the first ones are inserted.
+    monkeypatch.setattr(MilvusStore, "chunk_rows", lambda store, source: 4)
+    yield Shop(authorized.root, authorized.plain)
+    authorized.clean()
+
+
+class Shop:
+    """The collections of the page, as an administrator makes them."""
+
+    def __init__(self, owner, plain):
+        self.owner, self.plain = owner, plain
+        rng = np.random.default_rng(3)
+        self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, BANK, DIM)
+        plain_collection(plain, "products", self.items, "IP")
+
+    def planned(self, user, **switch):
+        bank = QueryBank(self.bank)
+        return plan_migration(user.store(), "products", bank, estimator=NNN(8), **switch)
+
+    def migrated(self, user=None, **switch):
+        user = user or self.owner
+        alone = switch.pop("no_writers", False)
+        return migrate(user.store(), self.planned(user, **switch), no_writers=alone)
+
+    def enabled(self, user=None):
+        user = user or self.owner
+        return enable(user.store(), self.planned_enable(user))
+
+    def planned_enable(self, user):
+        bank = QueryBank(self.bank)
+        return plan_enable(
+            user.store(), "products", bank, estimator=NNN(8), where="side_collection"
+        )
+
+    def row(self, key):
+        return {"id": key, "vector": self.items[0].tolist(), "group": 7}
+
+
+def read(client, name, shop):
+    client.search(name, data=shop.bank[:2].tolist(), limit=3, output_fields=["group"])
+    client.query(name, filter="id < 3", output_fields=["*"])
+    client.get(name, [1])
+
+
+def write(client, name, shop):
+    client.insert(name, [shop.row(1_000), shop.row(1_001)])
+    client.upsert(name, [shop.row(1_000)])
+    client.delete(name, ids=[1_000])
+    client.delete(name, filter="id == 1001")
+
+
+def reads_of_a_copy(shop):
+    shop.migrated(alias="shop")
+    user = yield
+    read(user.client(), "shop", shop)
+
+
+def reads_beside_a_side_collection(shop):
+    shop.enabled()
+    user = yield
+    read(user.client(), "products", shop)
+
+
+def sampled_searches(shop):
+    shop.migrated(alias="shop")
+    start_sampling(shop.owner.store(), "shop", rate=1.0)
+    user = yield
+    client = user.client()
+    client.search("shop", data=shop.bank.tolist(), limit=3)
+    client.close()
+    [sampled] = list_samplings(shop.owner.store(), "shop")
+    assert sampled.samples == BANK
+
+
+def writes_to_a_copy(shop):
+    shop.migrated(alias="shop")
+    user = yield
+    write(user.client(), "shop", shop)
+
+
+def writes_beside_a_side_collection(shop):
+    shop.enabled()
+    user = yield
+    write(user.client(), "products", shop)
+    # A deletion by a filter leaves its bias to the next refresh.
+    assert count(shop, "products__bias") == ITEMS + 1
+
+
+def writes_while_a_refresh_runs(shop):
+    shop.migrated(alias="shop")
+    store = shop.owner.store()
+    info = store.info("products_hubness")
+    with Lease(store, info.name) as lease, rewriting(lease, info, info.state, client_ttl=0.0):
+        user = yield
+        write(user.client(), "shop", shop)
+
+
+def writes_while_a_migration_runs(shop):
+    shop.migrated()
+    user = yield
+    write(user.client(), "products", shop)
+    user.client().insert("products", [shop.row(2_000)])
+    assert count(shop, "products_hubness") == ITEMS + 1
+
+
+def plans_and_reports(shop):
+    with_ledger(shop)
+    user = yield
+    shop.planned(user)
+    shop.planned_enable(user)
+    diagnose(user.store(), "products", QueryBank(shop.bank[:20]), bank=QueryBank(shop.bank[20:]))
+
+
+def statuses(shop):
+    shop.migrated(alias="shop")
+    start_sampling(shop.owner.store(), "shop")
+    user = yield
+    assert status(user.store(), "shop").corrected
+    list_samplings(user.store(), "shop")
+
+
+def verdicts(shop):
+    with_ledger(shop)
+    user = yield
+    tune(user.store(), "products", QueryBank(shop.bank))
+    check(user.store(), "products", QueryBank(shop.bank))
+
+
+def jobs(shop):
+    shop.plain.create_partition("products", "further")
+    user = yield
+    shop.migrated(user, alias="shop", no_writers=True)
+    refresh(user.store(), "shop", bank=QueryBank(shop.bank[:30]))
+    start_sampling(user.store(), "shop")
+
+
+def jobs_that_drop(shop):
+    shop.plain.create_partition("products", "further")
+    user = yield
+    shop.enabled(user)
+    assert disable(user.store(), "products") == "products__bias"
+    shop.migrated(user, rename=True, no_writers=True)
+    start_sampling(user.store(), "products")
+    stop_sampling(user.store(), "products")
+    rollback(user.store(), "products")
+    clean(user.store(), "products", drop="products_hubness")
+
+
+def with_ledger(shop):
+    """Have a job leave a ledger."""
+    start_sampling(shop.owner.store(), "products")
+    stop_sampling(shop.owner.store(), "products")
+
+
+def count(shop, name):
+    [row] = shop.plain.query(name, output_fields=["count(*)"], consistency_level="Strong")
+    return row["count(*)"]
+
+
+SCENARIOS = {
+    "search, query and get, on a copy": reads_of_a_copy,
+    "the same, beside a side collection": reads_beside_a_side_collection,
+    "search, while its queries are sampled": sampled_searches,
+    "insert, upsert and delete, on a copy": writes_to_a_copy,
+    "the same, with a side collection": writes_beside_a_side_collection,
+    "the same, while a refresh runs": writes_while_a_refresh_runs,
+    "the same, while a migration runs": writes_while_a_migration_runs,
+    "migrate plan, enable --plan, diagnose": plans_and_reports,
+    "status, bank status": statuses,
+    "tune, check": verdicts,
+    "migrate, refresh, bank sample, serve": jobs,
+    "enable, disable, bank off, migrate with --rename, rollback and clean": jobs_that_drop,
+}
+"""What a user with the rights of each line of the page does: after `yield`, with the user that is sent."""
+
+
+def test_each_line_of_the_page_is_run():
+    assert LINES.keys() == SCENARIOS.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "search, query and get, on a copy",
+        "the same, beside a side collection",
+        "insert, upsert and delete, on a copy",
+        "the same, while a migration runs",
+    ],
+)
+def test_no_request_of_an_application_needs_more_than_the_page_names(tmp_path, monkeypatch, line):
+    """By what pymilvus's protocol declares, on Milvus Lite, which has no users."""
+    alone = User(servers.lite_uri(tmp_path), "")
+    shop = Shop(alone, connect(alone.uri, create=True))
+    steps = SCENARIOS[line](shop)
+    next(steps)
+    with requested(monkeypatch) as needed:
+        # pymilvus would share the connection.
+        application = User(alone.uri, "another:token")
+        with pytest.raises(StopIteration):
+            steps.send(application)
+    assert needed
+    granted = LINES[line]
+    assert lacking(by_grant(on_2_3_5(needed), granted), granted) == {}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("line", SCENARIOS)
+def test_the_rights_of_the_page_are_enough_and_none_is_too_many(shop, users, line, monkeypatch):
+    steps = SCENARIOS[line](shop)
+    next(steps)
+    with requested(monkeypatch) as needed, pytest.raises(StopIteration):
+        steps.send(users[line])
+    granted = LINES[line]
+    asked = by_grant(on_2_3_5(needed), granted)
+    assert lacking(asked, granted) == {}
+    assert lacking(granted, asked) == {}
+
+
+def lacking(rights, others):
+    """Return those of some rights that are not among others."""
+    missing = {name: rights[name] - others.get(name, set()) for name in rights}
+    return {name: privileges for name, privileges in missing.items() if privileges}
+
+
+def by_grant(needed, granted):
+    """Return needed rights by the names of the grants."""
+    merged = {}
+    for name, privileges in needed.items():
+        grant = name if name in granted else ALL
+        merged.setdefault(grant, set()).update(privileges)
+    return merged
+
+
+# -- with a right too few -------------------------------------------------------------------------
+
+
+WRITER = "the same, with a side collection"
+
+
+def without(line, collection, *privileges):
+    """Return the rights of a line but some on one collection."""
+    rights = LINES[line]
+    return {**rights, collection: rights[collection] - {*privileges}}
+
+
+@pytest.mark.server
+def test_a_writer_without_a_right_on_the_side_collection_changes_nothing(shop, users):
+    """Before, the row was stored, and an insert that was repeated doubled it."""
+    shop.enabled()
+    for client in (users["no upsert"].client(), users["no upsert"].client()):
+        for method in (client.insert, client.upsert):
+            with pytest.raises(StoreError, match=r"nothing was written to 'products'.*Upsert"):
+                method("products", [shop.row(1_000)])
+        client.close()
+    assert (count(shop, "products"), count(shop, "products__bias")) == (ITEMS, ITEMS)
+
+    client = users["no delete"].client()
+    client.insert("products", [shop.row(1_000)])
+    with pytest.raises(StoreError, match=r"nothing was written to 'products'.*Delete"):
+        client.delete("products", ids=[1_000])
+    assert (count(shop, "products"), count(shop, "products__bias")) == (ITEMS + 1, ITEMS + 1)
+
+
+@pytest.mark.server
+def test_a_writer_asks_for_its_rights_once(shop, users, monkeypatch):
+    """A later write costs what it did: one request on each of the two collections."""
+    shop.enabled()
+    user = users[WRITER]
+    client = HubnessClient(user.uri, token=user.token)
+    client.insert("products", [shop.row(1_000)])
+    client.delete("products", ids=[1_000])
+    sent = []
+    connection = connection_of(client)
+    for method in ("insert_rows", "upsert_rows", "delete", "describe_collection"):
+        call = getattr(connection, method)
+
+        def noted(collection_name, *args, call=call, method=method, **options):
+            sent.append((method, collection_name))
+            return call(collection_name, *args, **options)
+
+        monkeypatch.setattr(connection, method, noted)
+    client.insert("products", [shop.row(1_001)])
+    client.delete("products", ids=[1_001])
+    assert sent == [
+        ("insert_rows", "products"),
+        ("upsert_rows", "products__bias"),
+        ("delete", "products"),
+        ("delete", "products__bias"),
+    ]
+
+
+@pytest.mark.server
+def test_a_disable_without_the_right_to_drop_is_finished_by_disable(shop, users):
+    shop.enabled()
+    with pytest.raises(StoreError, match="PrivilegeRenameCollection"):
+        disable(users["migrate, refresh, bank sample, serve"].store(), "products")
+    assert status(shop.owner.store(), "products").leftovers == ("products__bias",)
+    assert disable(shop.owner.store(), "products") == "products__bias"
+    assert not shop.plain.has_collection("products__bias")
+
+
+@pytest.mark.server
+def test_the_migration_names_a_writer_without_rights_on_the_ledger(shop, users):
+    client = users["no ledger"].client()
+    different = iter(np.random.default_rng(4).normal(size=(1_000, DIM)).tolist())
+
+    class Beside(MilvusStore):
+        """Somebody writes between any two passes."""
+
+        def count(self, collection):
+            if collection == "products":
+                client.upsert("products", [{**shop.row(1), "vector": next(different)}])
+            return super().count(collection)
+
+    plan = shop.planned(shop.owner)
+    with pytest.raises(NotCaughtUp, match=r"by no dual write.*a client without the rights"):
+        migrate(Beside(shop.owner.store().client), plan)
