@@ -1,4 +1,4 @@
-"""Users with exactly the rights that they are given, on a Milvus 2.3.5 with authorization, and what requests ask for."""
+"""Users with exactly the rights that they are given, on a Milvus 2.3.5, and what requests ask for."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Lease:
 
         self.check_now()
         dropped = f"{collection[:LONGEST_NAME]}{DROPPED}{token}_{self._owner_id[:8]}"
-        # Before the renaming: nothing else tells under which name an interrupted drop has left it.
+        # Before the renaming: an interrupted drop leaves the collection under this name.
         group = _dropped_group(collection)
         store.put_records(LEDGER, [Record(f"{group}/{dropped}", group, dropped)])
         store.rename(collection, dropped)

@@ -388,7 +388,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
 
 
 def _finish_disabling(lease: Lease, info: CollectionInfo) -> str | None:
-    """Drop what an interrupted job has left beside a collection that is not corrected.
+    """Drop what an interrupted job has left of the correction of a collection.
 
     Return the name of one of the dropped collections. Raises NotCorrected if there are none.
     """

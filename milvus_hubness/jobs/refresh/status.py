@@ -194,7 +194,7 @@ def pending_rows(store: Store, collection: str, field: str | None) -> tuple[int,
 
 
 def _leftovers(store: Store, info: CollectionInfo) -> tuple[str, ...]:
-    """Return the collections that an interrupted job has left beside this one."""
+    """Return the collections that an interrupted job on this one has left."""
     if holder_of(store, info.name) is not None:
         return ()
 

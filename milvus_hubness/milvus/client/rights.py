@@ -1,6 +1,6 @@
-"""The rights that a write needs on a side collection, asked for before its first request. No I/O.
+"""The rights that a write needs on a side collection, checked before its first request. No I/O.
 
-A write beside a side collection goes to two collections. If the second one refused it, an insert
+A write to a collection with a side collection goes to both. If the second one refused it, an insert
 would have stored its row already, without a bias, and whoever repeated it would double the row.
 """
 
@@ -27,9 +27,7 @@ Method = Literal["upsert", "delete"]
 NO_PARTITION = "hubness_no_such_partition"
 """A partition that no side collection has."""
 
-_ASKED = (
-    "the rights on the side collection of %r were asked for by a request that does nothing (%s)"
-)
+_CHECKED = "the rights on the side collection of %r were checked by a request without effect (%s)"
 
 
 class SideRights:
@@ -42,7 +40,7 @@ class SideRights:
     def expect(self, cached: CachedState, method: Method, timeout: float | None) -> Operation[None]:
         """Raise StoreError unless this client may write to the side collections of a collection.
 
-        The first write by a state asks; later ones cost nothing.
+        The first write checks it; later ones cost nothing.
         """
         yield from self._states.expect_sides(cached, timeout)
         for side in cached.sides:
@@ -64,7 +62,7 @@ class SideRights:
 
         owner = cached.collection_id.name
         request = yield from _request_without_effect(side, method, timeout)
-        with HeldErrors(owner, _ASKED) as held:
+        with HeldErrors(owner, _CHECKED) as held:
             try:
                 yield request
             except (MilvusException, grpc.RpcError) as error:

@@ -502,7 +502,7 @@ class StateCache:
         return milvus_schema.insertable_rows(rows, description, lite=lite)
 
     def server_version(self) -> Operation[str]:
-        """Return the version of the server, asked once."""
+        """Return the version of the server, which is read once."""
         if self._version is None:
             self._version = str((yield Ask("get_server_version")))
         return self._version
