@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+from pymilvus import AnnSearchRequest, RRFRanker, WeightedRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, HubnessClient, QueryBank, refresh
+from milvus_hubness import NNN, HubnessClient, QueryBank, UnsupportedOperation, refresh
 from tests.support.born import born
 from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
 
@@ -69,6 +70,87 @@ def test_every_query_has_its_own_answer(asked):
     found = asked.client.search(asked.name, data=list(asked.queries), limit=LIMIT)
     for hits, query in zip(found, asked.queries, strict=True):
         asked.assert_found(hits, asked.scores(query))
+
+
+def bounds_between(asked, nearest, farthest):
+    """Return the bounds within which the ranks from `nearest` to `farthest` of the first query lie."""
+    scores = np.sort(asked.scores(asked.queries[0]))[::-1]
+    return {
+        "range_filter": float(as_distance(scores[nearest - 1 : nearest + 1].mean(), asked.metric)),
+        "radius": float(as_distance(scores[farthest - 1 : farthest + 1].mean(), asked.metric)),
+    }
+
+
+def told_alike(found, expected):
+    """Whether two answers have the same hits for each query, with the same scores and fields."""
+    return [
+        [(hit["id"], hit["distance"], hit.get("raw_score"), str(hit["entity"])) for hit in hits]
+        for hits in found
+    ] == [
+        [(hit["id"], hit["distance"], hit.get("raw_score"), str(hit["entity"])) for hit in hits]
+        for hits in expected
+    ]
+
+
+@pytest.mark.parametrize("strength", [None, 0])
+@pytest.mark.parametrize("bounds", ["none", "radius", "both"])
+def test_other_queries_are_answered_as_by_a_client_that_has_prepared_nothing(
+    asked, shared_lite, bounds, strength
+):
+    params = bounds_between(asked, 3, 12)
+    if bounds != "both":
+        del params["range_filter"]
+    if bounds == "none":
+        params = {}
+
+    fresh = shared_lite.client(HubnessClient, state_ttl=0.0)
+    others = vectors(np.random.default_rng(73), 103, DIM)
+    fields = iter(itertools.cycle((None, ["vector"], ["id", "group"])))
+    searches = itertools.product((params, {"params": params}), ("", "id < 40"), (False, True))
+    for search_params, filter, with_raw_score in searches:
+        arguments = {
+            "limit": 20,
+            "search_params": search_params,
+            "filter": filter,
+            "with_raw_score": with_raw_score,
+            "output_fields": next(fields),
+            "strength": strength,
+        }
+        asked.client.search(asked.name, data=asked.queries[:1], **arguments)
+        for data in (others[:1], others[1:3], others[3:]):
+            if len(data) > 2 and (filter or with_raw_score):
+                data = data[:9]
+            found = asked.client.search(asked.name, data=data, **arguments)
+            assert told_alike(found, fresh.search(asked.name, data=data, **arguments))
+            assert len(found) == len(data)
+
+
+@pytest.mark.parametrize("ranker", [RRFRanker(), WeightedRanker(0.5, 0.5)], ids=["rrf", "weighted"])
+def test_hybrid_searches_of_other_queries_are_answered_as_by_a_fresh_client(
+    asked, shared_lite, ranker
+):
+    fresh = shared_lite.client(HubnessClient, state_ttl=0.0)
+    params = [{"params": bounds_between(asked, 3, 12)}, {}]
+    others = vectors(np.random.default_rng(74), 10, DIM)
+
+    def search(client, data):
+        requests = [
+            AnnSearchRequest(data=data, anns_field="vector", param=param, limit=20)
+            for param in params
+        ]
+        return client.hybrid_search(asked.name, requests, ranker, limit=10)
+
+    search(asked.client, asked.queries[:1].tolist())
+    for data in (others[:1].tolist(), others[1:3].tolist(), others.tolist()):
+        assert told_alike(search(asked.client, data), search(fresh, data))
+
+
+@pytest.mark.parametrize("refused", [{"namespace": "a"}, {"is_embedding_list": True}], ids=str)
+def test_what_is_refused_is_refused_though_a_search_is_prepared(asked, refused):
+    for _ in range(2):
+        asked.client.search(asked.name, data=asked.queries[:1], limit=LIMIT)
+        with pytest.raises(UnsupportedOperation, match=next(iter(refused))):
+            asked.client.search(asked.name, data=asked.queries[:1], limit=LIMIT, **refused)
 
 
 def test_bounds_are_those_of_this_search(asked):

@@ -27,6 +27,8 @@ GROUPED = ("group_by_field", "group_by_fields")
 """Arguments that make the server return the best hits of each group."""
 ITERATED = ("iterator", "search_iter_v2")
 """Arguments that make the server answer page by page."""
+CHECKED_EACH_TIME = (*USE_SCORES, *IN_BACKGROUND, "namespace", "is_embedding_list")
+"""Arguments for which a search may be refused, so that none is prepared with them."""
 RANGE_BOUNDS = ("radius", "range_filter")
 """Search parameters that bound the scores of hits."""
 QUICK_FORM = (

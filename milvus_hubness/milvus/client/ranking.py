@@ -117,7 +117,7 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     return AnnSearchRequest(
         data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
         anns_field=rewrite.state.searched_field,
-        param=rewrite.search_params(request.param, queries),
+        param=rewrite.search_params(question),
         limit=request.limit,
         expr=request.expr,
         expr_params=request.expr_params,

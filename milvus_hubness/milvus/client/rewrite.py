@@ -22,7 +22,7 @@ from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.correction.rerank.rerankers import gate
 from milvus_hubness.correction.state import CollectionState, Profile
-from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
+from milvus_hubness.errors import InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.messages import (
     GROUPED,
     ITERATED,
@@ -295,12 +295,9 @@ class Rewrite:
     def apart(self, question: Question) -> list[Question]:
         """Split the question into parts that one request each can answer.
 
-        If the server ranks L2 by inner products, the bounds of a range search differ for every
-        query. A gate asks each query twice, and a request has a greatest number of queries.
+        A gate asks each query twice, and a request has a greatest number of queries.
         """
-        if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(
-            question.search_params
-        ):
+        if self.bounds_differ(question):
             return [replace(question, data=[query]) for query in self.queries(question)]
 
         data: Any = question.data
@@ -316,22 +313,35 @@ class Rewrite:
 
         Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
-        if asking := self.asking(question):
-            return asking(question.data)
-        return self._gated(question)
+        if self.is_gated(question):
+            return self._gated(question)
+        return self._asking(question)(question.data)
 
     def asking(self, question: Question) -> Asking | None:
-        """Return a function that builds the request of this question for other data.
+        """Return a function that builds the request of this question for any other data.
 
-        It raises as `ask` does. Returns None if a gate limits the correction to some queries.
+        It raises as `ask` does. Returns None if the request depends on its queries in more than
+        their vectors: if a gate limits the correction to some, or if bounds differ.
         """
-        strength = self.strength(question)
-        if self.is_gated(question):
+        if self.is_gated(question) or self.bounds_differ(question):
             return None
+        return self._asking(question)
 
+    def bounds_differ(self, question: Question) -> bool:
+        """Whether the bounds of a range search differ for every query, so that each needs a request.
+
+        They do if the server ranks L2 by inner products.
+        """
+        return self.state.metric == "L2" != self.codec.served_metric and _has_bounds(
+            question.search_params
+        )
+
+    def _asking(self, question: Question) -> Asking:
+        strength = self.strength(question)
         slot = self.profile(question).slot
         kinds = self.kinds(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
+        params = self.search_params(question)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
             queries = self.codec.layout.rows(rounded_vectors(data, self.state))
@@ -341,9 +351,10 @@ class Rewrite:
                 self._score(results, queries, strength, question)
                 return self.reading.hits_out(results, fields)
 
-            params = self.search_params(question.search_params, queries)
+            # pymilvus and the proxy may change the parameters of a request.
+            own_params = copied(params) if params else {}
             return SearchRequest(
-                encoded, question.limit, question.offset, params, fields.requested, answer
+                encoded, question.limit, question.offset, own_params, fields.requested, answer
             )
 
         return ask
@@ -356,11 +367,13 @@ class Rewrite:
             and not question.with_raw_score
         )
 
-    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
+    def search_params(self, question: Question) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores.
 
-        Raises InvalidParameter for another metric than the field's.
+        Raises InvalidParameter for another metric than the field's, and InvalidInput if bounds
+        differ and the question has several queries.
         """
+        requested = question.search_params
         if not requested:
             return {}
 
@@ -372,10 +385,19 @@ class Rewrite:
                 "search_params"
             )
 
-        for mapping in parameters_in(params):
-            for name in RANGE_BOUNDS:
-                if mapping.get(name) is not None:
-                    mapping[name] = float(self.codec.layout.products(mapping[name], queries[0]))
+        if self.bounds_differ(question):
+            queries = self.queries(question)
+            if len(queries) != 1:
+                raise InvalidInput(
+                    f"{len(queries)} queries at once with the bounds of a range search of field "
+                    f"{self.state.field!r}, which differ for each: pass one query"
+                )
+
+            for mapping in parameters_in(params):
+                for name in RANGE_BOUNDS:
+                    if mapping.get(name) is not None:
+                        bound = self.codec.layout.products(mapping[name], queries[0])
+                        mapping[name] = float(bound)
 
         return params
 
@@ -383,7 +405,7 @@ class Rewrite:
         """Return one request that has every query twice, raw and corrected."""
         queries = self.queries(question)
         strength = self.strength(question)
-        params = self.search_params(question.search_params, queries)
+        params = self.search_params(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:

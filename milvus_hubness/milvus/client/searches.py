@@ -21,7 +21,7 @@ from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.messages import (
-    USE_SCORES,
+    CHECKED_EACH_TIME,
     Question,
     SearchRequest,
     expect_candidates,
@@ -36,7 +36,6 @@ from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
 from milvus_hubness.milvus.filters import is_one_of
-from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 KEYS_PER_REQUEST = 8_000
@@ -569,7 +568,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     if not is_usual:
         return None
 
-    for name in (*USE_SCORES, *IN_BACKGROUND):
+    for name in CHECKED_EACH_TIME:
         if options.get(name) is not None:
             return None
 
