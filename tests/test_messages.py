@@ -188,9 +188,7 @@ CALLS = {
     "candidates needs a re-ranker: pass one as rerank": lambda client: client.search(
         "songs_hubness", [np.ones(DIM)], candidates=5
     ),
-    "metric 'HAMMING' cannot be corrected: use one of IP, COSINE, L2": lambda _: Layout(
-        DIM, "HAMMING"
-    ),
+    "metric is one of IP, COSINE, L2, not 'HAMMING'": lambda _: Layout(DIM, "HAMMING"),
     "k must be a whole number of at least 1, not 0": lambda _: NNN(0),
     "weights must not be negative and have the sum 1, not (2.0,)": lambda _: Blend((NNN(3),), (2,)),
     "the bank from array has 3 queries; at least 50 are needed": lambda _: NNN(50).fit(

@@ -13,14 +13,13 @@ both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from milvus_hubness.basics.bounds import MOST_ROWS, FrozenModel, Number
-from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.errors import InvalidParameter
 
@@ -121,13 +120,6 @@ class Evidence(FrozenModel):
     def bias_quantile(self, bias: float) -> float:
         """Return the share of the gallery's rows with a bias of at most this one."""
         return float(np.interp(bias, self.biases, LEVELS))
-
-
-def require_on_hub(on_hub: OnHub) -> None:
-    """Raise InvalidParameter unless there is such an action."""
-    choices = get_args(OnHub)
-    if on_hub not in choices:
-        raise InvalidParameter(f"on_hub is one of {', '.join(choices)}, not {on_hub!r}")
 
 
 class RowEvidence(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.codec.arrays import (
     ALIGNMENT,
     LARGEST_NUMBER,
@@ -22,7 +23,6 @@ from milvus_hubness.correction.codec.arrays import (
     KindWeights,
     Mean,
     Metric,
-    as_metric,
     half_squares,
     hint_directions_in,
     lengths_of,
@@ -113,7 +113,7 @@ class Layout:
     query's tokens of the largest product, is the corrected one: Σj maxi(⟨qj, di⟩ − w·b)."""
 
     def __post_init__(self) -> None:
-        as_metric(self.metric)
+        expect_word("metric", self.metric, Metric)
         # Collection states come from outside, so the sizes come first: later arithmetic may rely on
         # numbers of limited size.
         self._validate_sizes()

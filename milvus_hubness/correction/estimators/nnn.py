@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import (
     Estimator,
@@ -16,7 +17,9 @@ from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
 from milvus_hubness.correction.kernels.primitives import kernel_for
 from milvus_hubness.correction.kernels.token_rows import is_token_rows
-from milvus_hubness.errors import InvalidParameter
+
+NNNKernel = Literal["dense", "approximate"]
+"""How the k largest inner products are found."""
 
 
 class NNNDiagnostics(NamedTuple):
@@ -49,7 +52,7 @@ class NNN(Estimator, alias="nnn"):
     """How many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain."""
     alpha: float = 0.75
     """Share of that mean to subtract; the paper sweeps 0.25 … 1.5."""
-    kernel: Literal["dense", "approximate"] = "dense"
+    kernel: NNNKernel = "dense"
     """`dense` is exact. `approximate` searches an index of the bank, tuned on the gallery until the
     mean error of the biases is 1% of their standard deviation, or is exact if that is faster."""
     device: str = field(default="auto", repr=False, compare=False)
@@ -58,8 +61,7 @@ class NNN(Estimator, alias="nnn"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kernel not in ("dense", "approximate"):
-            raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
+        expect_word("kernel", self.kernel, NNNKernel)
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         k = bank.nearest_of(self.k)

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -65,11 +66,9 @@ class KernelPolicy:
     """Bytes of scores that a Sinkhorn fit stores on a CPU, and pairs that it recomputes."""
 
     def __post_init__(self) -> None:
-        if self.screen not in get_args(Screen):
-            choices = ", ".join(get_args(Screen))
-            raise InvalidParameter(
-                f"{SCREEN_VARIABLE} must be one of {choices}, not {self.screen!r}"
-            )
+        if self.kernel is not None:
+            expect_word("kernel", self.kernel, Kernel)
+        expect_word(f"screen or ${SCREEN_VARIABLE}", self.screen, Screen)
 
     def tile_size_of(self, use: str) -> int:
         """Return the scores in memory at once for a use, a key of `TILE_SIZES`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.kernels.checks import (
     convert_fields,
     finite_number,
@@ -73,10 +74,7 @@ class QuariConfig:
             )
         if not 0 <= finite_number("dropout", self.dropout) < 1:
             raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
-        if self.form not in get_args(Form):
-            raise InvalidParameter(
-                f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}"
-            )
+        expect_word("form", self.form, Form)
         if self.memory and self.form != "linear":
             raise InvalidParameter(f"memory is for the form linear, not for {self.form}")
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Protocol, get_args
+from typing import Protocol
 
 from milvus_hubness.basics.defaults import Engine
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -17,7 +18,6 @@ from milvus_hubness.correction.estimators import Estimator, FittedBias
 from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
-from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.protocols import Rows, Store
 
 ENGINES = "milvus_hubness.engines"
@@ -55,12 +55,6 @@ def remote_engine(name: str) -> RemoteEngine:
     return engine
 
 
-def require_engine(engine: Engine) -> None:
-    """Raise InvalidParameter unless there is such an engine."""
-    if engine not in get_args(Engine):
-        raise InvalidParameter(f'engine is "local" or "ray", not {engine!r}')
-
-
 def on_engine(
     correction: Correction, engine: Engine, targets: QueryBank | None = None
 ) -> Correction:
@@ -69,7 +63,7 @@ def on_engine(
     targets: the stored target bank. Raises InvalidParameter for an engine that there is not, and
     MissingExtra for "ray" if Ray is not installed.
     """
-    require_engine(engine)
+    expect_word("engine", engine, Engine)
     if engine == "local":
         return correction
 

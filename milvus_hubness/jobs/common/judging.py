@@ -10,17 +10,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import get_args
+from typing import cast
 
 from milvus_hubness.basics.defaults import VERDICT_VARIABLE, VerdictMode
 from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, not_among, optional_bank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import with_mean
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import gallery_kinds
 from milvus_hubness.correction.kinds import KindRule
-from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput, InvalidParameter
+from milvus_hubness.errors import CorrectionNotRecommended, InvalidInput
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
@@ -43,8 +44,7 @@ class Judging:
         """Return the judging that a caller asks for; without a mode, that of the environment."""
         if mode is None:
             mode = _mode_of_environment()
-        if mode not in get_args(VerdictMode):
-            raise InvalidParameter(f"verdict is {_modes()}, not {mode!r}")
+        expect_word("verdict", mode, VerdictMode)
 
         judging = cls(mode, optional_bank(queries))
         if judging.queries is not None and len(judging.queries) < FEWEST_QUERIES:
@@ -84,15 +84,8 @@ class Judging:
 def _mode_of_environment() -> VerdictMode:
     """Return what $MILVUS_HUBNESS_VERDICT says, else "require"."""
     text = os.environ.get(VERDICT_VARIABLE) or "require"
-    modes: tuple[VerdictMode, ...] = get_args(VerdictMode)
-    for mode in modes:
-        if text == mode:
-            return mode
-    raise InvalidParameter(f"${VERDICT_VARIABLE} is {_modes()}, not {text!r}")
-
-
-def _modes() -> str:
-    return " or ".join(repr(mode) for mode in get_args(VerdictMode))
+    expect_word(f"${VERDICT_VARIABLE}", text, VerdictMode)
+    return cast(VerdictMode, text)
 
 
 def stored_verdict(

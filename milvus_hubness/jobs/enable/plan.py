@@ -17,6 +17,7 @@ from milvus_hubness.basics.defaults import (
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import as_metric
 from milvus_hubness.correction.codec.base import form_of
@@ -25,7 +26,6 @@ from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction, grouped
-from milvus_hubness.correction.guard import require_on_hub
 from milvus_hubness.correction.kinds import AUTO
 from milvus_hubness.correction.state import (
     CandidateReranking,
@@ -213,7 +213,9 @@ class EnableRequest:
     on_hub: OnHub
 
     def __post_init__(self) -> None:
-        require_on_hub(self.on_hub)
+        expect_word("on_hub", self.on_hub, OnHub)
+        if self.where is not None:
+            expect_word("where", self.where, LocationWithoutCopy)
         checked_gate(self.gate)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)

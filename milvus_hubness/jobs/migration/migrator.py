@@ -14,7 +14,7 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError, WrongPhase
-from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, require_engine
+from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest
 from milvus_hubness.jobs.common.fits import note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
@@ -85,7 +85,6 @@ def migrate(
     if progress is not None:
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
-    require_engine(options.engine)
     options.events.report("plan", **plan.to_dict())
     plan.judging.require(plan.verdict, plan.source.name)
     with _leased(store, (plan.source.name, plan.target), plan.target, options) as lease:

@@ -10,13 +10,13 @@ from typing import Any
 from milvus_hubness.basics.defaults import Engine, OnHub, VerdictMode
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.texts import field_words
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.codec.arrays import BYTES, as_metric
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
-from milvus_hubness.correction.guard import require_on_hub
 from milvus_hubness.correction.kernels.ann import IndexSpec
 from milvus_hubness.correction.state import slots_for, suffix_for
 from milvus_hubness.errors import (
@@ -96,6 +96,9 @@ class MigrationOptions:
     it returns False, the run ends with the verified copy, which `cutover` can switch to later."""
     engine: Engine = "local"
     """What computes the biases."""
+
+    def __post_init__(self) -> None:
+        expect_word("engine", self.engine, Engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +258,7 @@ class MigrationRequest:
     on_hub: OnHub
 
     def __post_init__(self) -> None:
-        require_on_hub(self.on_hub)
+        expect_word("on_hub", self.on_hub, OnHub)
         checked_gate(self.gate)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)

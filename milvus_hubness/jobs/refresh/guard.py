@@ -8,7 +8,8 @@ from typing import Any
 from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.guard import Evidence, require_on_hub
+from milvus_hubness.basics.words import expect_word
+from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import leasing
@@ -65,7 +66,7 @@ def guard_hubs(
     clients have no guard.
     """
     expect_store(store)
-    require_on_hub(on_hub)
+    expect_word("on_hub", on_hub, OnHub)
     if on_hub != "off":
         capability(store, HubGuards).expect_hub_guard()
 

@@ -29,6 +29,7 @@ from milvus_hubness.basics.defaults import (
 )
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Metric
@@ -60,7 +61,6 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
-from milvus_hubness.jobs.common.corrections import require_engine
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease import Lease
@@ -170,7 +170,7 @@ class RefreshOptions:
 
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
-        require_engine(self.engine)
+        expect_word("engine", self.engine, Engine)
         Measure.of(self.measure)
         for name in ("bank", "target_bank"):
             object.__setattr__(self, name, optional_bank(getattr(self, name)))

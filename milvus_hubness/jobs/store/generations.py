@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.bounds import shown
 from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import QueryBank, are_numbered
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
@@ -438,6 +439,7 @@ class BankGenerations(ABC):
     def save_bank(
         self, collection: str, bank: StoredBank, metric: Metric
     ) -> tuple[BankReference, Made]:
+        expect_word("metric", metric, Metric)
         created = self._ensure_bank(collection, bank.queries.dim, metric)
         reference = reference_to(collection, bank)
         writes = 0

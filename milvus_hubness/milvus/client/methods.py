@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymilvus import AnnSearchRequest
 
 from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.collection_methods import CollectionMethods
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
 
 DEFAULT_BANK_BUDGET = 1 << 30
 """Bytes of query banks that a client holds in memory."""
+
+
+def _expect_bias(bias: Bias) -> None:
+    """Raise InvalidParameter unless a write may have this `bias`."""
+    # Nearly all writes have the default one.
+    if bias != "compute":
+        with refusing():
+            expect_word("bias", bias, Bias)
 
 
 def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
@@ -175,6 +184,7 @@ class Methods(CollectionMethods):
         collection refuses, and DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors,
         with the rows in the message.
         """
+        _expect_bias(bias)
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
         self._expect_arguments(kwargs, ["bias"])
         return self._run(self._operations.dual_writes.write(write))
@@ -194,6 +204,7 @@ class Methods(CollectionMethods):
         A partial update without a vector leaves the vector
         and the bias as they are. Raises as `insert` does.
         """
+        _expect_bias(bias)
         write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
         self._expect_arguments(kwargs, ["bias"])
         return self._run(self._operations.dual_writes.write(write))
@@ -212,6 +223,7 @@ class Methods(CollectionMethods):
         Returns the paths. Raises as `insert` does, and UnsupportedOperation if the biases are in a
         side collection or a job works on the collection.
         """
+        _expect_bias(bias)
         operation = self._operations.writes.write_import_files(
             collection_name, data, Path(folder), bias, timeout
         )

@@ -13,6 +13,7 @@ from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.basics.defaults import OnHub, VerdictMode
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, as_metric
@@ -21,7 +22,6 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
 from milvus_hubness.correction.estimators.nnn import NNN
-from milvus_hubness.correction.guard import require_on_hub
 from milvus_hubness.correction.state import BankReference, CollectionState, slots_for
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.generations import Made
@@ -75,7 +75,9 @@ class CorrectionConfig:
         from milvus_hubness.jobs.common.priors import PriorRequest
 
         expect_estimator(self.estimator)
-        require_on_hub(self.on_hub)
+        expect_word("on_hub", self.on_hub, OnHub)
+        if self.verdict is not None:
+            expect_word("verdict", self.verdict, VerdictMode)
         object.__setattr__(self, "bank", QueryBank.of(self.bank))
         object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
         object.__setattr__(self, "queries", optional_bank(self.queries))

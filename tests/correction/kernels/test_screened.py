@@ -258,7 +258,7 @@ def test_the_environment_names_the_dtype_of_screens(monkeypatch):
             assert screens_in_bfloat16(torch.device("cpu")) == (screen == "bfloat16")
     monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", "float16")
     with pytest.raises(
-        InvalidParameter, match="MILVUS_HUBNESS_KERNEL must be one of auto, bfloat16, float32, not"
+        InvalidParameter, match="MILVUS_HUBNESS_KERNEL is one of auto, bfloat16, float32, not"
     ):
         KernelPolicy()
 
