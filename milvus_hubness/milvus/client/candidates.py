@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +19,12 @@ from milvus_hubness.milvus.client.rewrite import (
     Reading,
     Rewrite,
     add_raw_scores,
+    copied,
     keep,
     parameters_in,
     raised,
     rescore,
+    with_inner_bounds,
 )
 
 MEASURED_DEPTH = 10
@@ -61,13 +62,13 @@ class CandidateRewrite(Rewrite):
         queries = self.queries(question)
         strength = self.strength(question)
         data = self.encoded_queries(question, queries, strength)
-        params = copy.deepcopy(dict(question.search_params or {}))
+        requested = question.search_params or {}
         fields = self.reading.fields(question.output_fields)
         if strength == 0:
-            return self._uncorrected(question, data, params, fields)
+            return self._uncorrected(question, data, copied(requested), fields)
 
         candidates = self._candidates(question)
-        params = raised(params, candidates)
+        params = raised(with_inner_bounds(requested, self.state.metric), candidates)
         bounds = _without_bounds(params)
         gated = self.is_gated(question)
         slot = self.profile(question).slot
@@ -85,15 +86,16 @@ class CandidateRewrite(Rewrite):
             return self.reading.hits_out(results, fields)
 
         # The client needs the biases of the candidates, which the user did not ask for.
-        requested = fields.requested
-        if slot_field and slot_field not in (requested or []) and "*" not in (requested or []):
-            requested = [*(requested or []), slot_field]
+        output_fields = fields.requested
+        named = output_fields or []
+        if slot_field and slot_field not in named and "*" not in named:
+            output_fields = [*named, slot_field]
         return SearchRequest(
             data,
             candidates,
             0,
             params,
-            requested,
+            output_fields,
             answer,
             biases_of=self.codec.side_collection,
         )

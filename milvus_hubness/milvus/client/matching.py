@@ -30,8 +30,9 @@ from milvus_hubness.correction.estimators.matching import (
 from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.correction.kernels.primitives import topk
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile
-from milvus_hubness.milvus.client.messages import Question
+from milvus_hubness.milvus.client.messages import Question, expect_question
 from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.rewrite import copied, raised
 from milvus_hubness.milvus.client.searches import Searches
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation
 
@@ -302,10 +303,13 @@ class _Matching:
         while pool.searched < len(self.bank):
             self.report("searching the queries", pool.searched, len(self.bank))
             queries = self.bank.vectors[pool.searched :][:at_once]
+            encoded = encode(queries, self.vector.dtype)
+            # Each query needs all of its candidates, however few hits the parameters were chosen for.
+            expect_question(encoded, None, None, params, {})
             question = Question(
-                encode(queries, self.vector.dtype),
+                encoded,
                 candidates,
-                search_params=params,
+                search_params=raised(copied(params or {}), candidates),
                 output_fields=[self.info.key_field],
                 strength=0.0,
             )

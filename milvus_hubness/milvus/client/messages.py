@@ -31,6 +31,12 @@ CHECKED_EACH_TIME = (*USE_SCORES, *IN_BACKGROUND, "namespace", "is_embedding_lis
 """Arguments for which a search may be refused, so that none is prepared with them."""
 RANGE_BOUNDS = ("radius", "range_filter")
 """Search parameters that bound the scores of hits."""
+ENDS_OF_RANGE = {"COSINE": {"range_filter": 1.0, "radius": -1.0}, "L2": {"range_filter": 0.0}}
+"""The ends of the range of scores, by metric and bound: without a correction, no score is beyond
+them."""
+SEARCHED_AT_LEAST = ("ef", "search_list", "reorder_k", "itopk_size")
+"""Search parameters of indexes that must be at least the number of hits, or the server refuses:
+those of HNSW, DISKANN, SCANN and CAGRA."""
 QUICK_FORM = (
     "dimension",
     "primary_field_name",
@@ -90,11 +96,16 @@ def expect_question(
     # pymilvus takes bounds in either of the two.
     for mapping in (params, inner):
         for name in RANGE_BOUNDS:
-            try:
-                float(mapping.get(name) or 0.0)
-            except (TypeError, ValueError):
-                message = f"{name} must be a number, got {mapping[name]!r}"
-                raise InvalidParameter(message) from None
+            bound_in(mapping, name)
+
+
+def bound_in(params: Mapping[str, Any], name: str) -> float | None:
+    """Return a bound of a range search; None if it is not set. Raises InvalidParameter."""
+    bound = params.get(name)
+    try:
+        return None if bound is None else float(bound)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
 
 
 def expect_whole_hits(

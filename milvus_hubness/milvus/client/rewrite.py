@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.basics.bounds import LARGEST
 from milvus_hubness.correction.codec.arrays import (
     Floats,
     KindWeights,
@@ -24,13 +25,16 @@ from milvus_hubness.correction.rerank.rerankers import gate
 from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.messages import (
+    ENDS_OF_RANGE,
     GROUPED,
     ITERATED,
     ORDERED,
     RANGE_BOUNDS,
+    SEARCHED_AT_LEAST,
     USE_SCORES,
     Question,
     SearchRequest,
+    bound_in,
     expect_strength,
     first_set,
     normalises_scores,
@@ -41,9 +45,6 @@ RAW_SCORE = "raw_score"
 """The name of a hit's uncorrected score."""
 MAX_QUERIES = 16_384
 """Largest number of queries in a request to Milvus, unless its configuration has another one."""
-
-SEARCHED_AT_LEAST = ("ef", "search_list")
-"""Parameters of graph indexes that must be at least the number of results."""
 
 Row = MutableMapping[str, Any]
 
@@ -370,6 +371,7 @@ class Rewrite:
     def search_params(self, question: Question) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores.
 
+        A bound at the end of the metric's range is no bound: corrected scores pass it.
         Raises InvalidParameter for another metric than the field's, and InvalidInput if bounds
         differ and the question has several queries.
         """
@@ -377,7 +379,7 @@ class Rewrite:
         if not requested:
             return {}
 
-        params = copied(requested)
+        params = with_inner_bounds(requested, self.state.metric)
         metric = params.pop("metric_type", None)
         if metric and str(metric).upper() != self.state.metric:
             raise InvalidParameter(
@@ -523,6 +525,30 @@ def _has_bounds(params: Mapping[str, Any] | None) -> bool:
     )
 
 
+def with_inner_bounds(params: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Copy search parameters, without bounds at the ends of the metric's range.
+
+    Raises InvalidParameter for a bound that is no number.
+    """
+    params = copied(params)
+    mappings = parameters_in(params)
+    sign = -1.0 if metric == "L2" else 1.0
+    for name, end in ENDS_OF_RANGE.get(metric, {}).items():
+        direction = sign if name == "range_filter" else -sign
+        for mapping in mappings:
+            bound = bound_in(mapping, name)
+            if bound is None or direction * (bound - end) < 0:
+                continue
+
+            # Milvus reads a range_filter only beside a radius.
+            if name == "radius" and any(each.get("range_filter") is not None for each in mappings):
+                mapping[name] = -LARGEST
+            else:
+                del mapping[name]
+
+    return params
+
+
 def copied(params: Mapping[str, Any]) -> dict[str, Any]:
     """Copy search parameters, including those of the index."""
     inner = params.get("params")
@@ -530,9 +556,19 @@ def copied(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Raise the parameters of a graph search to the number of hits, in place, and return them."""
+    """Raise the parameters of an index to the number of hits, in place, and return them.
+
+    Numbers stay numbers, and texts texts. What is no whole number stays, for the server to refuse.
+    """
     for mapping in parameters_in(params):
         for name in SEARCHED_AT_LEAST:
-            if isinstance(mapping.get(name), int):
-                mapping[name] = max(mapping[name], limit)
+            value = mapping.get(name)
+            try:
+                is_too_small = value is not None and int(value) < limit
+            except (TypeError, ValueError, OverflowError):
+                continue
+
+            if is_too_small:
+                mapping[name] = str(limit) if isinstance(value, str) else limit
+
     return params

@@ -15,7 +15,7 @@ from milvus_hubness.correction.codec.arrays import encode
 from milvus_hubness.correction.state import read_states
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
 from milvus_hubness.milvus.client.catalog import aliases_out, is_ours
-from milvus_hubness.milvus.client.messages import RANGE_BOUNDS
+from milvus_hubness.milvus.client.messages import RANGE_BOUNDS, SEARCHED_AT_LEAST
 from milvus_hubness.milvus.client.rewrite import FieldRequest
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Ask
@@ -138,6 +138,9 @@ FIELD = "anns_field"
 _PARAMS = "params"
 """Parameters of a search by Milvus's names."""
 
+_REWRITTEN = (*RANGE_BOUNDS, *SEARCHED_AT_LEAST)
+"""Parameters that a client may send in pairs of their own, and that `Rewrite` may change."""
+
 
 class Overrides(NamedTuple):
     """Correction settings of a search."""
@@ -209,7 +212,7 @@ class SearchParameters:
         Raises InvalidParameter if a bound is not a number.
         """
         inner = {name: value for name, value in self._inner.items() if name != METRIC}
-        outer = {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
+        outer = {name: self._pairs[name] for name in _REWRITTEN if name in self._pairs}
         for params in (outer, inner):
             params |= {
                 name: _number(name, params[name])
@@ -223,9 +226,9 @@ class SearchParameters:
         """Replace the parameters by the result of `Rewrite`, which has no metric."""
         self._inner = dict(rewritten.get(_PARAMS) or {})
         self._pairs.pop(METRIC, None)
-        for name in RANGE_BOUNDS:
-            if name in self._pairs:
-                self._pairs[name] = repr(rewritten[name]) if name in rewritten else ""
+        for name in _REWRITTEN:
+            if self._pairs.pop(name, None) is not None and name in rewritten:
+                self._pairs[name] = str(rewritten[name])
 
     def sent(self) -> Any:
         """Return a copy of the request that has these parameters."""
