@@ -306,6 +306,9 @@ REFUSED = [
     ("notes", "upsert", "'hubness_write_intents' of {public} names {private}"),
     ("notes", "refresh", "'hubness_write_intents' of {public} names {private}"),
     ("a bank", "refresh with a bank", "'hubness' of {public} names the bank {private}"),
+    ("a bank", "insert", "'hubness' of {public} names the bank {private}"),
+    ("a bank", "migrate", "'hubness' of {public} names the bank {private}"),
+    ("a bank, a helper", "upsert", "'hubness' of {public} names the bank {bank}"),
 ]
 
 
@@ -321,7 +324,11 @@ def test_what_is_not_obeyed_is_said_in_one_line_that_names_the_property(
         except (HubnessError, MilvusException) as error:
             said.append(str(error))
     said += [record.getMessage() for record in caplog.records]
-    wanted = line.format(public=repr(world.public.name), private=repr(world.private.name))
+    wanted = line.format(
+        public=repr(world.public.name),
+        private=repr(world.private.name),
+        bank=repr(world.private.bank),
+    )
     assert any(wanted in message and "\n" not in message for message in said), said
 
 

@@ -153,7 +153,7 @@ def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
     for profile in ("default", "image"):
         found = here.client.search(here.name, data=list(here.queries), profile=profile)
         here.assert_found(found, profile, items)
-    with pytest.raises(InvalidParameter, match="bias must be"):
+    with pytest.raises(InvalidParameter, match="bias is one of compute, pending"):
         here.client.insert(here.name, [{"id": 7_000, "vector": new[0], "group": 0}], bias="later")
 
 

@@ -68,7 +68,9 @@ class KernelPolicy:
     def __post_init__(self) -> None:
         if self.kernel is not None:
             expect_word("kernel", self.kernel, Kernel)
-        expect_word(f"screen or ${SCREEN_VARIABLE}", self.screen, Screen)
+        # A policy is made for each write, and nearly all have the default.
+        if self.screen != "auto":
+            expect_word(f"screen or ${SCREEN_VARIABLE}", self.screen, Screen)
 
     def tile_size_of(self, use: str) -> int:
         """Return the scores in memory at once for a use, a key of `TILE_SIZES`."""

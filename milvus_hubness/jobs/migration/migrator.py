@@ -47,7 +47,7 @@ from milvus_hubness.jobs.store.helpers import (
     list_helpers,
     prepare_rename,
 )
-from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
 from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
@@ -345,15 +345,18 @@ class Migrator:
         field = self.migration.field
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
+        # Before the copy exists, which nobody may read without them; then with its number.
+        self._list_banks(source, CollectionId(name=migration.target))
         self._store.create_copy(planned, migration.target, migration.corrected())
 
         copy = self._store.info(migration.target, counted=False)
-        list_bank(self._store, copy.collection_id, migration.bank_collection)
-        # The copy has the states of the source's other fields, with their banks.
-        list_helpers(
-            self._store, [], source.states.values(), source.collection_id, copy.collection_id
-        )
+        self._list_banks(source, copy.collection_id)
         self._lease.fence(migration.target)
+
+    def _list_banks(self, source: CollectionInfo, copy: CollectionId) -> None:
+        """List the banks of the copy, which has the states of the source's other fields too."""
+        list_bank(self._store, copy, self.migration.bank_collection)
+        list_helpers(self._store, [], source.states.values(), source.collection_id, copy)
 
     def _copy(self, source: CollectionInfo, plan: MigrationPlan | None) -> None:
         options = self._options

@@ -70,7 +70,6 @@ from milvus_hubness.jobs.refresh.plan import (
     with_profile,
 )
 from milvus_hubness.jobs.refresh.refit import RefitCheck, check_refit
-from milvus_hubness.jobs.store.helpers import expect_own_banks
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.measures import as_plain
@@ -243,7 +242,6 @@ def _refreshed(
     requested: the name or alias that the caller used.
     """
     whole = ready_state(info, options.field)
-    expect_own_banks(store, whole, info.collection_id)
     state, is_new = with_profile(whole, _chosen_profile(whole, options), options)
     if not options.plan:
         store = lease.store

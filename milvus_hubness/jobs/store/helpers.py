@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,9 +15,8 @@ from milvus_hubness.jobs.store.ownership import (
     CollectionId,
     Helper,
     HelperRecord,
-    after_rename,
-    bank_name,
     helpers_group,
+    is_bank_of,
     listed_in,
     owner_in,
     samples_name,
@@ -119,33 +117,23 @@ def complete_rename(store: Store, former: str, name: str) -> None:
 def own_banks(
     store: HelperReads, states: Iterable[CollectionState], owner: CollectionId
 ) -> list[str]:
-    """Return the bank collections of these states into which jobs on `owner` may write.
-
-    Collections may share a bank, so a bank points back to nobody: its name is derived from that of
-    its owner, or the ledger lists it.
-    """
-    banks = {bank.collection for state in states for bank in state.banks}
-    derived = re.compile(re.escape(bank_name(owner.name)) + "(_.+)?")
-    others = {bank for bank in banks if not derived.fullmatch(bank)}
+    """Return the bank collections of these states that belong to `owner`."""
+    states = list(states)
+    others = {bank for state in states for bank in owner.banks_to_list(state)}
     listed = store.listed_helpers(owner) if others else frozenset()
+    banks = {bank.collection for state in states for bank in state.banks}
     return sorted((banks - others) | (others & listed))
 
 
 def expect_own_banks(store: HelperReads, state: CollectionState, owner: CollectionId) -> None:
-    """Raise StateError if the state names a bank into which jobs on `owner` may not write."""
-    strangers = {bank.collection for bank in state.banks} - set(own_banks(store, [state], owner))
-    if strangers:
-        bank = min(strangers)
-        raise StateError(
-            f"the collection property {state.property_name!r} of {owner.name!r} names the bank "
-            f"{bank!r}, which is not one of {owner.name!r} and stays untouched: find out who "
-            f"wrote that property, and drop it{after_rename(owner.name)}"
-        )
+    """Raise StateError if the state names a bank of somebody else."""
+    if owner.banks_to_list(state):
+        owner.require_banks(state, store.listed_helpers(owner))
 
 
 def list_bank(store: Store, owner: CollectionId, bank: str) -> None:
     """Let jobs on `owner` write into a bank whose name is not derived from that of `owner`."""
-    if not re.fullmatch(re.escape(bank_name(owner.name)) + "(_.+)?", bank):
+    if not is_bank_of(bank, owner.name):
         store.list_helpers(owner, [bank])
 
 
@@ -192,10 +180,12 @@ class HelperLists:
     properties_of: Callable[[str], Mapping[str, Any]]
 
     def expect_own_helpers(self, info: CollectionInfo) -> None:
-        """Raise StateError unless the side collections and the write-intent log that the properties
-        of a collection name are its own.
+        """Raise StateError unless the side collections, the write-intent log and the banks that the
+        properties of a collection name are its own.
         """
         expect_helpers(self, info.biases_and_notes, info.collection_id)
+        for state in info.states.values():
+            expect_own_banks(self, state, info.collection_id)
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
         """Return the helpers that the ledger lists for this collection."""

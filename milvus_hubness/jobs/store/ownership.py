@@ -74,6 +74,33 @@ class CollectionId(FrozenModel):
             return self.identity == other.identity
         return self.name == other.name
 
+    # Collections may share a bank, so a bank points back to nobody: its name is derived from that of
+    # its owner, or the ledger lists it. The queries of another bank are not read either, as biases
+    # that are computed from them show their directions.
+
+    def banks_to_list(self, state: CollectionState) -> set[str]:
+        """Return the banks of this collection's state whose names are not derived from its own."""
+        banks = {bank.collection for bank in state.banks}
+        return {bank for bank in banks if not is_bank_of(bank, self.name)}
+
+    def bank_records(self, state: CollectionState) -> list[str]:
+        """Return the keys of the ledger's records that must list the banks of a state."""
+        return [f"{helpers_group(self.name)}/{bank}" for bank in sorted(self.banks_to_list(state))]
+
+    def require_listed_banks(self, state: CollectionState, bodies: Iterable[str]) -> None:
+        """Raise StateError unless these records of the ledger, as JSON, list the banks of a state."""
+        self.require_banks(state, listed_in(bodies, self))
+
+    def require_banks(self, state: CollectionState, listed: Collection[str]) -> None:
+        """Raise StateError for a bank of somebody else. listed: the helpers in the ledger."""
+        strangers = self.banks_to_list(state).difference(listed)
+        if strangers:
+            raise StateError(
+                f"the collection property {state.property_name!r} of {self.name!r} names the bank "
+                f"{min(strangers)!r}, which is not one of {self.name!r} and stays untouched: find "
+                f"out who wrote that property, and drop it{after_rename(self.name)}"
+            )
+
 
 @dataclass(frozen=True)
 class Helper:
@@ -137,6 +164,11 @@ def samples_name(collection: str, field: str) -> str:
 def bank_name(collection: str) -> str:
     """Return the default name of the bank collection."""
     return f"{collection}__bank"
+
+
+def is_bank_of(bank: str, owner: str) -> bool:
+    """Whether this package would give a bank of a collection named `owner` this name."""
+    return re.fullmatch(re.escape(bank_name(owner)) + "(_.+)?", bank) is not None
 
 
 def side_helper(state: CollectionState) -> Helper | None:

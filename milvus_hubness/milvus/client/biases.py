@@ -13,7 +13,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.prior import ItemRows
 from milvus_hubness.correction.state import CollectionState, Profile
-from milvus_hubness.errors import BankTooLarge, InvalidParameter
+from milvus_hubness.errors import BankTooLarge
 from milvus_hubness.milvus.client.guarding import expect_computed, is_guarded
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
@@ -97,6 +97,7 @@ class Biases:
         if cached is not None:
             return cached
 
+        yield from self._states.expect_banks(collection, state)
         bank = yield LoadBank(profile.bank)
         return self._banks.keep(name, profile, bank, in_use)
 
@@ -137,9 +138,6 @@ class Biases:
         filled. watches: whether to gather evidence. Raises BankTooLarge if the budget has no room
         for the banks.
         """
-        if bias not in ("compute", "pending"):
-            raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
-
         watches = watches and is_guarded(state)
         if watches:
             expect_computed(collection, state, bias)

@@ -34,7 +34,7 @@ from milvus_hubness.jobs.store.records import (
     WriteIntentLog,
     is_fence,
 )
-from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in, migrations_to
+from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, bodies_of, id_in
 from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
 from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS
 from milvus_hubness.milvus.store.banks import LEDGER_PROPERTY
@@ -359,7 +359,7 @@ def _is_copied_to(origin: CollectionId, dual_write: DualWrite, store: MilvusStor
         return False
 
     try:
-        dual_write.require_migration(origin, migrations_to((origin.name, copy), store))
+        dual_write.require_migration(origin, bodies_of((origin.name, copy), store))
     except StateError as error:
         log.warning("%s", error)
         return False

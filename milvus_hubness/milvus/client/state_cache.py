@@ -476,6 +476,15 @@ class StateCache:
             helper.require_owner(owner, described["properties"], listed)
             cached.checked.add(helper)
 
+    def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
+        """Raise StateError unless the banks of a state belong to this collection.
+
+        It is for the time at which a bank is read: a bank in memory was checked with its state.
+        """
+        owner = (yield from self.cached_state(collection)).collection_id
+        if keys := owner.bank_records(state):
+            owner.require_listed_banks(state, (yield InStore(partial(bodies_of, keys))))
+
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
         """Raise StateError unless a migration lets the writes go to this copy, too."""
         if dual_write in cached.checked:
@@ -483,7 +492,7 @@ class StateCache:
 
         origin = cached.collection_id
         copy = dual_write.collection
-        bodies = yield InStore(partial(migrations_to, (origin.name, copy)))
+        bodies = yield InStore(partial(bodies_of, (origin.name, copy)))
         dual_write.require_migration(origin, bodies)
         cached.checked.add(dual_write)
 
@@ -547,7 +556,7 @@ def _listed_helpers(owner: CollectionId, store: MilvusStore) -> frozenset[str]:
     return store.listed_helpers(owner)
 
 
-def migrations_to(targets: Sequence[str], store: MilvusStore) -> list[str]:
-    """Return the ledger's records of the migrations to these collections, as JSON."""
-    records = [store.record(LEDGER, target) for target in targets]
+def bodies_of(keys: Sequence[str], store: MilvusStore) -> list[str]:
+    """Return these records of the ledger, as JSON; the key of a migration is its target."""
+    records = [store.record(LEDGER, key) for key in keys]
     return [record.body for record in records if record is not None]

@@ -35,6 +35,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.helpers import list_bank
+from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.protocols import undo_save_bank
 from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.milvus.client import new_collections
@@ -315,11 +316,13 @@ class Writes:
             stored = CollectionSchema.construct_from_dict(schema.to_dict())
             for state in states.values():
                 milvus_schema.widen(stored, state)
+            # Before the collection exists, which nobody may read without them; then with its number.
+            banks = [reference.collection for reference, _ in saved]
+            yield InStore(partial(_list_banks, CollectionId(name=collection), banks))
             yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
 
-            for reference, _ in saved:
-                yield InStore(partial(_list_bank, collection, reference.collection))
+            yield InStore(partial(_list_banks_of, collection, banks))
             served = new_collections.served_indexes(index, states)
             yield Ask("create_index", (collection, served, timeout))
             yield Ask("load_collection", (collection, timeout))
@@ -340,8 +343,13 @@ class Writes:
         yield Ask("create_index", (collection, served, timeout), dict(options))
 
 
-def _list_bank(collection: str, bank: str, store: MilvusStore) -> None:
-    list_bank(store, store.info(collection, counted=False).collection_id, bank)
+def _list_banks_of(collection: str, banks: Sequence[str], store: MilvusStore) -> None:
+    _list_banks(store.info(collection, counted=False).collection_id, banks, store)
+
+
+def _list_banks(owner: CollectionId, banks: Sequence[str], store: MilvusStore) -> None:
+    for bank in banks:
+        list_bank(store, owner, bank)
 
 
 def _expect_importable(collection: str, cached: CachedState) -> None:

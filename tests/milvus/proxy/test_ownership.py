@@ -1,15 +1,19 @@
 """A client behind the proxy, of a collection whose properties a stranger has written: nothing else is harmed."""
 
+import json
+
 import numpy as np
 import pytest
 from pymilvus import MilvusException
 
+from milvus_hubness import NNN
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     WRITE_INTENTS_PROPERTY,
     DualWrite,
     WriteIntentLog,
 )
+from tests.support.born import born
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS = 6, 20
@@ -65,3 +69,19 @@ def test_a_property_that_names_another_collection_harms_nothing(collections, nam
         with pytest.raises(MilvusException, match=f"names '{private}'"):
             CALLS[call](client, public)
     assert rows_of(plain, private) == before
+
+
+def test_no_bank_of_another_collection_is_read(lite):
+    plain, client = lite.client(), lite.hubness_client()
+    items, bank = vectors(np.random.default_rng(1), ITEMS, DIM), np.eye(DIM, dtype=np.float32)
+    public, private = (born(lite, items, bank, estimator=NNN(2)) for _ in range(2))
+    state = json.loads(plain.describe_collection(public)["properties"]["hubness"])
+    rows = [{"id": 90, "vector": [1.0] * DIM, "group": 1}]
+    client.insert(public, rows)
+
+    for profile in state["profiles"].values():
+        profile["bank"]["collection"] = f"{private}__bank"
+    plain.alter_collection_properties(public, {"hubness": json.dumps(state)})
+    with pytest.raises(MilvusException, match=f"names the bank '{private}__bank'"):
+        lite.hubness_client().insert(public, [{**rows[0], "id": 91}])
+    assert not plain.query(public, filter="id == 91", consistency_level="Strong")

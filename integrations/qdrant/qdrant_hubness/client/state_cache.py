@@ -273,18 +273,29 @@ class StateCache:
             return
 
         copy = dual_write.collection
+        bodies = yield from self._bodies([point_id(cached.name), point_id(copy)])
+        dual_write.require_migration(CollectionId(name=cached.name), bodies)
+        cached.checked.add(dual_write)
+
+    def _bodies(self, ids: list[Any]) -> Operation[list[str]]:
+        """Return these records of the ledger, as JSON; none if there is no ledger."""
         try:
-            records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
+            records = yield Ask("retrieve", (LEDGER, ids))
         except FAILURES as error:
-            # Without a ledger no migration allows writes to the copy: it is refused.
+            # Without a ledger nothing is listed: what needs a record is refused.
             if not is_missing(error):
                 raise
 
             records = []
 
-        bodies = [str((record.payload or {}).get("body")) for record in records]
-        dual_write.require_migration(CollectionId(name=cached.name), bodies)
-        cached.checked.add(dual_write)
+        return [str((record.payload or {}).get("body")) for record in records]
+
+    def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
+        """Raise StateError unless the banks of a state belong to this collection."""
+        owner = CollectionId(name=(yield from self.cached_state(collection)).name)
+        if keys := owner.bank_records(state):
+            bodies = yield from self._bodies([point_id(key) for key in keys])
+            owner.require_listed_banks(state, bodies)
 
     # -- biases of new points ----------------------------------------------------------------------
 
@@ -332,6 +343,7 @@ class StateCache:
         if cached is not None:
             return cached
 
+        yield from self.expect_banks(collection, state)
         bank = yield from self._load_bank(profile)
         return self._banks.keep(name, profile, bank)
 
