@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.chaos.places import Command
 from tests.chaos.sources import DIM
 from tests.support.galleries import all_keys, vectors
 
-LATER = 1_900_000_000
+SECONDS_LATER = 60
 """When queries were sampled, in seconds."""
 
 
@@ -53,7 +54,8 @@ class Refit:
         helper = samples_helper(f"{self.name}__query_samples_vector", SAMPLINGS_PROPERTY)
         info = database.store.info(self.name, counted=False)
         asked = vectors(np.random.default_rng(first), count, DIM)
-        samples = [Sample(first + n, first + n, LATER, query) for n, query in enumerate(asked)]
+        later = int(time.time()) + SECONDS_LATER
+        samples = [Sample(first + n, first + n, later, query) for n, query in enumerate(asked)]
         put_samples(database.store.client, SamplesOf(helper, info.collection_id), samples, 10)
 
     def assert_refitted_once(self, database):

@@ -67,12 +67,13 @@ class Corrected:
         )
 
     def waiting(self):
-        return self.store.read_query_samples(self.samples_collection)
+        return self.store.read_query_samples(self.samples_collection, 10_000)
 
     def held(self):
         return self.store.load_bank(self.state.profile.bank).queries
 
-    def put(self, queries, first=0, at=1_900_000_000):
+    def put(self, queries, first=0, at=None):
+        at = int(time.time()) + 60 if at is None else at
         samples = [Sample(i, first + i, at, query) for i, query in enumerate(queries)]
         put_samples(self.backend.client(), samples_of(self.store, self.name), samples, 10)
 
@@ -114,14 +115,15 @@ def test_samples_lie_in_places_and_go_by_number(backend):
     first = [Sample(i, 10 + i, 1_000 + i, np.full(4, i + 1, np.float32)) for i in range(3)]
     put_samples(client, target, first, 10)
     put_samples(client, target, [Sample(1, 50, 2_000, np.full(4, 9, np.float32))], 10)
-    found = store.read_query_samples(samples_collection)
+    found = store.read_query_samples(samples_collection, 3)
     by_number = dict(zip(found.numbers.tolist(), found.vectors.tolist(), strict=True))
     assert by_number == {10: [1] * 4, 50: [9] * 4, 12: [3] * 4}
     assert sorted(found.at.tolist()) == [1_000, 1_002, 2_000]
 
-    store.drop_samples(samples_collection, [10, 11, 12, 7_777])
-    assert store.read_query_samples(samples_collection).numbers.tolist() == [50]
-    assert len(store.read_query_samples(f"{samples_collection}_none")) == 0
+    store.drop_samples(samples_collection, 2)
+    left = store.read_query_samples(samples_collection, 3).numbers
+    assert sorted(left.tolist()) == [10, 50]
+    assert len(store.read_query_samples(f"{samples_collection}_none", 3)) == 0
 
 
 def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):

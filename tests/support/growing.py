@@ -1,5 +1,7 @@
 """A corrected collection that grows by a new topic, and sampled queries for it."""
 
+import time
+
 import numpy as np
 
 from milvus_hubness import (
@@ -23,7 +25,8 @@ from tests.support.bias_fields import WIDTH, with_bias_fields, with_second_field
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 240, 300
-LATER = 1_900_000_000
+SECONDS_LATER = 60
+"""By how much samples are newer than any fit, within what the clock of a client may be ahead."""
 """The time at which queries were sampled, in seconds: after every fit of these tests."""
 
 
@@ -107,7 +110,7 @@ class Growing:
         new = range(first, first + count)
         self.put({ITEMS + n: self.topic[n] for n in new})
 
-    def sample(self, count, at=LATER, queries=None):
+    def sample(self, count, at=None, queries=None):
         """Have clients sample so many queries, half of them for the new topic, or these."""
         start_sampling(self.store, self.name, rate=1e-9)
         half = count // 2
@@ -115,6 +118,7 @@ class Growing:
         asked = asked if queries is None else queries
         helper = samples_helper(f"{self.name}__query_samples_vector", SAMPLINGS_PROPERTY)
         where = SamplesOf(helper, self.store.info(self.name, counted=False).collection_id)
+        at = int(time.time()) + SECONDS_LATER if at is None else at
         samples = [Sample(n, n, at, query) for n, query in enumerate(asked)]
         put_samples(self.store.client, where, samples, 10)
 

@@ -40,7 +40,7 @@ def sampling_of(info: CollectionInfo, field: str | None = None) -> Sampling | No
 def samples_of(store: Store, sampling: Sampling) -> QuerySamples:
     """Return the samples of a field."""
     sampler = capability(store, QuerySampling)
-    return sampler.read_query_samples(sampling.samples_collection)
+    return sampler.read_query_samples(sampling.samples_collection, sampling.size)
 
 
 def drawn(samples: QuerySamples, most: int, *, seed: int = 0) -> QuerySamples:

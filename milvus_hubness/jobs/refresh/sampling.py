@@ -118,7 +118,10 @@ def start_sampling(
         samplings = info.samplings.with_field(sampling)
         store.write_property(info.name, SAMPLINGS_PROPERTY, samplings)
         if before is not None and before.size > sampling.size:
-            _drop_surplus(store, sampling)
+            # A refresh would not read them any more.
+            capability(store, QuerySampling).drop_samples(
+                sampling.samples_collection, sampling.size
+            )
         return _status(store, sampling)
 
 
@@ -139,6 +142,7 @@ def stop_sampling(store: Store, collection: str, *, field: str | None = None) ->
 
         others = info.samplings.without(field)
         store.write_property(info.name, SAMPLINGS_PROPERTY, others if others.fields else None)
+        store.unlist_helper(info.collection_id, sampling.samples_collection)
         if store.exists(sampling.samples_collection):
             store.drop(sampling.samples_collection)
         return sampling
@@ -150,6 +154,7 @@ def _drop_left(store: Store, info: CollectionInfo, field: str) -> None:
     if name in left_helpers(store, info, QUERY_SAMPLES_PROPERTY):
         store.drop(name)
         log.warning("the samples in %r, which an interrupted command had left, are dropped", name)
+    store.unlist_helper(info.collection_id, name)
 
 
 def list_samplings(store: Store, collection: str) -> list[SamplingStatus]:
@@ -195,18 +200,6 @@ def _chosen(
         raise InvalidParameter(
             f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not {problem['input']!r}"
         ) from None
-
-
-def _drop_surplus(store: Store, sampling: Sampling) -> None:
-    """Drop the oldest samples beyond the number of places, which has become smaller.
-
-    A sample in a place that no longer exists is not replaced, but it is among the oldest soon.
-    """
-    samples = samples_of(store, sampling)
-    oldest = np.argsort(samples.at, kind="stable")[: max(len(samples) - sampling.size, 0)]
-    if len(oldest):
-        numbers = samples.numbers[oldest].tolist()
-        capability(store, QuerySampling).drop_samples(sampling.samples_collection, numbers)
 
 
 def _status(store: Store, sampling: Sampling) -> SamplingStatus:

@@ -44,12 +44,15 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
         if not store.exists(helper.collection):
             continue
 
-        # The ledger is read only for a helper that kept its name
-        # over a rename: most helpers cost no further request.
+        # The ledger is read only where a name does not suffice: most helpers cost no further request.
+        properties = store.properties_of(helper.collection)
         listed: Collection[str] = ()
         if not helper.is_derived_from(owner.name):
-            listed = store.listed_helpers(owner)
-        helper.require_owner(owner, store.properties_of(helper.collection), listed)
+            # The helper knows its owner's new name before those who read that under the former one.
+            known = owner_in(properties, helper.marker)
+            is_renamed = known is not None and known.identity == owner.identity != ""
+            listed = store.listed_helpers(known if known and is_renamed else owner)
+        helper.require_owner(owner, properties, listed)
 
 
 def own_samplings(store: HelperReads, samplings: Samplings, owner: CollectionId) -> Samplings:
@@ -174,7 +177,7 @@ class HelperLists:
 
     records: Callable[..., list[Record]]
     put_records: Callable[[str, Sequence[Record]], None]
-    drop_records: Callable[[str, str], None]
+    drop_records: Callable[..., None]
 
     exists: Callable[[str], bool]
     properties_of: Callable[[str], Mapping[str, Any]]
@@ -201,6 +204,11 @@ class HelperLists:
         records = [Record(f"{group}/{helper}", group, body) for helper, body in bodies.items()]
         if records:
             self.put_records(LEDGER, records)
+
+    def unlist_helper(self, owner: CollectionId, helper: str) -> None:
+        """Remove a helper from the list of a collection."""
+        group = helpers_group(owner.name)
+        self.drop_records(LEDGER, group, [f"{group}/{helper}"])
 
     def forget_helpers(self, owner: str) -> None:
         """Remove the list of a collection that is gone."""

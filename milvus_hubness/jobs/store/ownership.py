@@ -7,8 +7,8 @@ or drop the named collection with its own rights. So a name is obeyed only if
 two things hold, which the writer of the property cannot bring about alone:
 
 - The name is derived from the collection's own name, as this package derives it. A helper
-  collection that kept its name when its owner was renamed, and a bank with a name of the user's
-  choice, are listed in the ledger instead.
+  collection that kept its name when its owner was renamed, a bank with a name of the user's
+  choice, and each collection of query samples, are listed in the ledger instead.
 - The named collection points back: its own property says whose helper it is. A copy has no such
   property while it is made; there the ledger has the migration.
 
@@ -115,11 +115,16 @@ class Helper:
     marker: str
     """The property with which a helper of this kind points back."""
 
-    suffix: str
-    """End of the derived name, after the name of the owner: a regular expression."""
+    suffix: str | None
+    """End of the derived name, after the name of the owner: a regular expression. None if no name
+    suffices, and the ledger must list each of this kind.
+    """
 
     def is_derived_from(self, name: str) -> bool:
         """Whether this package would give the helper of a collection of that name this name."""
+        if self.suffix is None:
+            return False
+
         # The name of a log has only the beginning of a long name.
         stems = {name, name[:LONGEST_STEM]}
         return any(re.fullmatch(re.escape(stem) + self.suffix, self.collection) for stem in stems)
@@ -181,8 +186,12 @@ def side_helper(state: CollectionState) -> Helper | None:
 
 
 def samples_helper(samples_collection: str, property_name: str) -> Helper:
-    """Return a collection of query samples as a helper. property_name: what names it."""
-    return Helper(samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples_.+")
+    """Return a collection of query samples as a helper. property_name: what names it.
+
+    It gets what all users ask. So whoever may write properties and create a collection must not be
+    able to have samples taken: the ledger says whether a field is sampled.
+    """
+    return Helper(samples_collection, property_name, QUERY_SAMPLES_PROPERTY, None)
 
 
 def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Helper]:

@@ -367,6 +367,9 @@ class Ledger(Protocol):
     def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
         """Add helpers to that list."""
 
+    def unlist_helper(self, owner: CollectionId, helper: str) -> None:
+        """Remove a helper from the list of a collection."""
+
     def forget_helpers(self, owner: str) -> None:
         """Remove the list of a collection that is gone."""
 
@@ -516,19 +519,21 @@ class QuerySampling(Protocol):
     """Samples of live queries."""
 
     def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
-        """Create a collection for samples of `owner`, unless it exists.
+        """Create a collection for samples of `owner`, unless it exists, and list it in the ledger.
 
         Raises CollectionExists, DimensionMismatch.
         """
 
-    def read_query_samples(self, samples_collection: str) -> QuerySamples:
-        """Return all samples; none if the collection does not exist."""
+    def read_query_samples(self, samples_collection: str, places: int) -> QuerySamples:
+        """Return the samples in the first places that `QuerySamples.counting` keeps; none if the
+        collection does not exist.
+        """
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         """Write samples, each into its place. Raises StateError if another collection is named."""
 
-    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
-        """Drop the samples of these numbers; missing ones are no error."""
+    def drop_samples(self, samples_collection: str, places: int) -> None:
+        """Drop the samples that are not in the first places; without any it is no error."""
 
 
 @runtime_checkable

@@ -269,6 +269,9 @@ MOST_SAMPLINGS = 1_000
 LARGEST_SAMPLING = 10_000_000
 """Largest number of places for samples of a field."""
 
+CLOCK_SKEW = 600
+"""Seconds by which the clock of a client may be ahead; a sample of a later time does not count."""
+
 
 class Sampling(FrozenModel):
     """How clients sample the live queries of a vector field, which need not be corrected."""
@@ -578,6 +581,18 @@ class QuerySamples:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def counting(self, now: float) -> QuerySamples:
+        """Return the samples that count: whoever searches may write any rows in their place.
+
+        A number below 0, one that a sample before has, a time in the future and a vector that no
+        bank can hold do not count. now: Unix time.
+        """
+        is_first = np.zeros(len(self), np.bool_)
+        is_first[np.unique(self.numbers, return_index=True)[1]] = True
+        in_time = (self.at >= 0) & (self.at <= now + CLOCK_SKEW)
+        sound = np.isfinite(self.vectors).all(axis=1) & self.vectors.any(axis=1)
+        return self.take(np.flatnonzero(is_first & (self.numbers >= 0) & in_time & sound))
 
     def take(self, which: npt.NDArray[np.integer[Any]]) -> QuerySamples:
         """Return these samples only, by their positions."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
@@ -190,6 +191,9 @@ def put_samples(
 
 
 class MilvusQuerySamples(OwnCollections):
+    list_helpers: Callable[[CollectionId, Iterable[str]], None]
+    listed_helpers: Callable[[CollectionId], frozenset[str]]
+
     def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
         description = "live queries sampled by milvus_hubness"
         schema = MilvusClient.create_schema(description=description, enable_dynamic_field=False)
@@ -199,6 +203,10 @@ class MilvusQuerySamples(OwnCollections):
         schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
 
         value = owner.model_dump_json()
+        was_there = self.exists(samples_collection)
+        if not was_there:
+            # Before it exists: what exists and is not listed, a stranger may have made.
+            self.list_helpers(owner, [samples_collection])
         described = self._ensure(
             samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples", value
         )
@@ -210,6 +218,12 @@ class MilvusQuerySamples(OwnCollections):
                 f"{owner.name!r}: rename it"
             )
 
+        if was_there and samples_collection not in self.listed_helpers(owner):
+            raise CollectionExists(
+                f"{samples_collection!r} exists, and the ledger does not list it as a collection of "
+                f"{owner.name!r}: drop it, or rename it"
+            )
+
         stored_dim = int(milvus_schema.fields_by_name(described)["vector"]["params"]["dim"])
         if stored_dim != dim:
             raise DimensionMismatch(
@@ -217,26 +231,30 @@ class MilvusQuerySamples(OwnCollections):
                 "dimensions"
             )
 
-    def read_query_samples(self, samples_collection: str) -> QuerySamples:
+    def read_query_samples(self, samples_collection: str, places: int) -> QuerySamples:
+        none = np.empty(0, np.int64)
+        none_sampled = QuerySamples(np.empty((0, 0), np.float32), none, none)
         if not self.exists(samples_collection):
-            none = np.empty(0, np.int64)
-            return QuerySamples(np.empty((0, 0), np.float32), none, none)
+            return none_sampled
 
         # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self.count(samples_collection)
 
-        samples = self.scan(samples_collection, "vector")
+        in_places = f"place >= 0 and place < {places}"
+        samples = self.scan(samples_collection, "vector", where=in_places, limit=places)
+        if not samples.rows:
+            return none_sampled
         numbers = np.array([row["sample"] for row in samples.rows], np.int64)
         times = np.array([row["queried_at"] for row in samples.rows], np.int64)
-        return QuerySamples(samples.vectors, numbers, times)
+        return QuerySamples(samples.vectors, numbers, times).counting(time.time())
 
     def put_query_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         for part in in_parts(samples, SAMPLES_PER_REQUEST):
             put_samples(self.client, target, part)
 
-    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+    def drop_samples(self, samples_collection: str, places: int) -> None:
         if self.exists(samples_collection):
-            self._delete_in(samples_collection, "sample", numbers)
+            self._delete(samples_collection, f"place < 0 or place >= {places}")
 
 
 LEDGER_PROPERTY = "hubness_ledger"

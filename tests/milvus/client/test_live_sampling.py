@@ -8,12 +8,12 @@ import pytest
 from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, InvalidInput, QueryBank, migrate, plan_migration
+from milvus_hubness import NNN, CollectionExists, InvalidInput, QueryBank, migrate, plan_migration
 from milvus_hubness.correction.codec.arrays import encode, rounded
 from milvus_hubness.jobs.common.samples import sampled_bank
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
-from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import Sampling, Samplings
+from milvus_hubness.jobs.store.ownership import QUERY_SAMPLES_PROPERTY, CollectionId
+from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sampling, Samplings
 from milvus_hubness.milvus.client.query_samples import BATCH, Sampler
 from milvus_hubness.milvus.client.searches import Searches
 from milvus_hubness.milvus.client.state_cache import CachedState
@@ -354,3 +354,102 @@ def test_a_client_that_can_write_no_samples_searches_on(lite, rng, monkeypatch, 
             f"{name}__query_samples_vector", filter="id >= 0", output_fields=["*"]
         )
         assert sorted(row["id"] for row in rows) == [0, 1, 2]
+
+
+# -- who may turn sampling on ---------------------------------------------------------------------
+
+
+def forged(backend, name):
+    """Have a stranger create a collection for samples of `name`, and say so in its properties."""
+    plain, store = backend.client(), backend.store()
+    owner = store.info(name, counted=False).collection_id
+    samples_collection = f"{name}__query_samples_vector"
+    schema = plain.create_schema()
+    schema.add_field("place", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    schema.add_field("sample", DataType.INT64)
+    schema.add_field("queried_at", DataType.INT64)
+    index = plain.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    plain.create_collection(
+        samples_collection,
+        schema=schema,
+        index_params=index,
+        properties={QUERY_SAMPLES_PROPERTY: owner.model_dump_json()},
+        consistency_level="Strong",
+    )
+    sampling = Sampling(
+        field="vector", samples_collection=samples_collection, rate=1.0, size=100, dim=DIM
+    )
+    text = Samplings(fields=(sampling,)).model_dump_json()
+    plain.alter_collection_properties(name, {SAMPLINGS_PROPERTY: text})
+    return samples_collection
+
+
+@pytest.mark.parametrize("before", ["never sampled", "stopped"])
+def test_a_property_alone_samples_nothing(lite, rng, caplog, before):
+    if before == "stopped":
+        name = sampled_collection(lite, rng)
+        stop_sampling(lite.store(), name)
+    else:
+        name = lite.name()
+        plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "IP")
+        lite.made.append(f"{name}__query_samples_vector")
+
+    samples_collection = forged(lite, name)
+    client = lite.hubness_client()
+    client.search(name, vectors(rng, 5, DIM).tolist(), limit=3)
+    client.close()
+    assert client.hubness_samples.stored == 0
+    assert not lite.client().query(samples_collection, filter="place >= 0")
+    assert "is no helper collection of" in caplog.text
+
+    assert list_samplings(lite.store(), name) == []
+    with pytest.raises(CollectionExists, match="the ledger does not list it"):
+        start_sampling(lite.store(), name, rate=1.0)
+
+
+def test_samples_of_strangers_count_for_nothing(lite, rng):
+    name = sampled_collection(lite, rng, size=50)
+    client, store = lite.hubness_client(), lite.store()
+    honest = vectors(rng, 8, DIM)
+    plain = lite.client()
+
+    def row(place, number, at, vector):
+        return {"place": place, "sample": number, "queried_at": at, "vector": vector.tolist()}
+
+    now = int(time.time())
+    rows = [row(place, 100 + place, now, vector) for place, vector in enumerate(honest)]
+    strangers = vectors(rng, 9, DIM)
+    rows += [
+        row(20, 1, 32_503_680_000, strangers[0]),
+        row(21, 2, 2**63 - 1, strangers[1]),
+        row(22, 3, -(2**63), strangers[2]),
+        row(23, -4, now, strangers[3]),
+        row(24, 100, now, strangers[4]),
+        row(50, 5, now, strangers[5]),
+        row(2**62, 6, now, strangers[6]),
+        row(-1, 7, now, strangers[7]),
+        row(25, 8, now, np.zeros(DIM)),
+        row(26, 9, now + 3_600, strangers[8]),
+    ]
+    plain.upsert(f"{name}__query_samples_vector", rows)
+    assert samples(store, name) == as_set(honest)
+    [status] = list_samplings(store, name)
+    assert (status.samples, status.first, status.last) == (8, now, now)
+
+    # As many rows as a stranger likes: no more are read than there are places.
+    crowd = [row(1_000 + n, 1_000 + n, now, strangers[0]) for n in range(3_000)]
+    plain.upsert(f"{name}__query_samples_vector", crowd)
+    read = []
+    query = MilvusClient.query
+    with pytest.MonkeyPatch.context() as patch:
+
+        def counted(self, *arguments, **options):
+            rows = query(self, *arguments, **options)
+            read.append(len(rows))
+            return rows
+
+        patch.setattr(MilvusClient, "query", counted)
+        assert samples(lite.store(), name) == as_set(honest)
+    assert sum(read) < 100
+    client.close()
