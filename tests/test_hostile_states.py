@@ -25,6 +25,7 @@ from milvus_hubness.basics.bounds import MOST_CHARACTERS
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.fitted import Correction, initial_state
+from milvus_hubness.correction.guard import LEVELS
 from milvus_hubness.correction.state import BankReference, CollectionState, read_states
 from milvus_hubness.jobs.common.lease_records import LEASES
 from milvus_hubness.jobs.common.row_writer import BATCHES, open_batches
@@ -119,6 +120,14 @@ def with_layout(**fields):
 
 
 BROKEN = {
+    "evidence without biases": (
+        with_profile(evidence={"rows": 300, "biases": []}),
+        "profiles.default.evidence.biases",
+    ),
+    "evidence with few reaches": (
+        with_profile(evidence={"rows": 300, "biases": [0.0] * len(LEVELS), "reaches": [0.5]}),
+        "profiles.default.evidence.reaches",
+    ),
     "an active profile that is none": ({**STATE, "active": "nobody"}, "active is 'nobody'"),
     "no profile": ({**STATE, "profiles": {}}, "active is 'default'"),
     "a slot beyond the layout": (

@@ -92,7 +92,7 @@ class Evidence(FrozenModel):
 
     rows: int = Field(ge=1, le=MOST_ROWS)
     """The number of rows that were measured."""
-    biases: Quantiles
+    biases: Annotated[Quantiles, Field(min_length=len(LEVELS))]
     """Quantiles of their biases, centred as they are stored, without a prior."""
     reaches: Quantiles = ()
     """Quantiles of their reaches; empty if the estimator keeps no scores of the gallery."""

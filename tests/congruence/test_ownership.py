@@ -404,3 +404,29 @@ def test_nobody_adopts_what_belongs_to_another(world):
     with pytest.raises(NotCorrected, match="it has no helper collections to adopt"):
         adopt(store, world.private.bank, renamed_from="x")
     assert world.held() == world.before
+
+
+@pytest.mark.parametrize("dropped", ["samples", "side"])
+def test_a_collection_that_gets_the_name_of_a_helper_meanwhile_is_not_dropped(
+    lite, monkeypatch, dropped
+):
+    """A job checks what it drops under a name that nobody else knows."""
+    owner, rows = Enabled(lite, "owner", 1), vectors(np.random.default_rng(6), ITEMS, DIM)
+    stranger = lite.name("stranger")
+    plain_collection(owner.plain, stranger, rows, "IP")
+    helper = getattr(owner, dropped)
+    write_property = type(owner.store).write_property
+
+    def renaming(self, collection, name, value):
+        written = write_property(self, collection, name, value)
+        if value is None and collection == owner.name:
+            owner.plain.rename_collection(helper, f"{helper}_away")
+            owner.plain.rename_collection(stranger, helper)
+        return written
+
+    monkeypatch.setattr(type(owner.store), "write_property", renaming)
+    with pytest.raises(StateError, match=f"names {helper!r}, which is no helper collection"):
+        (stop_sampling if dropped == "samples" else disable)(owner.store, owner.name)
+    lite.made += [helper, f"{helper}_away"]
+    owner.plain.load_collection(helper)
+    assert len(owner.plain.query(helper, filter="id >= 0", limit=ITEMS + 1)) == ITEMS

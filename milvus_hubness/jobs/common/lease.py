@@ -30,7 +30,7 @@ from functools import cache
 
 from pydantic import TypeAdapter
 
-from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StoreError
+from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StateError, StoreError
 from milvus_hubness.jobs.common.lease_records import (
     LEASES,
     Entry,
@@ -40,7 +40,7 @@ from milvus_hubness.jobs.common.lease_records import (
     now,
     read_ledger,
 )
-from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId, Helper
 from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
@@ -153,21 +153,39 @@ class Lease:
         """Write by new aliases from now on, after an interrupted write. Raises LeaseLost."""
         self.renew(*self._fences)
 
-    def drop(self, collection: str) -> None:
+    def drop_helper(self, helper: Helper, owner: CollectionId) -> None:
+        """Drop a helper collection of `owner` if it exists, and no other one that got its name.
+
+        Raises LeaseLost, and StateError if the collection of this name is no helper of `owner`.
+        """
+        store = self.store
+
+        def expect_own(name: str) -> None:
+            listed = store.listed_helpers(owner)
+            helper.require_owner(owner, store.properties_of(name), listed)
+
+        self.drop(helper.collection, expect_own)
+
+    def drop(self, collection: str, check: Callable[[str], None] | None = None) -> None:
         """Drop a leased collection if it exists, and what an interrupted drop of it has left.
 
         This cannot be fenced, and may arrive when another job uses the name: so the collection is
-        renamed first, and dropped if the lease is still held then. Raises LeaseLost.
+        renamed first, and dropped if the lease is still held then.
+
+        check: raises if the collection of this name must stay; it sees the name that nobody else
+        knows, so that nothing else is dropped. Raises as it does, and LeaseLost.
         """
         self.include(collection)
         store = self.store
         token = self._entries[collection].token
         if not isinstance(store, Renaming):
+            if check is not None and store.exists(collection):
+                check(collection)
             self.check_now()
             store.drop(collection)
             return
 
-        self._drop_renamed(collection)
+        self._drop_renamed(collection, check)
         if not store.exists(collection):
             return
 
@@ -178,21 +196,25 @@ class Lease:
         store.put_records(LEDGER, [Record(f"{group}/{dropped}", group, dropped)])
         store.rename(collection, dropped)
         try:
+            if check is not None:
+                check(dropped)
             self.check_now()
-        except LeaseLost:
+        except (LeaseLost, StateError):
             store.rename(dropped, collection)
             raise
 
         if fence := self._fences.pop(collection, None):
             self._drop_fence(fence)
-        self._drop_renamed(collection)
+        self._drop_renamed(collection, check)
 
-    def _drop_renamed(self, collection: str) -> None:
-        """Drop what `drop` has renamed."""
+    def _drop_renamed(self, collection: str, check: Callable[[str], None] | None) -> None:
+        """Drop what `drop` has renamed; a run that was killed may not have checked it."""
         store = self.store
         group = _dropped_group(collection)
         for record in store.records(LEDGER, group):
             if store.exists(record.body):
+                if check is not None:
+                    check(record.body)
                 store.drop(record.body)
             store.drop_records(LEDGER, group, [record.key])
 

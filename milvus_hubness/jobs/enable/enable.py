@@ -42,7 +42,7 @@ from milvus_hubness.jobs.migration.catch_up import (
 )
 from milvus_hubness.jobs.migration.compare import same_rows
 from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
-from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY
+from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helper
 from milvus_hubness.jobs.store.protocols import (
     SecondVectors,
     SideCollections,
@@ -381,10 +381,12 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
             return state.second_vector if dropped else None
 
-        side = state.reranking.side_collection if state.reranking else None
-        if side:
-            lease.drop(side)
-        return side
+        side = side_helper(state)
+        if side is None:
+            return None
+
+        lease.drop_helper(side, info.collection_id)
+        return side.collection
 
 
 def _finish_disabling(lease: Lease, info: CollectionInfo) -> str | None:

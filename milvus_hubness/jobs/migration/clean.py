@@ -246,8 +246,7 @@ def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
         _forget_fits(store, [*info.states.values()], other)
         # Before the collection, which names them: whoever repeats this finds them by it.
         for sampling in info.samplings.fields:
-            if store.exists(sampling.samples_collection):
-                store.drop(sampling.samples_collection)
+            lease.drop_helper(sampling.helper, owner)
 
     lease.drop(collection)
     drop_log(lease, owner)

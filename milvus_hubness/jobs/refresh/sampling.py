@@ -142,9 +142,10 @@ def stop_sampling(store: Store, collection: str, *, field: str | None = None) ->
 
         others = info.samplings.without(field)
         store.write_property(info.name, SAMPLINGS_PROPERTY, others if others.fields else None)
-        store.unlist_helper(info.collection_id, sampling.samples_collection)
-        if store.exists(sampling.samples_collection):
-            store.drop(sampling.samples_collection)
+        try:
+            lease.drop_helper(sampling.helper, info.collection_id)
+        finally:
+            store.unlist_helper(info.collection_id, sampling.samples_collection)
         return sampling
 
 

@@ -420,7 +420,8 @@ def _drop_helpers(belongings: Belongings, store: MilvusStore) -> None:
     for intent_log in store.intent_logs(belongings.owner):
         store.drop_intent_log(intent_log, partial(_expect_free, belongings.owner.name, store))
 
-    for helper in belongings.helpers:
+    # Once more: another collection may have got the name since the call began.
+    for helper in _own_helpers(belongings.helpers, belongings.owner, store):
         if store.exists(helper.collection):
             store.drop(helper.collection)
 
