@@ -591,8 +591,8 @@ class QuerySamples:
         is_first = np.zeros(len(self), np.bool_)
         is_first[np.unique(self.numbers, return_index=True)[1]] = True
         in_time = (self.at >= 0) & (self.at <= now + CLOCK_SKEW)
-        sound = np.isfinite(self.vectors).all(axis=1) & self.vectors.any(axis=1)
-        return self.take(np.flatnonzero(is_first & (self.numbers >= 0) & in_time & sound))
+        usable = np.isfinite(self.vectors).all(axis=1) & self.vectors.any(axis=1)
+        return self.take(np.flatnonzero(is_first & (self.numbers >= 0) & in_time & usable))
 
     def take(self, which: npt.NDArray[np.integer[Any]]) -> QuerySamples:
         """Return these samples only, by their positions."""

@@ -540,7 +540,7 @@ def with_inner_bounds(params: Mapping[str, Any], metric: str) -> dict[str, Any]:
             if bound is None or direction * (bound - end) < 0:
                 continue
 
-            # Milvus reads a range_filter only beside a radius.
+            # Milvus reads a range_filter only together with a radius.
             if name == "radius" and any(each.get("range_filter") is not None for each in mappings):
                 mapping[name] = -LARGEST
             else:
