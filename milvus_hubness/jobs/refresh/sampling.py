@@ -13,7 +13,7 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.near_copies import directions_of, groups_at
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.common.inputs import only_field
-from milvus_hubness.jobs.common.lease import leasing
+from milvus_hubness.jobs.common.lease import DROPPED, Lease, leasing
 from milvus_hubness.jobs.common.samples import MOST_JUDGED, NEAR_COPIES, drawn, samples_of
 from milvus_hubness.jobs.store.helpers import left_helpers
 from milvus_hubness.jobs.store.ownership import QUERY_SAMPLES_PROPERTY, samples_name
@@ -137,7 +137,7 @@ def stop_sampling(store: Store, collection: str, *, field: str | None = None) ->
         info, field = _field_of(store, collection, field)
         sampling = info.samplings.of(field)
         if sampling is None:
-            _drop_left(store, info, field)
+            _drop_left(lease, info, field)
             return None
 
         others = info.samplings.without(field)
@@ -149,11 +149,14 @@ def stop_sampling(store: Store, collection: str, *, field: str | None = None) ->
         return sampling
 
 
-def _drop_left(store: Store, info: CollectionInfo, field: str) -> None:
+def _drop_left(lease: Lease, info: CollectionInfo, field: str) -> None:
     """Drop the samples of a field that an interrupted job has left."""
+    store = lease.store
     name = samples_name(info.name, field)
-    if name in left_helpers(store, info, QUERY_SAMPLES_PROPERTY):
-        store.drop(name)
+    left = left_helpers(store, info, QUERY_SAMPLES_PROPERTY)
+    # The job may have renamed them for the drop.
+    if any(each == name or each.startswith(name + DROPPED) for each in left):
+        lease.drop(name)
         log.warning("the samples in %r, which an interrupted command had left, are dropped", name)
     store.unlist_helper(info.collection_id, name)
 
