@@ -63,6 +63,7 @@ from milvus_hubness.milvus.client.messages import expect_arguments
 from milvus_hubness.milvus.client.methods import drive, drive_async
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation, Pause
+from milvus_hubness.milvus.row_form import RowForm
 
 __all__ = [  # noqa: RUF022 - by what they are for
     # -- A store
@@ -208,6 +209,9 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "expect_arguments",
     # A client refuses an invalid `kinds` of a query as others do.
     "expect_factor",
+    # -- A store of a framework
+    # What a collection can hold that the store did not create.
+    "RowForm",
     # -- Data of examples
     # A documented function, for examples: a question and its right answer.
     "DemoPair",

@@ -109,7 +109,7 @@ def test_each_name_has_a_reason_of_its_own():
 
 def test_there_are_no_more_names_than_needed():
     """A method of a class is better than a function more, and a public name needs no second home."""
-    assert len(dir(extending)) <= 70
+    assert len(dir(extending)) <= 71
     assert set(dir(extending)).isdisjoint(dir(milvus_hubness))
 
 

@@ -9,11 +9,12 @@ from haystack.document_stores.errors import DuplicateDocumentError
 from haystack.document_stores.types import DuplicatePolicy
 from haystack.errors import FilterError
 from milvus_haystack import MilvusDocumentStore
-from pymilvus import MilvusException
+from milvus_haystack.utils.constant import EmbeddingMode
+from pymilvus import DataType, MilvusException
 
 from haystack_milvus_hubness.filters import Fields, expression
-from milvus_hubness import HubnessClient
-from milvus_hubness.extending import STATE_TTL
+from milvus_hubness import HubnessClient, InvalidInput
+from milvus_hubness.extending import STATE_TTL, RowForm
 
 PAGE = 1000
 
@@ -22,7 +23,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
     """A MilvusDocumentStore that ranks documents of corrected collections by the corrected score.
 
     Further arguments: strength, w of every search, None for that of the collection; state_ttl, the
-    TTL of the cached collection state, in seconds.
+    TTL of the cached collection state, in seconds. Raises InvalidInput for an existing collection
+    whose rows are not documents, by these names of fields.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
         self.strength = strength
         self.state_ttl = state_ttl
         self._hubness_client: HubnessClient | None = None
+        self._form: RowForm | None = None
         super().__init__(*args, **kwargs)
 
     @property
@@ -44,6 +47,66 @@ class HubnessDocumentStore(MilvusDocumentStore):
             arguments |= {"strength": self.strength, "state_ttl": self.state_ttl}
             self._hubness_client = HubnessClient(**arguments)
         return self._hubness_client
+
+    # -- the schema --------------------------------------------------------------------------------
+
+    def _extract_fields(self) -> None:
+        """Read the fields of the collection, before the store creates an index or loads."""
+        self.fields = []
+        self._form = None
+        if not self._collection_exists:
+            return
+
+        self._form = RowForm.of(self.client.describe_collection(self.collection_name))
+        types = {
+            self._primary_field: (DataType.VARCHAR,),
+            self._text_field: (DataType.VARCHAR,),
+            self._vector_field: (DataType.FLOAT_VECTOR,),
+        }
+        if self._sparse_vector_field:
+            types[self._sparse_vector_field] = (DataType.SPARSE_FLOAT_VECTOR,)
+        dynamic = (self._text_field,) if self.enable_dynamic_field else ()
+        self._form.expect_fields(types, dynamic=dynamic)
+        self.fields = list(self._form.fields)
+
+    def _load(self, timeout: float | None = None) -> None:
+        super()._load(timeout=timeout)
+        # Only a row shows whether texts are in a dynamic field.
+        if self._form and (undeclared := self._form.undeclared([self._text_field])):
+            first = self.client.query(self.collection_name, output_fields=undeclared, limit=1)
+            for row in first:
+                self._form.expect_in_row(row, undeclared)
+
+    def _expect_documents(self, documents: list[Document]) -> None:
+        """Check that the collection can hold the documents. Raises InvalidInput."""
+        taken = (self._primary_field, self._text_field, self._vector_field)
+        for document in documents:
+            for name in document.meta:
+                if name in taken or name == self._sparse_vector_field:
+                    raise InvalidInput(
+                        f"the meta {name!r} of document {document.id!r} has the name of a field of "
+                        f"collection {self.collection_name!r}: rename it"
+                    )
+                if self._form and not self.enable_dynamic_field and name not in self.fields:
+                    raise InvalidInput(
+                        f"the meta {name!r} of document {document.id!r} has no field in collection "
+                        f"{self.collection_name!r}: leave it out, or open a collection with dynamic "
+                        "fields by enable_dynamic_field=True"
+                    )
+        if self._form:
+            self._form.expect_rows(map(self._row, documents))
+
+    def _row(self, document: Document) -> dict[str, Any]:
+        """Return a document as the row that milvus-haystack writes, with any vectors."""
+        row = {
+            self._primary_field: document.id,
+            self._text_field: document.content or "",
+            self._vector_field: document.embedding or (),
+            **document.meta,
+        }
+        if self._sparse_vector_field and self._sparse_mode == EmbeddingMode.EMBEDDING_MODEL:
+            row[self._sparse_vector_field] = ()
+        return row
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -84,8 +147,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
         """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the
         number written.
 
-        Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL
-        before it writes.
+        Before it writes, raises ValueError for values that are not documents, InvalidInput for
+        documents that the collection cannot hold, and DuplicateDocumentError for FAIL.
         """
         if not isinstance(documents, list) or not all(
             isinstance(document, Document) for document in documents
@@ -94,6 +157,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
         if policy in (DuplicatePolicy.FAIL, DuplicatePolicy.SKIP):
             documents = self._new_ones(documents, policy)
             policy = DuplicatePolicy.NONE
+        self._expect_documents(documents)
         return super().write_documents(self._with_embeddings(documents), policy)
 
     def _with_embeddings(self, documents: list[Document]) -> list[Document]:
@@ -106,10 +170,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
             document.embedding is not None for document in documents
         ):
             return documents
-        fields = self.client.describe_collection(self.collection_name)["fields"]
-        [dim] = [
-            int(field["params"]["dim"]) for field in fields if field["name"] == self._vector_field
-        ]
+        dim = int(self._form.fields[self._vector_field]["params"]["dim"])
         dummy = [self._dummy_value] * dim
         return [
             document if document.embedding is not None else replace(document, embedding=dummy)
@@ -154,7 +215,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
     # -- helpers -----------------------------------------------------------------------------------
 
     def _expression(self, filters: dict[str, Any] | None) -> str:
-        fields = Fields(self._primary_field, frozenset(self.fields))
+        may_be_dynamic = self._form is None or self._form.is_dynamic
+        fields = Fields(self._primary_field, frozenset(self.fields), may_be_dynamic)
         return expression(filters, fields) if filters else fields.all
 
     def _rows(self, expr: str, fields: list[str] | None = None) -> list[dict[str, Any]]:

@@ -34,7 +34,10 @@ class Fields:
     """The primary key."""
 
     declared: Collection[str]
-    """The fields of the schema; any other name is a dynamic field."""
+    """The fields of the schema."""
+
+    may_be_dynamic: bool = True
+    """Whether any other name is a dynamic field; otherwise there is none."""
 
     @property
     def none(self) -> str:
@@ -59,7 +62,8 @@ def expression(filters: dict[str, Any], fields: Fields) -> str:
     """Return the Milvus expression of the filters.
 
     For a document without the field only `!=`, `not in` and `== None` hold. Raises FilterError for
-    filters that Haystack does not have, and for values that cannot be compared.
+    filters that Haystack does not have, for values that cannot be compared, and for fields that no
+    document can have.
     """
     return _parsed(filters, fields, negated=False)
 
@@ -98,6 +102,10 @@ def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: 
     name = str(field).removeprefix("meta.")
     if not _NAME.fullmatch(name):
         raise FilterError(f"field name {field!r} is invalid: use letters, digits and underscores")
+    if not fields.may_be_dynamic and name not in fields.declared:
+        raise FilterError(
+            f"the collection has no field {name!r}: filter by one of {', '.join(fields.declared)}"
+        )
     if operator not in _OPPOSITE or operator in ("AND", "OR"):
         raise FilterError(
             f"unknown comparison operator {operator!r}: use ==, !=, >, >=, <, <=, in or 'not in'"

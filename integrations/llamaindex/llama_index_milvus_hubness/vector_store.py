@@ -1,36 +1,38 @@
 """HubnessVectorStore: a LlamaIndex vector store on Milvus with a HubnessClient."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr
-from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
-from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 from pymilvus import DataType
 
-from llama_index_milvus_hubness.filters import (
-    LOWERED,
-    MATCHED,
-    METADATA,
-    expression,
-    filtered,
-    literal,
-    one_of,
+from llama_index_milvus_hubness.filters import Keys, expression, literal, one_of
+from llama_index_milvus_hubness.rows import (
+    DOCUMENT,
+    ID,
+    MARKS,
+    NODE_TYPE,
+    OWN_OBJECTS,
+    TEXT,
+    VECTOR,
+    OwnRows,
+    Rows,
+    rows_of,
 )
-from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
-from milvus_hubness.extending import STATE_TTL
+from milvus_hubness import (
+    AsyncHubnessClient,
+    CorrectionConfig,
+    DimensionMismatch,
+    HubnessClient,
+    InvalidInput,
+)
+from milvus_hubness.extending import STATE_TTL, RowForm
 
-ID = "id"
-VECTOR = "embedding"
-TEXT = "text"
-DOCUMENT = "doc_id"
-NODE = "node"
-NODE_TYPE = "node_type"
-SHOWN = [ID, TEXT, NODE, NODE_TYPE]
 EVERYTHING = f'{ID} != ""'
 PAGE = 500
 
@@ -39,7 +41,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
     """A vector store in a Milvus collection; nodes of a corrected collection are ranked by the
     corrected score.
 
-    collection_name: the first `add` creates a missing collection. uri, token, db_name: see
+    collection_name: the first `add` creates a missing collection; one that LlamaIndex's
+    MilvusVectorStore created is read and written in its form, and all methods raise InvalidInput for
+    others. uri, token, db_name: see
     HubnessClient. hubness: the correction of a new collection. metric (COSINE, IP, L2), index_type,
     index_params: the index of a new collection. strength: w of every query, None for that of the
     collection. state_ttl: TTL of the cached collection state, in seconds. mmr_prefetch: MMR chooses
@@ -62,6 +66,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
     mmr_prefetch: int = 4
     _client: HubnessClient = PrivateAttr()
     _aclient: AsyncHubnessClient | None = PrivateAttr(default=None)
+    _rows: Rows | None = PrivateAttr(default=None)
     _sign: int | None = PrivateAttr(default=None)
     _loop: asyncio.AbstractEventLoop | None = PrivateAttr(default=None)
 
@@ -97,33 +102,38 @@ class HubnessVectorStore(BasePydanticVectorStore):
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         """Insert nodes, or replace those with the same ids; return the ids.
 
-        Before it writes, raises ValueError for a node without an embedding, and DimensionMismatch
-        for an embedding of another dimension than the collection's.
+        Before it writes, raises ValueError for a node without an embedding, InvalidInput for nodes
+        that the collection cannot hold, and DimensionMismatch for an embedding of another dimension
+        than the collection's.
         """
         if not nodes:
             return []
-        self._prepare(nodes)
+        rows = self._prepare(nodes)
         for page in _pages(nodes):
-            self._client.upsert(self.collection_name, [_row(node) for node in page])
+            self._client.upsert(self.collection_name, [rows.row(node) for node in page])
         return [node.node_id for node in nodes]
 
     async def async_add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         """As `add`."""
         if not nodes:
             return []
-        await asyncio.to_thread(self._prepare, nodes)
+        rows = await asyncio.to_thread(self._prepare, nodes)
         for page in _pages(nodes):
-            await self.aclient.upsert(self.collection_name, [_row(node) for node in page])
+            await self.aclient.upsert(self.collection_name, [rows.row(node) for node in page])
         return [node.node_id for node in nodes]
 
-    def _prepare(self, nodes: Sequence[BaseNode]) -> None:
+    def _prepare(self, nodes: Sequence[BaseNode]) -> Rows:
+        """Check the nodes, create a missing collection, and return the form of its rows."""
         bare = [node.node_id for node in nodes if node.embedding is None]
         if bare:
             raise ValueError(
                 f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}: compute "
                 "embeddings first"
             )
-        dim = self._dim() or len(nodes[0].get_embedding())
+        form = self._form()
+        rows = self._rows_of(form) if form else OwnRows()
+        width = form.fields[rows.vector]["params"]["dim"] if form else len(nodes[0].get_embedding())
+        dim = int(width)
         for node in nodes:
             if len(node.get_embedding()) != dim:
                 raise DimensionMismatch(
@@ -131,15 +141,36 @@ class HubnessVectorStore(BasePydanticVectorStore):
                     f"numbers, collection {self.collection_name!r} needs {dim}: use the same "
                     "embedding model"
                 )
-        if not self._client.has_collection(self.collection_name):
+        if form is None:
             self._create(dim)
+        else:
+            form.expect_rows(map(rows.row, nodes))
+        return rows
 
-    def _dim(self) -> int | None:
+    def _form(self) -> RowForm | None:
+        """Return the form of the collection; None if it does not exist."""
         if not self._client.has_collection(self.collection_name):
             return None
-        fields = self._client.describe_collection(self.collection_name)["fields"]
-        [dim] = [int(field["params"]["dim"]) for field in fields if field["name"] == VECTOR]
-        return dim
+        return RowForm.of(self._client.describe_collection(self.collection_name))
+
+    def _rows_of(self, form: RowForm) -> Rows:
+        """Return how the collection holds nodes. Raises InvalidInput for one of other programs."""
+        rows = rows_of(form)
+        marks = () if isinstance(rows, OwnRows) else form.undeclared(MARKS)
+        if marks:
+            first = self._client.query(self.collection_name, output_fields=[*marks], limit=1)
+            for row in first:
+                form.expect_in_row(row, marks)
+        return rows
+
+    def _opened(self) -> Rows | None:
+        """Return how the collection holds nodes, read once; None if it does not exist."""
+        if self._rows is None and (form := self._form()) is not None:
+            self._rows = self._rows_of(form)
+        return self._rows
+
+    async def _aopened(self) -> Rows | None:
+        return self._rows or await asyncio.to_thread(self._opened)
 
     def _create(self, dim: int) -> None:
         schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -148,7 +179,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
         schema.add_field(TEXT, DataType.VARCHAR, max_length=65_535)
         schema.add_field(DOCUMENT, DataType.VARCHAR, max_length=512)
         schema.add_field(NODE_TYPE, DataType.VARCHAR, max_length=512)
-        for name in (NODE, METADATA, MATCHED, LOWERED):
+        for name in OWN_OBJECTS:
             schema.add_field(name, DataType.JSON)
         index = self._client.prepare_index_params()
         index.add_index(
@@ -166,39 +197,39 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete the nodes of a document."""
-        self._delete(f"{DOCUMENT} == {literal(ref_doc_id)}")
+        self._delete(lambda _: _of_document(ref_doc_id))
 
     async def adelete(self, ref_doc_id: str, **_: Any) -> None:
         """As `delete`."""
-        await self._adelete(f"{DOCUMENT} == {literal(ref_doc_id)}")
+        await self._adelete(lambda _: _of_document(ref_doc_id))
 
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
         """Delete the nodes that have one of the ids and match. Raises ValueError without both."""
-        self._delete(_to_delete(node_ids, filters))
+        self._delete(lambda keys: _to_delete(keys, node_ids, filters))
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
         """As `delete_nodes`."""
-        await self._adelete(_to_delete(node_ids, filters))
+        await self._adelete(lambda keys: _to_delete(keys, node_ids, filters))
 
     def clear(self) -> None:
         """Delete every node; the collection and its correction stay."""
-        self._delete(EVERYTHING)
+        self._delete(lambda _: EVERYTHING)
 
     async def aclear(self) -> None:
         """As `clear`."""
-        await self._adelete(EVERYTHING)
+        await self._adelete(lambda _: EVERYTHING)
 
-    def _delete(self, expr: str) -> None:
-        if self._client.has_collection(self.collection_name):
-            self._client.delete(self.collection_name, filter=expr)
+    def _delete(self, selection: Callable[[Keys], str]) -> None:
+        if rows := self._opened():
+            self._client.delete(self.collection_name, filter=selection(rows.keys))
 
-    async def _adelete(self, expr: str) -> None:
-        if await self.aclient.has_collection(self.collection_name):
-            await self.aclient.delete(self.collection_name, filter=expr)
+    async def _adelete(self, selection: Callable[[Keys], str]) -> None:
+        if rows := await self._aopened():
+            await self.aclient.delete(self.collection_name, filter=selection(rows.keys))
 
     # -- queries -----------------------------------------------------------------------------------
 
@@ -208,18 +239,19 @@ class HubnessVectorStore(BasePydanticVectorStore):
         """Return the nodes that have one of the ids and match, all without either; without their
         embeddings.
         """
-        if not self._client.has_collection(self.collection_name):
+        rows = self._opened()
+        if rows is None:
             return []
-        expr = _expression(filters, node_ids=node_ids) or EVERYTHING
-        rows = self._client.query_iterator(
-            self.collection_name, filter=expr, output_fields=SHOWN, batch_size=PAGE
+        expr = _expression(rows.keys, filters, node_ids=node_ids) or EVERYTHING
+        pages = self._client.query_iterator(
+            self.collection_name, filter=expr, output_fields=[*rows.shown], batch_size=PAGE
         )
         nodes: list[BaseNode] = []
         try:
-            while page := rows.next():
-                nodes += map(_node, page)
+            while page := pages.next():
+                nodes += map(rows.node, page)
         finally:
-            rows.close()
+            pages.close()
         return nodes
 
     async def aget_nodes(
@@ -236,53 +268,64 @@ class HubnessVectorStore(BasePydanticVectorStore):
         the nodes chosen before), with t the mmr_threshold, 0.5 by default. kwargs: of
         HubnessClient.search. Raises ValueError for other modes, and without an embedding.
         """
-        search = self._search(query, kwargs)
-        if not self._can_search():
+        _expect_query(query)
+        rows = self._searchable()
+        if rows is None:
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+        search = self._search(rows, query, kwargs)
         [hits] = self._client.search(self.collection_name, **search)
-        return self._result(query, hits)
+        return self._result(rows, query, hits)
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """As `query`."""
-        search = self._search(query, kwargs)
-        if self._sign is None and not await asyncio.to_thread(self._can_search):
+        _expect_query(query)
+        rows = self._rows if self._sign else await asyncio.to_thread(self._searchable)
+        if rows is None:
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+        search = self._search(rows, query, kwargs)
         [hits] = await self.aclient.search(self.collection_name, **search)
-        return self._result(query, hits)
+        return self._result(rows, query, hits)
 
-    def _can_search(self) -> bool:
-        """Whether the collection exists. The first call also reads its metric."""
-        if self._sign is None and self._client.has_collection(self.collection_name):
-            [name, *_] = self._client.list_indexes(self.collection_name, field_name=VECTOR)
-            metric = self._client.describe_index(self.collection_name, name)["metric_type"]
+    def _searchable(self) -> Rows | None:
+        """Return how the collection holds nodes; None if it does not exist. The first call also
+        reads its metric.
+        """
+        rows = self._opened()
+        if rows is not None and self._sign is None:
+            names = self._client.list_indexes(self.collection_name, field_name=rows.vector)
+            if not names:
+                raise InvalidInput(
+                    f"field {rows.vector!r} of collection {self.collection_name!r} has no index: "
+                    "create one"
+                )
+            metric = self._client.describe_index(self.collection_name, names[0])["metric_type"]
             self._sign = -1 if metric == "L2" else 1
-        return self._sign is not None
+        return rows
 
-    def _search(self, query: VectorStoreQuery, options: dict[str, Any]) -> dict[str, Any]:
-        if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR):
-            raise ValueError(
-                f"query mode {query.mode.value!r} is not supported: use 'default' or 'mmr'"
-            )
-        if query.query_embedding is None:
-            raise ValueError("the query has no embedding: set query_embedding")
+    def _search(
+        self, rows: Rows, query: VectorStoreQuery, options: dict[str, Any]
+    ) -> dict[str, Any]:
         diverse = query.mode == VectorStoreQueryMode.MMR
+        selected = (query.filters, query.node_ids or None, query.doc_ids or None)
         return {
             "data": [query.query_embedding],
-            "anns_field": VECTOR,
+            "anns_field": rows.vector,
             "limit": query.similarity_top_k * (self.mmr_prefetch if diverse else 1),
-            "filter": _expression(query.filters, query.node_ids or None, query.doc_ids or None),
-            "output_fields": [*SHOWN, VECTOR] if diverse else SHOWN,
+            "filter": _expression(rows.keys, *selected),
+            "output_fields": [*rows.shown, rows.vector] if diverse else [*rows.shown],
             **options,
         }
 
-    def _result(self, query: VectorStoreQuery, hits: Sequence[Any]) -> VectorStoreQueryResult:
+    def _result(
+        self, rows: Rows, query: VectorStoreQuery, hits: Sequence[Any]
+    ) -> VectorStoreQueryResult:
         scores = [self._sign * float(hit["distance"]) for hit in hits]
         chosen: Iterable[int] = range(len(hits))
         if query.mode == VectorStoreQueryMode.MMR:
-            vectors = np.array([hit["entity"][VECTOR] for hit in hits], np.float64)
+            vectors = np.array([hit["entity"][rows.vector] for hit in hits], np.float64)
             share = 0.5 if query.mmr_threshold is None else query.mmr_threshold
             chosen = _diverse(np.array(scores), vectors, query.similarity_top_k, share)
-        nodes = [_node(hits[i]["entity"]) for i in chosen]
+        nodes = [rows.node(hits[i]["entity"]) for i in chosen]
         return VectorStoreQueryResult(
             nodes=nodes,
             similarities=[scores[i] for i in chosen],
@@ -305,19 +348,33 @@ def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) 
     return chosen
 
 
-def _to_delete(node_ids: list[str] | None, filters: MetadataFilters | None) -> str:
-    expr = _expression(filters, node_ids=node_ids)
+def _expect_query(query: VectorStoreQuery) -> None:
+    if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR):
+        raise ValueError(
+            f"query mode {query.mode.value!r} is not supported: use 'default' or 'mmr'"
+        )
+    if query.query_embedding is None:
+        raise ValueError("the query has no embedding: set query_embedding")
+
+
+def _to_delete(keys: Keys, node_ids: list[str] | None, filters: MetadataFilters | None) -> str:
+    expr = _expression(keys, filters, node_ids=node_ids)
     if not expr:
         raise ValueError("nothing to delete: pass node_ids or filters; clear() deletes all nodes")
     return expr
 
 
+def _of_document(ref_doc_id: str) -> str:
+    return f"{DOCUMENT} == {literal(ref_doc_id)}"
+
+
 def _expression(
+    keys: Keys,
     filters: MetadataFilters | None,
     node_ids: list[str] | None = None,
     doc_ids: list[str] | None = None,
 ) -> str:
-    parts = [expression(filters)] if filters is not None else []
+    parts = [expression(filters, keys)] if filters is not None else []
     parts += [one_of(ID, node_ids)] if node_ids is not None else []
     parts += [one_of(DOCUMENT, doc_ids)] if doc_ids is not None else []
     return " and ".join(f"({part})" for part in parts if part)
@@ -325,21 +382,3 @@ def _expression(
 
 def _pages(nodes: Sequence[BaseNode]) -> Iterable[Sequence[BaseNode]]:
     return (nodes[i : i + PAGE] for i in range(0, len(nodes), PAGE))
-
-
-def _row(node: BaseNode) -> dict[str, Any]:
-    metadata = node_to_metadata_dict(node, remove_text=True)
-    return {
-        ID: node.node_id,
-        VECTOR: node.get_embedding(),
-        TEXT: node.get_content(metadata_mode=MetadataMode.NONE),
-        DOCUMENT: node.ref_doc_id or "",
-        NODE: {"content": metadata["_node_content"]},
-        NODE_TYPE: metadata["_node_type"],
-        **filtered(node.metadata),
-    }
-
-
-def _node(row: dict[str, Any]) -> BaseNode:
-    metadata = {"_node_content": row[NODE]["content"], "_node_type": row[NODE_TYPE]}
-    return metadata_dict_to_node(metadata, text=row[TEXT])
