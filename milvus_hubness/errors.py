@@ -9,7 +9,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-_SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
+_SECRET_VARIABLES = (
+    "MILVUS_HUBNESS_TOKEN",
+    "MILVUS_HUBNESS_APPLICATION_TOKEN",
+    "MILVUS_TOKEN",
+    "QDRANT_API_KEY",
+)
 MASK = "***"
 
 # The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
+APPLICATION_TOKEN_VARIABLE = "MILVUS_HUBNESS_APPLICATION_TOKEN"
 DEFAULT_URI = "http://localhost:19530"
 
 Uri = Annotated[
@@ -107,6 +108,14 @@ class Connection:
         """Return the store of the database, the same one each time. Raises as `open_store` does."""
         return self._store
 
+    def open_as_application(self, token_file: Path | None) -> Store | None:
+        """Return a store with the token of an application; None if there is no such token.
+
+        Raises as `open` does.
+        """
+        token = read_token(token_file, APPLICATION_TOKEN_VARIABLE)
+        return open_by_token(self.uri, self.db, token) if token else None
+
     @cached_property
     def _store(self) -> Store:
         return open_store(self.uri, self.db, self.token_file)
@@ -114,6 +123,11 @@ class Connection:
 
 def open_store(uri: str, database: str, token_file: Path | None) -> Store:
     """Return the store of a database. Raises InvalidParameter, ServerUnavailable, UnreadableFile."""
+    return open_by_token(uri, database, read_token(token_file))
+
+
+def open_by_token(uri: str, database: str, token: str) -> Store:
+    """Return the store of a database, as `open_store`."""
     from milvus_hubness.api import databases
 
     open_by = databases.opener_of(uri)
@@ -124,15 +138,15 @@ def open_store(uri: str, database: str, token_file: Path | None) -> Store:
 
     # Errors of the server may quote the address: what is remembered is left out of all output.
     remember_secrets(*secrets_in(uri))
-    return open_by(read_token(token_file), database)
+    return open_by(token, database)
 
 
-def read_token(token_file: Path | None) -> str:
+def read_token(token_file: Path | None, variable: str = TOKEN_VARIABLE) -> str:
     """Return the token from a file or the environment.
 
     An argument would be readable in the process list.
     """
-    token = read_token_file(token_file) if token_file else os.environ.get(TOKEN_VARIABLE, "")
+    token = read_token_file(token_file) if token_file else os.environ.get(variable, "")
     remember_secrets(token)
     return token
 

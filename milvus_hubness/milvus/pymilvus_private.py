@@ -41,6 +41,7 @@ PRIVATE_MEMBERS = (
     PrivateMember("pymilvus.client.async_grpc_handler:AsyncGrpcHandler", "_invalidate_schema"),
     PrivateMember(_GRPC_HANDLER, "_create_grpc_channel"),
     PrivateMember(_GRPC_HANDLER, "_grpc_options"),
+    PrivateMember(_GRPC_HANDLER, "_stub"),
     PrivateMember(_GRPC_HANDLER, "_async"),
     PrivateMember(_GRPC_HANDLER, "_callback"),
     PrivateMember("pymilvus.client.prepare:Prepare", "_load_fields"),
@@ -65,6 +66,15 @@ def connection_of(client: Any) -> Any:
     The client has no public member for it, and what the functions below need is on it alone.
     """
     return client._get_connection()
+
+
+def stub_of(client: MilvusClient) -> Any:
+    """Return the methods of the protocol, with a client's token.
+
+    The client's own methods read the schema first and complete a request, for which they need
+    further rights.
+    """
+    return connection_of(client)._stub
 
 
 def database_of(client: Any) -> str:

@@ -73,6 +73,27 @@ def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
     assert "--index-param must be NAME=VALUE, not 'nlist'" in wrong.stderr
 
 
+def test_a_rehearsal_tries_the_rights_of_an_application(run, live, files):
+    """Milvus Lite, which has no users, grants all; the requests change nothing."""
+    (files / "token").write_text("shop:secret-of-the-shop")
+    rehearse = ("migrate", "rehearse", "products", *BANK, *AT_ONCE)
+    rehearsed = run(*rehearse, "--application-token-file", "token")
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    every = "Search, Query, Insert, Upsert, Delete"
+    words = " ".join(rehearsed.stdout.split())
+    assert f"application has {every} on the source; lacks nothing for the copy" in words
+    assert "secret-of-the-shop" not in rehearsed.stdout
+    for name in ("products", "products_hubness"):
+        [row] = live.query(name, output_fields=["count(*)"])
+        assert row["count(*)"] == 60
+
+    without = run(*rehearse, "--json")
+    assert without.lines()[-1]["facts"]["application"] is None
+    again = run(*rehearse, "--json", MILVUS_HUBNESS_APPLICATION_TOKEN="shop:secret-of-the-shop")
+    facts = again.lines()[-1]["facts"]
+    assert facts["application"] == {"has": every.split(", "), "lacks": {}}
+
+
 def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     rehearsed = run("migrate", "rehearse", "products", *BANK, *AT_ONCE)
     assert rehearsed.returncode == 0, rehearsed.stderr

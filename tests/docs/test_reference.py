@@ -146,6 +146,7 @@ def test_every_environment_variable_is_listed():
     exist = {
         options.DATABASE_VARIABLE,
         options.TOKEN_VARIABLE,
+        options.APPLICATION_TOKEN_VARIABLE,
         *options.URI_VARIABLES,
         "RAY_ADDRESS",
         SCREEN_VARIABLE,

@@ -29,8 +29,10 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.row_writer import rewriting
+from milvus_hubness.jobs.migration.rights import try_rights
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
 from milvus_hubness.jobs.store import records
+from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.pymilvus_private import connection_of
 from tests.docs import pages
 from tests.milvus.authorization import ALL, DIGITS, Authorized, User, on_2_3_5, requested, rights_in
@@ -61,6 +63,7 @@ def users(authorized):
         **LINES,
         "no upsert": without(WRITER, "products__bias", "Upsert"),
         "no delete": without(WRITER, "products__bias", "Delete"),
+        "searcher": {ALL: {"DescribeCollection"}, "products": {"Search"}},
         "no ledger": without("the same, while a migration runs", "hubness_ledger", *ledger),
     }
     return {name: authorized.user(granted) for name, granted in rights.items()}
@@ -304,6 +307,28 @@ def by_grant(needed, granted):
         grant = name if name in granted else ALL
         merged.setdefault(grant, set()).update(privileges)
     return merged
+
+
+@pytest.mark.server
+def test_a_rehearsal_names_the_rights_that_an_application_lacks(shop, users):
+    migration = shop.migrated()
+
+    def tried(line):
+        store = users[line].store()
+        return try_rights(store, migration, ["products"])
+
+    assert tried("searcher").has == ("Search",)
+    assert tried("searcher").lacks == {"products_hubness": ("Search",)}
+    writer = tried("the same, while a migration runs")
+    assert writer.has == ("Query", "Insert", "Upsert", "Delete")
+    # Those of after the switch, which the line has not.
+    assert writer.lacks == {"products_hubness": ("Insert", "Query")}
+    lacks = tried("no ledger").lacks[LEDGER]
+    assert lacks == ("GetLoadState", "Query")  # the role `public` has IndexDetail
+    assert try_rights(shop.owner.store(), migration, ["products"]).lacks == {}
+    assert (count(shop, "products"), count(shop, "products_hubness")) == (ITEMS, ITEMS)
+    with pytest.raises(StoreError):
+        connect(shop.owner.uri, token="shop:wrong")
 
 
 # -- with a right too few -------------------------------------------------------------------------

@@ -51,6 +51,19 @@ def run(folder, command):
 FAST = ("--client-ttl", "0")
 
 
+def test_the_rights_of_an_application_are_tried_on_milvus_only(command, folder):
+    """Refused before anything is written."""
+    (folder / "token").write_text("key-of-the-shop")
+    token = ("--application-token-file", str(folder / "token"))
+    bank = str(folder / "bank.npy")
+    done = command("migrate", "rehearse", "items", "--bank", bank, *token, *FAST)
+    assert done.exit_code != 0
+    assert "rights can be tried on Milvus only: leave out --application-token-file" in str(
+        done.exception
+    )
+    assert json.loads(command("migrate", "status", "--json").stdout) == {"migrations": []}
+
+
 def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     assert run("status", "items")["status"]["corrected"] is False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,12 +20,13 @@ from milvus_hubness.cli.migrate.show import (
     show_migration,
     show_plan,
 )
-from milvus_hubness.cli.options import Connection
-from milvus_hubness.errors import NoMigration
+from milvus_hubness.cli.options import APPLICATION_TOKEN_VARIABLE, Connection
+from milvus_hubness.errors import InvalidParameter, NoMigration
 
 if TYPE_CHECKING:
     from milvus_hubness.cli.migrate.session import Session
     from milvus_hubness.jobs.migration.ledger import Migration, Phase
+    from milvus_hubness.jobs.migration.rights import TriesRights
     from milvus_hubness.jobs.store.protocols import Store
 
 
@@ -174,6 +177,11 @@ def rehearse(
     watching: options.Watching,
     connection: Connection,
     measure: options.Measure = False,
+    application_token_file: Annotated[
+        Path | None,
+        "File with the token of an application: its rights are tried too, by requests without "
+        f"effect. [default: ${APPLICATION_TOKEN_VARIABLE}]",
+    ] = None,
     as_json: options.AsEvents = False,
 ) -> None:
     """Do everything except the cutover, on real data, and report what it took.
@@ -186,6 +194,7 @@ def rehearse(
     from milvus_hubness.jobs.migration.ledger import RENAMED
 
     session = Session(watching, pace, as_json=as_json)
+    application = _application(connection, application_token_file)
     store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
 
     # The commands to go on with, with the alias of the source if it has one.
@@ -205,6 +214,7 @@ def rehearse(
         "verification": migration.verified,
         "invalid": migration.invalid,
         "invalid_keys": list(migration.invalid_keys),
+        "application": _tried(application, store, migration),
         "cutover": [
             f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
             f"milvus-hubness migrate cutover {source} --rename: {source} becomes "
@@ -213,6 +223,47 @@ def rehearse(
         "clean": f"milvus-hubness migrate clean {source} --drop {target}",
     }
     show_last(as_json, report, lambda: _show_rehearsal(report, migration))
+
+
+def _application(connection: Connection, token_file: Path | None) -> TriesRights | None:
+    """Return what tries the rights of an application; None without its token.
+
+    Before the rehearsal, so that a wrong token ends it at once. Raises InvalidParameter.
+    """
+    from milvus_hubness.jobs.migration.rights import TriesRights
+
+    store = connection.open_as_application(token_file)
+    if store is None:
+        return None
+    if not isinstance(store, TriesRights):
+        raise InvalidParameter(
+            "rights can be tried on Milvus only: leave out --application-token-file and "
+            f"${APPLICATION_TOKEN_VARIABLE}"
+        )
+    return store
+
+
+def _tried(
+    application: TriesRights | None, store: Store, migration: Migration
+) -> dict[str, Any] | None:
+    if application is None:
+        return None
+
+    from milvus_hubness.jobs.migration.rights import try_rights
+
+    names = [migration.source, *store.info(migration.source).aliases]
+    return asdict(try_rights(application, migration, names))
+
+
+def _application_words(tried: dict[str, Any] | None) -> str | None:
+    if tried is None:
+        return None
+    if not tried["has"]:
+        return "may neither search nor write to the source: is it another token?"
+
+    lacking = [f"{', '.join(rights)} on {name}" for name, rights in tried["lacks"].items()]
+    has = ", ".join(tried["has"])
+    return f"has {has} on the source; lacks {'; '.join(lacking) or 'nothing for the copy'}"
 
 
 def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
@@ -227,6 +278,7 @@ def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
             "{carried:,} of {rows:,} rows carried over".format(**facts)
             for facts in report["passes"]
         ),
+        "application": _application_words(report["application"]),
         "to switch": "\n".join(report["cutover"]),
         "to drop it": report["clean"],
     }

@@ -20,13 +20,10 @@ from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
 from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store.rights import NO_PARTITION, is_denied
 from milvus_hubness.milvus.store.server import is_lite, message_of
 
 Method = Literal["upsert", "delete"]
-
-NO_PARTITION = "hubness_no_such_partition"
-"""A partition that no side collection has."""
-
 _CHECKED = "the rights on the side collection of %r were checked by a request without effect (%s)"
 
 
@@ -88,9 +85,3 @@ def _request_without_effect(side: str, method: Method, timeout: float | None) ->
 
     row = {key_field["name"]: key, SIDE_FIELD: [0.0] * len(SLOT_FIELDS), EPOCH_FIELD: 0}
     return Ask("upsert", (side, [row], timeout), in_no_partition)
-
-
-def is_denied(error: Exception) -> bool:
-    """Whether the server refused a request because the user lacks a right."""
-    code = error.code() if isinstance(error, grpc.RpcError) else None
-    return code == grpc.StatusCode.PERMISSION_DENIED or "permission deny" in message_of(error)

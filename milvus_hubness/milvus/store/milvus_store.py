@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from milvus_hubness.errors import (
     StoreError,
     redacted,
 )
+from milvus_hubness.jobs.migration.rights import Right
 from milvus_hubness.jobs.store.helpers import own_samplings
 from milvus_hubness.jobs.store.ownership import (
     SIDE_PROPERTY,
@@ -41,6 +42,7 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store import server as milvus_server
 from milvus_hubness.milvus.store.banks import MilvusQuerySamples
 from milvus_hubness.milvus.store.bulk import MilvusBulk
+from milvus_hubness.milvus.store.rights import denied
 from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
 from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
 
@@ -71,6 +73,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def close(self) -> None:
         self.client.close()
+
+    def denied(self, collection: str, rights: Iterable[Right]) -> list[Right]:
+        """Return those of the rights on a collection that this store's user lacks."""
+        return denied(self.client, collection, rights)
 
     # -- descriptions ------------------------------------------------------------------------------
 
