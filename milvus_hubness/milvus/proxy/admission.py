@@ -33,7 +33,8 @@ MOST_REMEMBERED = 1_024
 MOST_QUESTIONS = 64
 """Questions to Milvus at the same time, one for each caller; further ones wait."""
 
-_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+"""How Milvus ends a call that it does not allow: nothing has changed."""
 
 
 class Refusal(NamedTuple):
@@ -138,6 +139,6 @@ class Admission:
             )
 
         refusal = Refusal(code, details)
-        if code in _REFUSALS:
+        if code in REFUSALS:
             self._refused.put(caller, refusal)
         return refusal

@@ -18,7 +18,7 @@ from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavaila
 from milvus_hubness.milvus.client.methods import drive_async
 from milvus_hubness.milvus.client.steps import Operation, Step
 from milvus_hubness.milvus.proxy import messages
-from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, Admission
+from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, REFUSALS, Admission
 from milvus_hubness.milvus.proxy.endings import CallEnded, FailureLog, release
 from milvus_hubness.milvus.proxy.headers import (
     DATABASE,
@@ -151,20 +151,25 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         # The names would keep the request in memory as long as the stream runs.
         del opened, requests
         call.add_done_callback(lambda it: first_endings.append(_at_hand(_ending(it))))
+        method = path.removeprefix(_SERVICE)
+        may_outdate = OUTDATES.fullmatch(method) is not None
         try:
             await context.send_initial_metadata(passed_on(await call.initial_metadata()))
             with suppress(grpc.aio.AioRpcError):
                 async for message in call:
+                    may_outdate = may_outdate and not messages.is_refusal(method, message)
                     yield message
             ending = refused[0] if refused else await _status_of(call, first_endings)
             if ending.code != grpc.StatusCode.OK:
+                may_outdate = may_outdate and ending.code not in REFUSALS
                 self._forget_refused(heard, ending.code)
                 await context.abort(ending.code, ending.details or "", ending.trailing)
             context.set_trailing_metadata(ending.trailing)
         finally:
             call.cancel()
             held.give_back()
-            self._forget_after(path)
+            if may_outdate:
+                self._sessions.forget()
 
     async def _opened(
         self, path: str, context: Context
@@ -204,10 +209,6 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return
 
             yield message
-
-    def _forget_after(self, path: str) -> None:
-        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
-            self._sessions.forget()
 
     def _forget_refused(self, heard: Heard, code: grpc.StatusCode) -> None:
         if code == grpc.StatusCode.UNAUTHENTICATED:
@@ -251,7 +252,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             if held is not None:
                 held.give_back()
-            self._forget_after(method)
+            if call is not None and call.may_outdate:
+                self._sessions.forget()
 
         if call is not None and isinstance(outcome, Answer):
             return Answer(outcome.content, *await call.metadata_of_answer())
@@ -321,6 +323,10 @@ class _Call:
         self._unary = unary
         self._intake = intake
         self._last: Any = None
+        self.may_outdate = False
+        """Whether Milvus may have done what outdates the cached states: a call that it has refused,
+        or that has not reached it, has not.
+        """
 
     async def request(self) -> Any:
         """Receive and parse the request. Raises CallEnded, DecodeError."""
@@ -358,13 +364,23 @@ class _Call:
             content, metadata=self.heard.metadata or None, timeout=self._context.time_remaining()
         )
         del content
-        if name == self.method:
+        is_the_callers = name == self.method
+        if is_the_callers:
             self._last = call
-        answer = await call
+            self.may_outdate = OUTDATES.fullmatch(name) is not None
+        try:
+            answer = await call
+        except grpc.aio.AioRpcError as error:
+            if is_the_callers and error.code() in REFUSALS:
+                self.may_outdate = False
+            raise
+
         self._held.count_answer(answer)
         response = await self.run(partial(messages.response_of, name, answer))
         status = messages.status_in(response)
         if status.code or status.error_code:
+            if is_the_callers:
+                self.may_outdate = False
             raise messages.Refused(response, status)
 
         return (response, answer) if with_bytes else response

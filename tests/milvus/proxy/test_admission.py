@@ -5,6 +5,7 @@ import time
 
 import grpc
 import pytest
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.milvus.proxy.admission import Refusal, Remembered
 from milvus_hubness.milvus.proxy.headers import identity_in, passed_on
@@ -132,6 +133,52 @@ def test_two_entries_of_others_pass(upstream, channel):
         channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(VALID, *further), timeout=15)
         == b"x"
     )
+
+
+# -- what a refused call leaves as it is ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refusal", ["token", "privilege"])
+@pytest.mark.parametrize("method", ["DropCollection", "AlterAlias"])
+def test_a_refused_call_empties_no_cache(upstream, method, refusal):
+    """Rewritten, and passed on. Milvus refuses a token before it reads the message, a privilege in its answer."""
+    plain = milvus_pb2.DescribeCollectionResponse(collection_name="kept")
+    plain.schema.fields.add(fieldID=100, name="id", data_type=5, is_primary_key=True)
+    upstream.answers["DescribeCollection"] = plain.SerializeToString()
+    with (
+        ProxyHere(upstream.address, state_ttl=3_600) as proxy,
+        grpc.insecure_channel(proxy.address) as channel,
+    ):
+
+        def call(method, token, request):
+            send = channel.unary_unary(SERVICE + method)
+            return send(request.SerializeToString(), metadata=by(token), timeout=15)
+
+        def states_read_for_a_query():
+            before = len(upstream.calls)
+            call("Query", VALID, milvus_pb2.QueryRequest(collection_name="kept"))
+            return sum(path.endswith("DescribeCollection") for path, *_ in upstream.calls[before:])
+
+        request = milvus_pb2.DropCollectionRequest(collection_name="other")
+        if method == "AlterAlias":
+            request = milvus_pb2.AlterAliasRequest(collection_name="other", alias="alias")
+        assert [states_read_for_a_query(), states_read_for_a_query()] == [1, 0]
+        # A drop also asks for the ledger, which is not there.
+        missing = common_pb2.Status(code=100, error_code=4, reason="collection not found")
+        upstream.answers["DescribeCollection"] = milvus_pb2.DescribeCollectionResponse(
+            status=missing
+        ).SerializeToString()
+
+        if refusal == "token":
+            refused(lambda: call(method, INVALID, request))
+        else:
+            upstream.answers[method] = common_pb2.Status(code=65_535).SerializeToString()
+            assert common_pb2.Status.FromString(call(method, OTHER, request)).code == 65_535
+        assert states_read_for_a_query() == 0
+
+        upstream.answers[method] = common_pb2.Status().SerializeToString()
+        assert common_pb2.Status.FromString(call(method, OTHER, request)).code == 0
+        assert states_read_for_a_query() == 1
 
 
 # -- headers by which a gateway knows its callers -----------------------------------------------------------
