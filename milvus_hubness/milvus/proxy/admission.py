@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import nullcontext
 from time import monotonic
 from typing import NamedTuple
 
 import grpc
 
 from milvus_hubness.milvus.proxy.endings import CallEnded
-from milvus_hubness.milvus.proxy.headers import Metadata
+from milvus_hubness.milvus.proxy.headers import Identity, Metadata
 
 QUESTION = "/milvus.proto.milvus.MilvusService/GetVersion"
 """Milvus checks the token of every method, and this one needs no privilege and changes nothing."""
@@ -31,7 +32,10 @@ MOST_REMEMBERED = 1_024
 """Callers whose answers are remembered."""
 
 MOST_QUESTIONS = 64
-"""Questions to Milvus at the same time, one for each caller; further ones wait."""
+"""Questions to Milvus at the same time about callers that it has not taken before; others wait."""
+
+MOST_STRANGERS = 256
+"""Calls of such callers that wait for Milvus's answer; further ones are refused."""
 
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 """How Milvus ends a call that it does not allow: nothing has changed."""
@@ -50,22 +54,26 @@ class Remembered:
     def __init__(self, seconds: float, most: int = MOST_REMEMBERED) -> None:
         self._seconds = seconds
         self._most = most
-        self._answers: OrderedDict[Metadata, tuple[float, Refusal | None]] = OrderedDict()
+        self._answers: OrderedDict[Identity, tuple[float, Refusal | None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def put(self, caller: Metadata, answer: Refusal | None) -> None:
+    def put(self, caller: Identity, answer: Refusal | None) -> None:
         self._answers.pop(caller, None)
         self._answers[caller] = (monotonic() + self._seconds, answer)
         while len(self._answers) > self._most:
             self._answers.popitem(last=False)
 
-    def get(self, caller: Metadata) -> tuple[float, Refusal | None] | None:
+    def get(self, caller: Identity) -> tuple[float, Refusal | None] | None:
         answer = self._answers.get(caller)
         return answer if answer is not None and monotonic() < answer[0] else None
 
-    def drop(self, caller: Metadata) -> None:
+    def __contains__(self, caller: Identity) -> bool:
+        """Whether there was an answer, which may be too old."""
+        return caller in self._answers
+
+    def drop(self, caller: Identity) -> None:
         self._answers.pop(caller, None)
 
 
@@ -84,10 +92,11 @@ class Admission:
         self._valid = Remembered(VALID_SECONDS)
         # Apart, so that invalid tokens push no valid one out.
         self._refused = Remembered(REFUSED_SECONDS)
-        self._running: dict[Metadata, asyncio.Task[Refusal | None]] = {}
+        self._running: dict[Identity, asyncio.Task[Refusal | None]] = {}
         self._turns = asyncio.Semaphore(MOST_QUESTIONS)
+        self._strangers = 0
 
-    async def expect_valid(self, caller: Metadata, metadata: Metadata) -> None:
+    async def expect_valid(self, caller: Identity, metadata: Metadata) -> None:
         """Return once Milvus has taken a call of this caller.
 
         Raises CallEnded with its refusal.
@@ -99,15 +108,34 @@ class Admission:
             return
 
         remembered = self._refused.get(caller)
-        refusal = remembered[1] if remembered else await self._answer(caller, metadata)
+        refusal = remembered[1] if remembered else await self._answer_about(caller, metadata)
         if refusal is not None:
             raise CallEnded(refusal.code, refusal.details)
 
-    def forget(self, caller: Metadata) -> None:
+    async def _answer_about(self, caller: Identity, metadata: Metadata) -> Refusal | None:
+        if caller in self._valid:
+            return await self._answer(caller, metadata)
+
+        # All that Milvus has not taken yet have together what one user has.
+        if self._strangers == MOST_STRANGERS:
+            reason = (
+                f"{MOST_STRANGERS} calls wait until Milvus knows their tokens, the limit of the "
+                "proxy: call again later"
+            )
+            # Clients repeat a call that was UNAVAILABLE.
+            raise CallEnded(grpc.StatusCode.UNAVAILABLE, reason)
+
+        self._strangers += 1
+        try:
+            return await self._answer(caller, metadata)
+        finally:
+            self._strangers -= 1
+
+    def forget(self, caller: Identity) -> None:
         """Ask again at the next call of this caller: Milvus has just refused its token."""
         self._valid.drop(caller)
 
-    async def _answer(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
+    async def _answer(self, caller: Identity, metadata: Metadata) -> Refusal | None:
         task = self._running.get(caller)
         if task is None:
             task = asyncio.create_task(self._asking(caller, metadata))
@@ -115,9 +143,10 @@ class Admission:
         # The first of the callers may cancel its call; others wait for the same answer.
         return await asyncio.shield(task)
 
-    async def _asking(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
+    async def _asking(self, caller: Identity, metadata: Metadata) -> Refusal | None:
         try:
-            async with self._turns:
+            # Users whose answer is only too old wait for no stranger.
+            async with nullcontext() if caller in self._valid else self._turns:
                 await self._ask(b"", metadata=metadata or None, timeout=self._ask_seconds)
         except grpc.aio.AioRpcError as error:
             return self._refusal(caller, error)
@@ -127,7 +156,7 @@ class Admission:
         finally:
             del self._running[caller]
 
-    def _refusal(self, caller: Metadata, error: grpc.aio.AioRpcError) -> Refusal:
+    def _refusal(self, caller: Identity, error: grpc.aio.AioRpcError) -> Refusal:
         code = error.code()
         details = error.details() or ""
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -15,12 +15,16 @@ class FakeUpstream:
     until it is cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither
     listening. Others are answered as `answers` says, by method, or echo, streams message by message."""
 
-    def __init__(self, answers=(), tokens=None):
+    def __init__(self, answers=(), tokens=None, threads=4):
         self.tokens = tokens
         self.calls, self.held, self.answers = [], {"Slow"}, dict(answers)
         self.asked = []
         self.cancelled = threading.Event()
-        self.server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Handler(self)])
+        self.server = grpc.server(
+            futures.ThreadPoolExecutor(threads),
+            handlers=[Handler(self)],
+            options=[("grpc.max_receive_message_length", -1)],
+        )
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
