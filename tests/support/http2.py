@@ -46,7 +46,7 @@ class Http2:
 
     def send(self, stream: int, message: bytes, missing: int = 0) -> None:
         """Send a message but its last bytes, as many as are missing. Raises OSError."""
-        content = b"\x00" + struct.pack(">I", len(message)) + message
+        content = memoryview(b"\x00" + struct.pack(">I", len(message)) + message)
         content = content[: len(content) - missing]
         while content:
             room = min(self._windows[0], self._windows[stream], FRAME)
@@ -56,7 +56,7 @@ class Http2:
 
             part, content = content[:room], content[room:]
             end = END_STREAM if not content and not missing else 0
-            self.socket.sendall(_frame(DATA, end, stream, part))
+            self.socket.sendall(_frame(DATA, end, stream, bytes(part)))
             self._windows[0] -= len(part)
             self._windows[stream] -= len(part)
 

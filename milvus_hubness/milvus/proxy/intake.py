@@ -219,6 +219,7 @@ class Held:
         if shortage and self._intake.held > self.size:
             raise _exhausted(shortage, size)
 
+        self.is_large = self.is_large or size > self._intake.large
         self.hold(self.size + size)
 
     def count_parts(self, parts: int) -> None:

@@ -15,7 +15,6 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
-from milvus_hubness.milvus.client.methods import drive_async
 from milvus_hubness.milvus.client.steps import Operation, Step
 from milvus_hubness.milvus.proxy import messages
 from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, REFUSALS, Admission
@@ -437,10 +436,23 @@ class _Call:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._upstream.threads, work)
 
-    async def drive(self, operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
-        if not self._held.is_large:
-            return await drive_async(operation, answer)
-        return await _drive_in_threads(operation, answer, self.run)
+    async def drive(
+        self, operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]
+    ) -> Any:
+        """Run an operation as `drive_async` does, and what it computes between its steps by `run`."""
+        move: Callable[[Any], Step] = operation.send
+        outcome: Any = None
+        while True:
+            is_over, step = await self.run(partial(_moved, move, outcome))
+            if is_over:
+                return step
+
+            try:
+                outcome = await answer(step)
+                move = operation.send
+            except Exception as error:
+                outcome = error
+                move = operation.throw
 
     async def send(self, request: Any, with_bytes: bool = False) -> Any:
         """Return the outcome of a `Send`. Raises messages.Refused, CallEnded, and gRPC's error."""
@@ -512,27 +524,6 @@ async def _only(message: Any) -> AsyncIterator[bytes]:
     """Yield the message of a call that has one; nothing for gRPC's end of messages."""
     if isinstance(message, bytes):
         yield message
-
-
-async def _drive_in_threads(
-    operation: Operation[Any],
-    answer: Callable[[Step], Awaitable[Any]],
-    run: Callable[[Callable[[], Any]], Awaitable[Any]],
-) -> Any:
-    """Run an operation as `drive_async` does, and what it computes between its steps by `run`."""
-    move: Callable[[Any], Step] = operation.send
-    outcome: Any = None
-    while True:
-        is_over, step = await run(partial(_moved, move, outcome))
-        if is_over:
-            return step
-
-        try:
-            outcome = await answer(step)
-            move = operation.send
-        except Exception as error:
-            outcome = error
-            move = operation.throw
 
 
 def _moved(move: Callable[[Any], Step], outcome: Any) -> tuple[bool, Any]:
