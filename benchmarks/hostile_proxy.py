@@ -7,8 +7,9 @@ sends its message, takes no answer, invents headers, connections or tokens. Milv
 token, and the proxy may open 1,024 files. Large answers come from a relay before Milvus. Each
 scenario has a new proxy. Meanwhile another user searches every 20 ms, on one connection and on a
 new one each time; where a new connection is refused, it tries again after 20 ms, and that counts
-as waiting. Memory is the resident set from /proc. `--before` measures the proxy of an earlier checkout too. Clients, proxy and Milvus share the
-machine: the first scenario, in which nobody is hostile, shows how long a search waits there anyway.
+as waiting. Memory is the resident set from /proc. `--before` measures the proxy of an earlier
+checkout too. Clients, proxy and Milvus share the machine: the first scenario, in which nobody is
+hostile, shows how long a search waits there anyway.
 
 Exits with 1 where, with this checkout, a search waits longer than LONGEST_SECONDS, or the peak is
 above MOST_MIB.
@@ -444,7 +445,7 @@ async def _relay(upstream: str, ports: Any) -> None:
 def proxy(folder: Path, upstream: str) -> Iterator[tuple[str, int]]:
     """Yield the address and the process of the proxy of a checkout, which may open few files."""
     # The shell sets the limit: a function of Python must not run between fork and exec here.
-    limited = ["sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$0" "$@"']
+    limited = ["/bin/sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$0" "$@"']
     program = [*limited, sys.executable, "-m", "milvus_hubness", "proxy"]
     options = ["--upstream", upstream, "--port", "0", "--json"]
     settings = {"GRPC_EXPERIMENTS": GRPC_THREADS, **os.environ, "PYTHONPATH": str(folder)}

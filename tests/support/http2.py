@@ -75,6 +75,11 @@ class Http2:
             self._received = self._received[9 + length :]
             self._heed(kind, flags, stream, payload)
 
+    def take_all(self) -> None:
+        """Take what comes, for ever. Raises as `take` does."""
+        while True:
+            self.take()
+
     def _heed(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == SETTINGS and not flags & ACK:
             for i in range(0, len(payload), 6):

@@ -112,6 +112,11 @@ class Admission:
         if refusal is not None:
             raise CallEnded(refusal.code, refusal.details)
 
+    def close(self) -> None:
+        """Ask no more."""
+        for task in self._running.values():
+            task.cancel()
+
     async def _answer_about(self, caller: Identity, metadata: Metadata) -> Refusal | None:
         if caller in self._valid:
             return await self._answer(caller, metadata)

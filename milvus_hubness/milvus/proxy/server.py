@@ -577,6 +577,7 @@ class Proxy:
             taking_seconds=taking_seconds,
         )
         self.connections = Connections(most_connections)
+        self._admission: Admission | None = None
         self._watch: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
         self._channel: grpc.aio.Channel | None = None
@@ -587,9 +588,9 @@ class Proxy:
         Raises InvalidParameter for an unusable address or certificate.
         """
         self._channel = self.options.open_channel(grpc.aio)
-        admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
+        self._admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
         handler = ProxyHandler(
-            self._channel, self.sessions, admission, self.intake, self.connections
+            self._channel, self.sessions, self._admission, self.intake, self.connections
         )
         self._server = grpc.aio.server(
             handlers=[handler],
@@ -627,6 +628,8 @@ class Proxy:
             self._watch.cancel()
         if self._server is not None:
             await self._server.stop(self.options.drain)
+        if self._admission is not None:
+            self._admission.close()
         if self._channel is not None:
             await self._channel.close()
         self.intake.close()

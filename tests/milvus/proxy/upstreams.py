@@ -42,14 +42,14 @@ class Handler(grpc.GenericRpcHandler):
             metadata = dict(context.invocation_metadata())
             if details.method == QUESTION:
                 self.upstream.asked.append(metadata)
+                if "asking" in self.upstream.held:
+                    self.upstream.cancelled.wait(20)
             if (
                 self.upstream.tokens is not None
                 and metadata.get("authorization") not in self.upstream.tokens
             ):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
             if details.method == QUESTION:
-                if "asking" in self.upstream.held:
-                    self.upstream.cancelled.wait(20)
                 yield from messages
                 return
             self.upstream.calls.append((details.method, metadata, context.time_remaining()))
