@@ -33,8 +33,8 @@ PING_MS = 30_000
 CALLS_OF_USER = 1_024
 """Running calls of one user. One that waits takes some 50 KiB."""
 
-STREAMS_BEYOND = 64
-"""Calls of one connection beyond --max-calls."""
+CALLS_OF_CONNECTION = 256
+"""Running calls of one connection."""
 
 MOST_PENDING = 16_384
 """Calls that have come and have not begun."""
@@ -126,8 +126,7 @@ class ProxyOptions:
     """Of a request, in bytes."""
 
     max_in_flight: int | None = None
-    """Bytes of large messages in memory, half of them for one user; None is four times max_message.
-    """
+    """Bytes of messages in memory, half of them for one user; None is four times max_message."""
 
     drain: float = DRAIN_SECONDS
     """Seconds that running calls have to end when the proxy stops."""
@@ -166,7 +165,7 @@ class ProxyOptions:
 
     @property
     def budget(self) -> int:
-        """Bytes of large messages in memory."""
+        """Bytes of messages in memory."""
         if self.max_in_flight is not None:
             return self.max_in_flight
         return MESSAGES_IN_FLIGHT * self.max_message
@@ -213,8 +212,8 @@ class ProxyOptions:
             ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             ("grpc.max_connection_idle_ms", IDLE_MS),
             ("grpc.max_connection_age_ms", AGE_MS),
-            # Clients keep further calls back; one beyond --max-calls comes, and is refused.
-            ("grpc.max_concurrent_streams", self.max_calls + STREAMS_BEYOND),
+            # Clients keep further calls back. One beyond a small --max-calls comes, and is refused.
+            ("grpc.max_concurrent_streams", min(2 * self.max_calls, CALLS_OF_CONNECTION)),
             # By default gRPC ends some calls, whosever they are, where a thousand have just come.
             ("grpc.server.max_pending_requests", MOST_PENDING),
             ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),

@@ -11,11 +11,10 @@ import grpc
 import pytest
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
-from milvus_hubness.basics.defaults import MAX_CALLS
 from milvus_hubness.milvus.proxy import admission, intake
 from milvus_hubness.milvus.proxy.connections import CROWDED, Connections
 from milvus_hubness.milvus.proxy.headers import identity_in
-from milvus_hubness.milvus.proxy.options import CALLS_OF_USER, STREAMS_BEYOND
+from milvus_hubness.milvus.proxy.options import CALLS_OF_CONNECTION, CALLS_OF_USER
 from milvus_hubness.milvus.proxy.shares import Shares
 from tests.milvus.proxy.raw_calls import OTHER, SERVICE, UNLIMITED, VALID, by, refused
 from tests.milvus.proxy.running import ProxyHere, ProxyProcess, eventually
@@ -80,12 +79,11 @@ def test_a_message_that_stops_before_its_end_ends_for_others(upstream):
 
 
 def test_a_user_has_a_number_of_calls_and_others_have_theirs(upstream):
-    """On two connections, of which each has fewer than one may have."""
-    beyond = 40
-    each = (CALLS_OF_USER + beyond) // 2
-    assert each < MAX_CALLS + STREAMS_BEYOND
+    """On connections of which each has fewer than one may have."""
+    count = CALLS_OF_USER // CALLS_OF_CONNECTION + 1
+    each = CALLS_OF_USER // count + 10
     with ProxyHere(upstream.address) as proxy, ExitStack() as stack:
-        connections = [stack.enter_context(Http2(proxy.address)) for _ in range(2)]
+        connections = [stack.enter_context(Http2(proxy.address)) for _ in range(count)]
         for connection in connections:
             for number in range(each):
                 connection.begin(SERVICE + "Search", by(VALID, ("x-foo", str(number))))
@@ -211,13 +209,18 @@ def test_tokens_that_milvus_has_not_taken_share_some_calls(monkeypatch):
     """Milvus does not say. Who was taken before is answered, and strangers beyond some are sent away."""
     monkeypatch.setattr(admission, "VALID_SECONDS", 0.0)
     upstream = FakeUpstream(tokens={VALID, OTHER}, threads=2 * admission.MOST_QUESTIONS)
-    with ProxyHere(upstream.address) as proxy, Http2(proxy.address) as strangers:
+    with (
+        ProxyHere(upstream.address) as proxy,
+        Http2(proxy.address) as strangers,
+        Http2(proxy.address) as one_more,
+    ):
         assert call(proxy.address, OTHER) == b"x"
         upstream.held.add("asking")
-        for number in range(admission.MOST_STRANGERS + 1):
+        for number in range(admission.MOST_STRANGERS):
             strangers.begin(SERVICE + "Search", by(f"invented{number}"))
-        while b"until Milvus knows their tokens" not in strangers.statuses:
-            strangers.take()
+        while b"until Milvus knows their tokens" not in one_more.statuses:
+            one_more.begin(SERVICE + "Search", by("one more"))
+            one_more.take()
         error = refused(lambda: call(proxy.address, VALID))
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         upstream.held.clear()
