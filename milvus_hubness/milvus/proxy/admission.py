@@ -31,7 +31,7 @@ ASK_SECONDS = 10.0
 MOST_REMEMBERED = 1_024
 """Callers whose answers are remembered."""
 
-MOST_QUESTIONS = 64
+MOST_QUESTIONS = 16
 """Questions to Milvus at the same time about callers that it has not taken before; others wait."""
 
 MOST_STRANGERS = 256
@@ -80,16 +80,20 @@ class Remembered:
 class Admission:
     """Asks Milvus about callers, once for all calls that wait for the same answer.
 
-    ask_seconds: longest wait for it.
+    ask_seconds: longest wait for it. valid_seconds: how long the answer holds.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS
+        self,
+        channel: grpc.aio.Channel,
+        upstream: str,
+        ask_seconds: float = ASK_SECONDS,
+        valid_seconds: float = VALID_SECONDS,
     ) -> None:
         self._ask = channel.unary_unary(QUESTION)
         self._upstream = upstream
         self._ask_seconds = ask_seconds
-        self._valid = Remembered(VALID_SECONDS)
+        self._valid = Remembered(valid_seconds)
         # Apart, so that invalid tokens push no valid one out.
         self._refused = Remembered(REFUSED_SECONDS)
         self._running: dict[Identity, asyncio.Task[Refusal | None]] = {}

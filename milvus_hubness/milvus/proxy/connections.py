@@ -1,7 +1,7 @@
 """The connections of clients: how many there are, whose they are, and which are closed.
 
-gRPC tells neither how many connections it has, nor does it close one. So the sockets of this
-process are looked at. All connections on which no call has had a token that Milvus knows count as
+gRPC does not say how many connections it has, and closes none. So the sockets of this process are
+looked at. All connections on which no call has had a token that Milvus knows count as
 those of one user.
 """
 
@@ -27,7 +27,7 @@ MOST_CONNECTIONS = 4_096
 """An idle one takes some 30 KiB."""
 
 OTHER_FILES = 256
-"""Files that the process opens beside connections of clients: those to Milvus, libraries."""
+"""Files that the process opens and that are no connections of clients: those to Milvus, libraries."""
 
 CROWDED = 0.875
 """From this part of the most connections on, some are closed, so that new ones find a place."""
@@ -170,7 +170,7 @@ def most_connections() -> int:
 def shut_down(file: int, peer: Peer, port: int) -> None:
     """End the connection of a file. gRPC finds that it has ended, and closes the file.
 
-    The file may be that of another connection by now, so a copy of it is asked first.
+    The file may be that of another connection by now, so a copy of it is looked at first.
     """
     with suppress(OSError), _borrowed(file) as connection:
         if _other_end(connection, port) == peer:

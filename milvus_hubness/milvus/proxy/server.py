@@ -17,7 +17,12 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
 from milvus_hubness.milvus.client.steps import Operation, Step
 from milvus_hubness.milvus.proxy import messages
-from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, REFUSALS, Admission
+from milvus_hubness.milvus.proxy.admission import (
+    ASK_SECONDS,
+    REFUSALS,
+    VALID_SECONDS,
+    Admission,
+)
 from milvus_hubness.milvus.proxy.connections import Connections
 from milvus_hubness.milvus.proxy.endings import CallEnded, FailureLog, release
 from milvus_hubness.milvus.proxy.headers import (
@@ -551,7 +556,7 @@ class Proxy:
         async with Proxy(ProxyOptions("localhost:19530")):
             await stopped.wait()
 
-    ask_seconds, large, arrival_seconds, taking_seconds: of `Admission` and `Intake`.
+    ask_seconds, valid_seconds, large, arrival_seconds, taking_seconds: of `Admission` and `Intake`.
     most_connections: of `Connections`; None for as many as the limit of open files leaves room for.
     """
 
@@ -560,6 +565,7 @@ class Proxy:
         options: ProxyOptions,
         *,
         ask_seconds: float = ASK_SECONDS,
+        valid_seconds: float = VALID_SECONDS,
         large: int = LARGE,
         arrival_seconds: float = ARRIVAL_SECONDS,
         taking_seconds: float = TAKING_SECONDS,
@@ -567,6 +573,7 @@ class Proxy:
     ) -> None:
         self.options = options
         self._ask_seconds = ask_seconds
+        self._valid_seconds = valid_seconds
         self.port = options.port
         self.sessions = Sessions(options)
         self.intake = Intake(
@@ -588,7 +595,9 @@ class Proxy:
         Raises InvalidParameter for an unusable address or certificate.
         """
         self._channel = self.options.open_channel(grpc.aio)
-        self._admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
+        self._admission = Admission(
+            self._channel, self.options.upstream, self._ask_seconds, self._valid_seconds
+        )
         handler = ProxyHandler(
             self._channel, self.sessions, self._admission, self.intake, self.connections
         )
@@ -598,7 +607,7 @@ class Proxy:
                 *self.options.server_options(),
                 ("grpc.max_allowed_incoming_connections", self.connections.most),
             ],
-            # Those whose callers Milvus is asked about come to those of the users.
+            # With the calls whose tokens Milvus does not know yet.
             maximum_concurrent_rpcs=2 * USERS * self.options.calls_of_user,
         )
         address = f"{self.options.host}:{self.options.port}"

@@ -205,12 +205,11 @@ def test_a_connection_has_one_name(mapped):
 # -- wrong tokens -------------------------------------------------------------------------------------------------
 
 
-def test_tokens_that_milvus_has_not_taken_share_some_calls(monkeypatch):
+def test_tokens_that_milvus_has_not_taken_share_some_calls():
     """Milvus does not say. Who was taken before is answered, and strangers beyond some are sent away."""
-    monkeypatch.setattr(admission, "VALID_SECONDS", 0.0)
     upstream = FakeUpstream(tokens={VALID, OTHER}, threads=2 * admission.MOST_QUESTIONS)
     with (
-        ProxyHere(upstream.address) as proxy,
+        ProxyHere(upstream.address, timing={"valid_seconds": 0.0}) as proxy,
         Http2(proxy.address) as strangers,
         Http2(proxy.address) as one_more,
     ):
