@@ -482,8 +482,11 @@ def measure(
                 pool.apply_async(search_on, (address, message, connects, ready[connects], over))
                 for connects in (False, True)
             ]
-            if not all(event.wait(60) for event in ready):
-                raise RuntimeError("the other user's searches did not begin")
+            for event, search in zip(ready, searches, strict=True):
+                # A search that has failed says why.
+                while not event.wait(1):
+                    if search.ready():
+                        search.get()
 
             at_rest = memory_of(process, "VmRSS")
             attack = pool.apply_async(run_attack, (name, target, ended))
