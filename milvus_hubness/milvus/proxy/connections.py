@@ -29,10 +29,10 @@ MOST_CONNECTIONS = 4_096
 OTHER_FILES = 256
 """Files that the process opens and that are no connections of clients: those to Milvus, libraries."""
 
-CROWDED = 0.875
+CROWDED = 0.75
 """From this part of the most connections on, some are closed, so that new ones find a place."""
 
-ROOM = 0.75
+ROOM = 0.5
 """Down to this part."""
 
 WATCH_SECONDS = 0.1
