@@ -231,8 +231,7 @@ def proxy(
     ] = MAX_MESSAGE_MIB,
     max_in_flight_mib: Annotated[
         int | None,
-        "Large messages in memory, in MiB, half of them for one user. [default: 4 × "
-        "--max-message-mib]",
+        "Messages in memory, in MiB, half of them for one user. [default: 4 × --max-message-mib]",
         {"min": 1},
     ] = None,
     as_json: AsJson = False,

@@ -76,7 +76,7 @@ class Biases:
 
     def __init__(self, states: StateCache, bank_budget: int) -> None:
         self._states = states
-        self._banks = BankCache(bank_budget)
+        self.banks = BankCache(bank_budget)
 
     def bank(
         self, collection: str, state: CollectionState, profile: Profile
@@ -93,13 +93,13 @@ class Biases:
     ) -> Operation[CachedBank]:
         """Return a bank with its fit. in_use: banks that must not be evicted for it."""
         name = (collection, state.field, profile.slot)
-        cached = self._banks.get(name, profile)
+        cached = self.banks.get(name, profile)
         if cached is not None:
             return cached
 
         yield from self._states.expect_banks(collection, state)
         bank = yield LoadBank(profile.bank)
-        return self._banks.keep(name, profile, bank, in_use)
+        return self.banks.keep(name, profile, bank, in_use)
 
     def of_rows(
         self,
@@ -183,7 +183,7 @@ class Biases:
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
-        self._banks.evict(in_use)
+        self.banks.evict(in_use)
         epoch = _epoch_of(state, are_last=are_last)
         return RowBiases(biases, epoch, locality_hints, kinds), written
 
@@ -202,9 +202,9 @@ class Biases:
             count = sum(profile.bank.count for profile in profiles.values())
             # Vectors of float32.
             size = 4 * state.dim * count
-            if size > self._banks.budget:
+            if size > self.banks.budget:
                 raise BankTooLarge(
                     f"the bank of {collection!r} has {count:,} queries, {size:,} bytes, and "
-                    f"bank_budget is {self._banks.budget:,}: refresh with a sample of the bank, "
+                    f"bank_budget is {self.banks.budget:,}: refresh with a sample of the bank, "
                     'give a larger budget, or write with bias="pending" and refresh'
                 )

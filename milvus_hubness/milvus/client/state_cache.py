@@ -119,6 +119,14 @@ class BankCache:
         self.evict({name, *in_use})
         return cached
 
+    @property
+    def size(self) -> int:
+        """The bytes of all banks."""
+        return sum(entry.size for entry in list(self._cached.values()))
+
+    def clear(self) -> None:
+        self._cached.clear()
+
     def evict(self, in_use: Collection[Name]) -> None:
         """Evict the banks that were not used for longest, until the budget has room for the rest.
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import nullcontext
 from time import monotonic
 from typing import NamedTuple
 
 import grpc
 
 from milvus_hubness.milvus.proxy.endings import CallEnded
-from milvus_hubness.milvus.proxy.headers import Metadata
+from milvus_hubness.milvus.proxy.headers import Identity, Metadata
 
 QUESTION = "/milvus.proto.milvus.MilvusService/GetVersion"
 """Milvus checks the token of every method, and this one needs no privilege and changes nothing."""
@@ -30,10 +31,14 @@ ASK_SECONDS = 10.0
 MOST_REMEMBERED = 1_024
 """Callers whose answers are remembered."""
 
-MOST_QUESTIONS = 64
-"""Questions to Milvus at the same time, one for each caller; further ones wait."""
+MOST_QUESTIONS = 16
+"""Questions to Milvus at the same time about callers that it has not taken before; others wait."""
 
-_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+MOST_STRANGERS = 256
+"""Calls of such callers that wait for Milvus's answer; further ones are refused."""
+
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+"""How Milvus ends a call that it does not allow: nothing has changed."""
 
 
 class Refusal(NamedTuple):
@@ -49,44 +54,53 @@ class Remembered:
     def __init__(self, seconds: float, most: int = MOST_REMEMBERED) -> None:
         self._seconds = seconds
         self._most = most
-        self._answers: OrderedDict[Metadata, tuple[float, Refusal | None]] = OrderedDict()
+        self._answers: OrderedDict[Identity, tuple[float, Refusal | None]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def put(self, caller: Metadata, answer: Refusal | None) -> None:
+    def put(self, caller: Identity, answer: Refusal | None) -> None:
         self._answers.pop(caller, None)
         self._answers[caller] = (monotonic() + self._seconds, answer)
         while len(self._answers) > self._most:
             self._answers.popitem(last=False)
 
-    def get(self, caller: Metadata) -> tuple[float, Refusal | None] | None:
+    def get(self, caller: Identity) -> tuple[float, Refusal | None] | None:
         answer = self._answers.get(caller)
         return answer if answer is not None and monotonic() < answer[0] else None
 
-    def drop(self, caller: Metadata) -> None:
+    def __contains__(self, caller: Identity) -> bool:
+        """Whether there was an answer, which may be too old."""
+        return caller in self._answers
+
+    def drop(self, caller: Identity) -> None:
         self._answers.pop(caller, None)
 
 
 class Admission:
     """Asks Milvus about callers, once for all calls that wait for the same answer.
 
-    ask_seconds: longest wait for it.
+    ask_seconds: longest wait for it. valid_seconds: how long the answer holds.
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS
+        self,
+        channel: grpc.aio.Channel,
+        upstream: str,
+        ask_seconds: float = ASK_SECONDS,
+        valid_seconds: float = VALID_SECONDS,
     ) -> None:
         self._ask = channel.unary_unary(QUESTION)
         self._upstream = upstream
         self._ask_seconds = ask_seconds
-        self._valid = Remembered(VALID_SECONDS)
+        self._valid = Remembered(valid_seconds)
         # Apart, so that invalid tokens push no valid one out.
         self._refused = Remembered(REFUSED_SECONDS)
-        self._running: dict[Metadata, asyncio.Task[Refusal | None]] = {}
+        self._running: dict[Identity, asyncio.Task[Refusal | None]] = {}
         self._turns = asyncio.Semaphore(MOST_QUESTIONS)
+        self._strangers = 0
 
-    async def expect_valid(self, caller: Metadata, metadata: Metadata) -> None:
+    async def expect_valid(self, caller: Identity, metadata: Metadata) -> None:
         """Return once Milvus has taken a call of this caller.
 
         Raises CallEnded with its refusal.
@@ -98,15 +112,39 @@ class Admission:
             return
 
         remembered = self._refused.get(caller)
-        refusal = remembered[1] if remembered else await self._answer(caller, metadata)
+        refusal = remembered[1] if remembered else await self._answer_about(caller, metadata)
         if refusal is not None:
             raise CallEnded(refusal.code, refusal.details)
 
-    def forget(self, caller: Metadata) -> None:
+    def close(self) -> None:
+        """Ask no more."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def _answer_about(self, caller: Identity, metadata: Metadata) -> Refusal | None:
+        if caller in self._valid:
+            return await self._answer(caller, metadata)
+
+        # All that Milvus has not taken yet have together what one user has.
+        if self._strangers == MOST_STRANGERS:
+            reason = (
+                f"{MOST_STRANGERS} calls wait until Milvus knows their tokens, the limit of the "
+                "proxy: call again later"
+            )
+            # Clients repeat a call that was UNAVAILABLE.
+            raise CallEnded(grpc.StatusCode.UNAVAILABLE, reason)
+
+        self._strangers += 1
+        try:
+            return await self._answer(caller, metadata)
+        finally:
+            self._strangers -= 1
+
+    def forget(self, caller: Identity) -> None:
         """Ask again at the next call of this caller: Milvus has just refused its token."""
         self._valid.drop(caller)
 
-    async def _answer(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
+    async def _answer(self, caller: Identity, metadata: Metadata) -> Refusal | None:
         task = self._running.get(caller)
         if task is None:
             task = asyncio.create_task(self._asking(caller, metadata))
@@ -114,9 +152,10 @@ class Admission:
         # The first of the callers may cancel its call; others wait for the same answer.
         return await asyncio.shield(task)
 
-    async def _asking(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
+    async def _asking(self, caller: Identity, metadata: Metadata) -> Refusal | None:
         try:
-            async with self._turns:
+            # Users whose answer is only too old wait for no stranger.
+            async with nullcontext() if caller in self._valid else self._turns:
                 await self._ask(b"", metadata=metadata or None, timeout=self._ask_seconds)
         except grpc.aio.AioRpcError as error:
             return self._refusal(caller, error)
@@ -126,7 +165,7 @@ class Admission:
         finally:
             del self._running[caller]
 
-    def _refusal(self, caller: Metadata, error: grpc.aio.AioRpcError) -> Refusal:
+    def _refusal(self, caller: Identity, error: grpc.aio.AioRpcError) -> Refusal:
         code = error.code()
         details = error.details() or ""
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -138,6 +177,6 @@ class Admission:
             )
 
         refusal = Refusal(code, details)
-        if code in _REFUSALS:
+        if code in REFUSALS:
             self._refused.put(caller, refusal)
         return refusal

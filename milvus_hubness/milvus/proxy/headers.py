@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,11 +13,14 @@ KINDS_HEADER = "hubness-kinds"
 PROFILE_HEADER = "hubness-profile"
 AUTHORIZATION = "authorization"
 DATABASE = "dbname"
+SOURCE = "sourceid"
+MEMBER = b"@@milvus-member@@"
+"""Milvus takes a call with this source, in base64, without a token (util.MemberCredID)."""
 
 _OF_CORRECTION = (STRENGTH_HEADER, KINDS_HEADER, PROFILE_HEADER)
 """Entries that set the correction of a search."""
 
-_ONCE = (AUTHORIZATION, DATABASE, *_OF_CORRECTION)
+_ONCE = (AUTHORIZATION, SOURCE, DATABASE, *_OF_CORRECTION)
 """Entries that the proxy reads.
 
 With two of them, the proxy and Milvus might each obey another one.
@@ -24,36 +28,8 @@ With two of them, the proxy and Milvus might each obey another one.
 
 _OF_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", *_OF_CORRECTION})
 
-_OF_ONE_CALL = frozenset(
-    {
-        DATABASE,
-        # Clients of Milvus number and time their calls and connections.
-        "client-request-id",
-        "client_request_id",
-        "client-request-unixmsec",
-        "client_request_unixmsec",
-        "identifier",
-        "log_level",
-        # Tracing.
-        "b3",
-        "baggage",
-        "elastic-apm-traceparent",
-        "request-id",
-        "sentry-trace",
-        "traceparent",
-        "tracestate",
-        "uber-trace-id",
-        "x-amzn-trace-id",
-        "x-client-trace-id",
-        "x-cloud-trace-context",
-        "x-correlation-id",
-        "x-ot-span-context",
-        "x-request-id",
-    }
-)
-"""Entries that say nothing about who calls, and may differ with each call."""
-
-_PREFIXES_OF_ONE_CALL = ("x-b3-", "x-datadog-", "x-envoy-", "uberctx-")
+Identity = Metadata
+"""The entries of a call's metadata by which Milvus knows the caller, in one form for each caller."""
 
 
 def passed_on(metadata: Iterable[Any] | None) -> Metadata:
@@ -65,19 +41,30 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
     )
 
 
-def identity_in(metadata: Metadata) -> Metadata:
-    """Return the entries, among those passed on, by which Milvus may know the caller.
+def identity_in(metadata: Metadata) -> Identity:
+    """Return the entries, among those passed on, by which Milvus knows the caller.
 
-    A gateway before Milvus may go by any entry (a cookie, an API key), so an entry that is not
-    known to be harmless counts: two callers that differ in it share neither caches nor connections.
+    Milvus reads the token, and whether the call is of another part of Milvus. What a caller can
+    write in several ways, or invent, is left out: it would be a new caller with each call.
     """
-    return tuple(
-        sorted(
-            (name, value)
-            for name, value in metadata
-            if name not in _OF_ONE_CALL and not name.startswith(_PREFIXES_OF_ONE_CALL)
-        )
-    )
+    entries = dict(metadata)
+    identity = []
+    if AUTHORIZATION in entries:
+        identity.append((AUTHORIZATION, _canonical(entries[AUTHORIZATION])))
+
+    source = _canonical(entries.get(SOURCE, ""))
+    if source == base64.b64encode(MEMBER).decode():
+        identity.append((SOURCE, source))
+
+    return tuple(identity)
+
+
+def _canonical(encoded: str | bytes) -> str | bytes:
+    """Return base64 as it is usually written: its last character may have several forms."""
+    try:
+        return base64.b64encode(base64.b64decode(encoded, validate=True)).decode()
+    except ValueError:
+        return encoded
 
 
 def repeated_in(metadata: Iterable[Any] | None) -> str | None:

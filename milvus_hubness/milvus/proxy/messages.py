@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple
 
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
@@ -94,6 +95,16 @@ def response_of(method: str, message: bytes) -> Any:
 def status_in(response: Any) -> Any:
     """Return the Status of a response, which may be the response itself."""
     return response if isinstance(response, common_pb2.Status) else response.status
+
+
+def is_refusal(method: str, message: bytes) -> bool:
+    """Return whether a response says that Milvus has refused the call."""
+    try:
+        status = status_in(response_of(method, message))
+    except DecodeError:
+        return False
+
+    return bool(status.code or status.error_code)
 
 
 def refusal(method: str, error: Exception) -> Any:

@@ -30,6 +30,27 @@ LAST_PORT = 65_535
 PING_MS = 30_000
 """Milliseconds between the pings by which a proxy finds that a client or its upstream is gone."""
 
+CALLS_OF_USER = 1_024
+"""Running calls of one user. One that waits takes some 50 KiB."""
+
+CALLS_OF_CONNECTION = 256
+"""Running calls of one connection."""
+
+MOST_PENDING = 16_384
+"""Calls that have come and have not begun."""
+
+_NO_PROBE = ("grpc.http2.bdp_probe", 0)
+"""On a fast connection gRPC would receive megabytes of each message before it is read."""
+
+HANDSHAKE_MS = 10_000
+"""Milliseconds for TLS and the first bytes of HTTP/2 of a connection."""
+
+IDLE_MS = 300_000
+"""Milliseconds after which a connection without calls is closed. Clients open another."""
+
+AGE_MS = 3_600_000
+"""Milliseconds after which a connection takes no more calls; its running ones go on."""
+
 _PEM = re.compile(rb"^-----BEGIN [A-Z0-9 ]+-----\s*$", re.MULTILINE)
 
 MAX_ANSWER = 256 << 20
@@ -105,8 +126,7 @@ class ProxyOptions:
     """Of a request, in bytes."""
 
     max_in_flight: int | None = None
-    """Bytes of large messages in memory, half of them for one user; None is four times max_message.
-    """
+    """Bytes of messages in memory, half of them for one user; None is four times max_message."""
 
     drain: float = DRAIN_SECONDS
     """Seconds that running calls have to end when the proxy stops."""
@@ -145,10 +165,15 @@ class ProxyOptions:
 
     @property
     def budget(self) -> int:
-        """Bytes of large messages in memory."""
+        """Bytes of messages in memory."""
         if self.max_in_flight is not None:
             return self.max_in_flight
         return MESSAGES_IN_FLIGHT * self.max_message
+
+    @property
+    def calls_of_user(self) -> int:
+        """Running calls of one user on all collections."""
+        return max(CALLS_OF_USER, self.max_calls)
 
     def open_channel(self, api: Any) -> Any:
         """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`.
@@ -164,6 +189,7 @@ class ProxyOptions:
             # Stored vectors are wider than the caller's. Milvus says what is too large for it.
             ("grpc.max_send_message_length", -1),
             *keepalive.items(),
+            _NO_PROBE,
             # By default, gRPC waits up to two minutes before it tries a lost connection again.
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
@@ -183,6 +209,15 @@ class ProxyOptions:
             ("grpc.max_send_message_length", self._max_answer),
             ("grpc.keepalive_time_ms", PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", IDLE_MS),
+            ("grpc.max_connection_age_ms", AGE_MS),
+            # Clients keep further calls back. One beyond a small --max-calls comes, and is refused.
+            ("grpc.max_concurrent_streams", min(2 * self.max_calls, CALLS_OF_CONNECTION)),
+            # By default gRPC ends some calls, whosever they are, where a thousand have just come.
+            ("grpc.server.max_pending_requests", MOST_PENDING),
+            ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
+            _NO_PROBE,
             # pymilvus pings every 10 s: gRPC would end such connections for too many pings.
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),

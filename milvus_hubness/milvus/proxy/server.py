@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import cache, partial
 from time import monotonic
@@ -15,13 +15,19 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
-from milvus_hubness.milvus.client.methods import drive_async
 from milvus_hubness.milvus.client.steps import Operation, Step
 from milvus_hubness.milvus.proxy import messages
-from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, Admission
+from milvus_hubness.milvus.proxy.admission import (
+    ASK_SECONDS,
+    REFUSALS,
+    VALID_SECONDS,
+    Admission,
+)
+from milvus_hubness.milvus.proxy.connections import Connections
 from milvus_hubness.milvus.proxy.endings import CallEnded, FailureLog, release
 from milvus_hubness.milvus.proxy.headers import (
     DATABASE,
+    Identity,
     Metadata,
     header,
     identity_in,
@@ -30,9 +36,12 @@ from milvus_hubness.milvus.proxy.headers import (
 )
 from milvus_hubness.milvus.proxy.intake import (
     ARRIVAL_SECONDS,
+    COPIES,
     LARGE,
     MOST_PARTS,
     MOST_PARTS_OF_WRITES,
+    TAKING_SECONDS,
+    USERS,
     Held,
     Intake,
     expect_few_parts,
@@ -68,8 +77,10 @@ class Heard(NamedTuple):
 
     metadata: Metadata
     """All entries that are passed on."""
-    identity: Metadata
+    identity: Identity
     """Those by which Milvus knows the caller."""
+    held: Held
+    """What the call holds in memory until gRPC has sent the answer."""
 
 
 _SEND_FAILED = "Internal error from Core"
@@ -79,11 +90,12 @@ _SEND_FAILED = "Internal error from Core"
 _STATUS_SECONDS = 2.0
 """Seconds that the proxy then waits for the upstream's own status."""
 
-MOST_CALLS = 4_096
-"""Running calls of one proxy: what gRPC and Python keep for a call is some 100 KiB."""
-
 WRITES = ("Insert", "Upsert")
 """Methods whose messages may have many parts: rows."""
+
+READS = ("Search", "HybridSearch", "Query")
+"""Methods whose answers may be large."""
+
 
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
 """The beginning of the paths of Milvus's methods."""
@@ -99,14 +111,20 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, sessions: Sessions, admission: Admission, intake: Intake
+        self,
+        channel: grpc.aio.Channel,
+        sessions: Sessions,
+        admission: Admission,
+        intake: Intake,
+        connections: Connections,
     ) -> None:
         self._channel = channel
         self._sessions = sessions
         self._admission = admission
         self._intake = intake
+        self._connections = connections
         self._failures = FailureLog(log)
-        self._unary = cache(channel.unary_unary)
+        self._upstream = Upstream(channel, intake)
         self._handlers = {
             _SERVICE + method: grpc.stream_unary_rpc_method_handler(
                 partial(self._rewritten, method)
@@ -128,9 +146,13 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
         metadata = passed_on(received)
-        heard = Heard(metadata, identity_in(metadata))
-        await self._admission.expect_valid(heard.identity, metadata)
-        return heard
+        identity = identity_in(metadata)
+        await self._admission.expect_valid(identity, metadata)
+        held = self._intake.held_by(identity, self._connections.of(context.peer()))
+        # gRPC's task of the call ends once the answer is sent, or the caller is gone.
+        task: Any = asyncio.current_task()
+        task.add_done_callback(lambda _: held.end())
+        return Heard(metadata, identity, held)
 
     async def _streamed(
         self, path: str, _: AsyncIterator[bytes], context: Context
@@ -140,54 +162,51 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             await context.abort(opened.code, opened.details or "", opened.trailing)
             return
 
-        heard, held, requests = opened
+        heard, requests = opened
         refused: list[Ending] = []
         first_endings: list[Ending] = []
         call = self._channel.stream_stream(path)(
-            requests or self._received(context, held, refused),
+            requests or self._received(context, heard.held, refused),
             metadata=heard.metadata,
             timeout=context.time_remaining(),
         )
         # The names would keep the request in memory as long as the stream runs.
         del opened, requests
         call.add_done_callback(lambda it: first_endings.append(_at_hand(_ending(it))))
+        method = path.removeprefix(_SERVICE)
+        may_outdate = OUTDATES.fullmatch(method) is not None
         try:
             await context.send_initial_metadata(passed_on(await call.initial_metadata()))
-            with suppress(grpc.aio.AioRpcError):
-                async for message in call:
-                    yield message
+            answers = self._answers(call, method, heard, refused)
+            async for message in answers:
+                may_outdate = may_outdate and not messages.is_refusal(method, message)
+                yield message
             ending = refused[0] if refused else await _status_of(call, first_endings)
             if ending.code != grpc.StatusCode.OK:
+                may_outdate = may_outdate and ending.code not in REFUSALS
                 self._forget_refused(heard, ending.code)
                 await context.abort(ending.code, ending.details or "", ending.trailing)
             context.set_trailing_metadata(ending.trailing)
         finally:
             call.cancel()
-            held.give_back()
-            self._forget_after(path)
+            if may_outdate:
+                self._sessions.forget()
 
     async def _opened(
         self, path: str, context: Context
-    ) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
+    ) -> tuple[Heard, AsyncIterator[bytes] | None] | Ending:
         """Return who calls and the request to pass on,
         None for a stream of them; or how the call ends.
         """
-        held: Held | None = None
         try:
             heard = await self._heard(context)
-            held = self._intake.held_by(heard.identity)
             if messages.may_stream(path.removeprefix(_SERVICE)):
                 # Its next message may come in an hour, so it takes no turn from others.
-                held.open_stream()
-                return heard, held, None
+                heard.held.open_stream()
+                return heard, None
 
-            return heard, held, _only(await held.receive(context.read))
-        except BaseException as error:
-            if held is not None:
-                held.give_back()
-            if not isinstance(error, grpc.aio.AioRpcError):
-                raise
-
+            return heard, _only(await heard.held.receive(context.read))
+        except grpc.aio.AioRpcError as error:
             ending = _ending_in(error)
             release(error)
             return ending
@@ -204,10 +223,37 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return
 
             yield message
+            held.hold(held.size - len(message))
 
-    def _forget_after(self, path: str) -> None:
-        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
-            self._sessions.forget()
+    async def _answers(
+        self, call: Any, method: str, heard: Heard, refused: list[Ending]
+    ) -> AsyncIterator[bytes]:
+        """Yield the answers of an upstream call as clients take them.
+
+        A refusal ends them and is put into `refused`.
+        """
+        # Where one answer follows one message, it comes soon.
+        answers = aiter(call)
+        try:
+            while True:
+                if messages.may_stream(method):
+                    message = await anext(answers, None)
+                    heard.held.count_answer(len(message or b""))
+                else:
+                    message = await self._upstream.next_of(answers, call, heard)
+                if message is None:
+                    return
+
+                with heard.held.giving(message):
+                    yield message
+        except CallEnded as error:
+            refused.append(_ending_in(error))
+            release(error)
+        except grpc.aio.AioRpcError:
+            # `call` has its status.
+            return
+        finally:
+            await answers.aclose()
 
     def _forget_refused(self, heard: Heard, code: grpc.StatusCode) -> None:
         if code == grpc.StatusCode.UNAUTHENTICATED:
@@ -229,12 +275,10 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         Nothing else of the call stays in memory.
         """
-        held: Held | None = None
         call: _Call | None = None
         try:
             heard = await self._heard(context)
-            held = self._intake.held_by(heard.identity)
-            call = _Call(method, context, heard, held, self._unary, self._intake)
+            call = _Call(method, context, heard, self._upstream)
             response = await self._answered(call)
             content = (
                 response
@@ -249,11 +293,13 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._forget_refused(call.heard, outcome.code)
             release(error)
         finally:
-            if held is not None:
-                held.give_back()
-            self._forget_after(method)
+            if call is not None and call.may_outdate:
+                self._sessions.forget()
 
         if call is not None and isinstance(outcome, Answer):
+            # The request is gone, and the answer may have another size than Milvus's.
+            call.heard.held.hold(COPIES * len(outcome.content))
+            call.heard.held.give(outcome.content)
             return Answer(outcome.content, *await call.metadata_of_answer())
 
         return outcome
@@ -300,6 +346,55 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return Answer(bytes(response.SerializeToString()))
 
 
+class Upstream:
+    """Calls to Milvus.
+
+    An answer arrives whole once it is read, and large ones of one user arrive one after the other.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, intake: Intake) -> None:
+        self._unary = cache(channel.unary_unary)
+        self._stream = cache(channel.unary_stream)
+        self._intake = intake
+        self.threads = intake.threads
+
+    def call(self, method: str) -> Any:
+        """Return what starts a call. gRPC reads the answer to others as it comes."""
+        return (self._stream if method in READS else self._unary)(_SERVICE + method)
+
+    async def answer(self, call: Any, method: str, heard: Heard) -> bytes:
+        """Return the answer to a call. Raises CallEnded, and gRPC's error."""
+        if method not in READS:
+            answer: bytes = await call
+            heard.held.count_answer(len(answer))
+            return answer
+
+        answers = aiter(call)
+        try:
+            answer = await self.next_of(answers, call, heard) or b""
+            # Its status, which may be an error.
+            await anext(answers, None)
+        finally:
+            # gRPC's generator would keep the answer, in a circle with its call.
+            await answers.aclose()
+        return answer
+
+    async def next_of(
+        self, answers: AsyncGenerator[bytes, None], call: Any, heard: Heard
+    ) -> bytes | None:
+        """Return the next of the answers to a call; None after the last.
+
+        Raises CallEnded, and gRPC's error.
+        """
+        # Until it begins, others of the user may have the turn.
+        await call.initial_metadata()
+        async with self._intake.answering(heard.identity):
+            answer = await anext(answers, None)
+            if answer is not None:
+                await heard.held.find_room(len(answer))
+            return answer
+
+
 class _Call:
     """One call of a rewritten method. A large one is worked on in threads."""
 
@@ -308,19 +403,20 @@ class _Call:
         method: str,
         context: Context,
         heard: Heard,
-        held: Held,
-        unary: Callable[[str], Any],
-        intake: Intake,
+        upstream: Upstream,
     ) -> None:
         self.method = method
         self.heard = heard
         self.headers = dict(context.invocation_metadata() or ())
         self.caller = Caller(context.time_remaining())
         self._context = context
-        self._held = held
-        self._unary = unary
-        self._intake = intake
+        self._held = heard.held
+        self._upstream = upstream
         self._last: Any = None
+        self.may_outdate = False
+        """Whether Milvus may have done what outdates the cached states: a call that it has refused,
+        or that has not reached it, has not.
+        """
 
     async def request(self) -> Any:
         """Receive and parse the request. Raises CallEnded, DecodeError."""
@@ -343,28 +439,50 @@ class _Call:
         """Return the result of work that takes as long as the messages of this call are large."""
         if not self._held.is_large:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._intake.threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._upstream.threads, work)
 
-    async def drive(self, operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
-        if not self._held.is_large:
-            return await drive_async(operation, answer)
-        return await _drive_in_threads(operation, answer, self.run)
+    async def drive(
+        self, operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]
+    ) -> Any:
+        """Run an operation as `drive_async` does, and what it computes between its steps by `run`."""
+        move: Callable[[Any], Step] = operation.send
+        outcome: Any = None
+        while True:
+            is_over, step = await self.run(partial(_moved, move, outcome))
+            if is_over:
+                return step
+
+            try:
+                outcome = await answer(step)
+                move = operation.send
+            except Exception as error:
+                outcome = error
+                move = operation.throw
 
     async def send(self, request: Any, with_bytes: bool = False) -> Any:
         """Return the outcome of a `Send`. Raises messages.Refused, CallEnded, and gRPC's error."""
         name = messages.method_of(request)
         content = await self.run(request.SerializeToString)
-        call = self._unary(_SERVICE + name)(
+        call = self._upstream.call(name)(
             content, metadata=self.heard.metadata or None, timeout=self._context.time_remaining()
         )
         del content
-        if name == self.method:
+        is_the_callers = name == self.method
+        if is_the_callers:
             self._last = call
-        answer = await call
-        self._held.count_answer(answer)
+            self.may_outdate = OUTDATES.fullmatch(name) is not None
+        try:
+            answer = await self._upstream.answer(call, name, self.heard)
+        except grpc.aio.AioRpcError as error:
+            if is_the_callers and error.code() in REFUSALS:
+                self.may_outdate = False
+            raise
+
         response = await self.run(partial(messages.response_of, name, answer))
         status = messages.status_in(response)
         if status.code or status.error_code:
+            if is_the_callers:
+                self.may_outdate = False
             raise messages.Refused(response, status)
 
         return (response, answer) if with_bytes else response
@@ -413,27 +531,6 @@ async def _only(message: Any) -> AsyncIterator[bytes]:
         yield message
 
 
-async def _drive_in_threads(
-    operation: Operation[Any],
-    answer: Callable[[Step], Awaitable[Any]],
-    run: Callable[[Callable[[], Any]], Awaitable[Any]],
-) -> Any:
-    """Run an operation as `drive_async` does, and what it computes between its steps by `run`."""
-    move: Callable[[Any], Step] = operation.send
-    outcome: Any = None
-    while True:
-        is_over, step = await run(partial(_moved, move, outcome))
-        if is_over:
-            return step
-
-        try:
-            outcome = await answer(step)
-            move = operation.send
-        except Exception as error:
-            outcome = error
-            move = operation.throw
-
-
 def _moved(move: Callable[[Any], Step], outcome: Any) -> tuple[bool, Any]:
     """Return False and the next step of an operation, or True and its result."""
     try:
@@ -459,7 +556,8 @@ class Proxy:
         async with Proxy(ProxyOptions("localhost:19530")):
             await stopped.wait()
 
-    ask_seconds, large, arrival_seconds: of `Admission` and `Intake`.
+    ask_seconds, valid_seconds, large, arrival_seconds, taking_seconds: of `Admission` and `Intake`.
+    most_connections: of `Connections`; None for as many as the limit of open files leaves room for.
     """
 
     def __init__(
@@ -467,14 +565,27 @@ class Proxy:
         options: ProxyOptions,
         *,
         ask_seconds: float = ASK_SECONDS,
+        valid_seconds: float = VALID_SECONDS,
         large: int = LARGE,
         arrival_seconds: float = ARRIVAL_SECONDS,
+        taking_seconds: float = TAKING_SECONDS,
+        most_connections: int | None = None,
     ) -> None:
         self.options = options
         self._ask_seconds = ask_seconds
+        self._valid_seconds = valid_seconds
         self.port = options.port
         self.sessions = Sessions(options)
-        self.intake = Intake(options.budget, large=large, arrival_seconds=arrival_seconds)
+        self.intake = Intake(
+            options.budget,
+            options.calls_of_user,
+            large=large,
+            arrival_seconds=arrival_seconds,
+            taking_seconds=taking_seconds,
+        )
+        self.connections = Connections(most_connections)
+        self._admission: Admission | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._server: grpc.aio.Server | None = None
         self._channel: grpc.aio.Channel | None = None
 
@@ -484,12 +595,20 @@ class Proxy:
         Raises InvalidParameter for an unusable address or certificate.
         """
         self._channel = self.options.open_channel(grpc.aio)
-        admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
-        handler = ProxyHandler(self._channel, self.sessions, admission, self.intake)
+        self._admission = Admission(
+            self._channel, self.options.upstream, self._ask_seconds, self._valid_seconds
+        )
+        handler = ProxyHandler(
+            self._channel, self.sessions, self._admission, self.intake, self.connections
+        )
         self._server = grpc.aio.server(
             handlers=[handler],
-            options=self.options.server_options(),
-            maximum_concurrent_rpcs=MOST_CALLS,
+            options=[
+                *self.options.server_options(),
+                ("grpc.max_allowed_incoming_connections", self.connections.most),
+            ],
+            # With the calls whose tokens Milvus does not know yet.
+            maximum_concurrent_rpcs=2 * USERS * self.options.calls_of_user,
         )
         address = f"{self.options.host}:{self.options.port}"
         # Older versions of gRPC return the port 0 for a failure, newer ones raise.
@@ -509,11 +628,17 @@ class Proxy:
             raise InvalidParameter(f"cannot listen on {address}: {remedy}")
 
         await self._server.start()
+        self.connections.port = self.port
+        self._watch = asyncio.create_task(self.connections.watch())
 
     async def stop(self) -> None:
         """Accept no more calls, give running ones `drain` seconds, and close the connections."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self._server is not None:
             await self._server.stop(self.options.drain)
+        if self._admission is not None:
+            self._admission.close()
         if self._channel is not None:
             await self._channel.close()
         self.intake.close()

@@ -32,7 +32,7 @@ from milvus_hubness.milvus.client.steps import (
     Step,
 )
 from milvus_hubness.milvus.proxy.endings import CallEnded
-from milvus_hubness.milvus.proxy.headers import Metadata
+from milvus_hubness.milvus.proxy.headers import Identity
 from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.options import ProxyOptions
 from milvus_hubness.milvus.pymilvus_private import (
@@ -106,7 +106,7 @@ class CallerChannel:
     times as long. identity: the entries of the metadata by which Milvus knows the caller.
     """
 
-    def __init__(self, channel: grpc.Channel, identity: Metadata) -> None:
+    def __init__(self, channel: grpc.Channel, identity: Identity) -> None:
         self._channel = channel
         self._identity = identity
 
@@ -118,7 +118,7 @@ class CallerChannel:
 
 
 class _CallerCallable:
-    def __init__(self, method: grpc.UnaryUnaryMultiCallable, identity: Metadata) -> None:
+    def __init__(self, method: grpc.UnaryUnaryMultiCallable, identity: Identity) -> None:
         self._method = method
         self._identity = identity
 
@@ -210,6 +210,12 @@ MAX_SESSIONS = 64
 The least recently used one is dropped first.
 """
 
+MAX_SESSIONS_OF_USER = 8
+"""Those of one user, for as many databases."""
+
+IDLE_BANKS = 256 << 20
+"""Bytes of the banks of all sessions but the one that has just loaded another."""
+
 Sending = Callable[..., Awaitable[Any]]
 """Sends a request message, and returns the outcome of `Send`. Raises messages.Refused."""
 
@@ -217,8 +223,15 @@ Sending = Callable[..., Awaitable[Any]]
 class Session:
     """One user of one database. Its caches are never shared with another user."""
 
-    def __init__(self, options: ProxyOptions, identity: Metadata, database: str) -> None:
+    def __init__(
+        self,
+        options: ProxyOptions,
+        identity: Identity,
+        database: str,
+        make_room: Callable[[Session], None],
+    ) -> None:
         self._options = options
+        self._make_room = make_room
         self._identity = identity
         self._database = database
         self._lock = Lock()
@@ -251,6 +264,8 @@ class Session:
             )
             return CollectionSchema(raw=await send(request)).dict()
 
+        if isinstance(step, LoadBank):
+            self._make_room(self)
         return await pool.run(caller, lambda: self._run(step))
 
     def close(self) -> None:
@@ -301,24 +316,38 @@ class Sessions:
 
     def __init__(self, options: ProxyOptions) -> None:
         self._options = options
-        self.recent: OrderedDict[tuple[Metadata, str], Session] = OrderedDict()
+        self.recent: OrderedDict[tuple[Identity, str], Session] = OrderedDict()
 
-    def of(self, identity: Metadata, database: str) -> Session:
+    def of(self, identity: Identity, database: str) -> Session:
         """Return the session of a user of a database. identity: as in `headers.identity_in`."""
         name = (identity, database)
         if name not in self.recent:
-            self.recent[name] = Session(self._options, identity, database)
-            # Sessions with running calls stay.
-            idle = [
-                other
-                for other, session in self.recent.items()
-                if not session.pools and other != name
-            ]
-            for other in idle[: max(0, len(self.recent) - MAX_SESSIONS)]:
-                asyncio.get_running_loop().run_in_executor(None, self.recent.pop(other).close)
+            self.recent[name] = Session(self._options, identity, database, self._make_room)
+            self._drop_idle(
+                [other for other in self.recent if other[0] == identity], MAX_SESSIONS_OF_USER
+            )
+            self._drop_idle(list(self.recent), MAX_SESSIONS)
 
         self.recent.move_to_end(name)
         return self.recent[name]
+
+    def _drop_idle(self, names: list[tuple[Identity, str]], most: int) -> None:
+        """Drop the first of these but `most`; the newest, and those with running calls, stay."""
+        idle = [name for name in names[:-1] if not self.recent[name].pools]
+        for name in idle[: max(0, len(names) - most)]:
+            asyncio.get_running_loop().run_in_executor(None, self.recent.pop(name).close)
+
+    def _make_room(self, loading: Session) -> None:
+        """Drop the banks of the sessions that were used longest ago, where all have too many."""
+        others = [session.operations.biases.banks for session in self.recent.values()]
+        others.remove(loading.operations.biases.banks)
+        excess = sum(banks.size for banks in others) - IDLE_BANKS
+        for banks in others:
+            if excess <= 0:
+                return
+
+            excess -= banks.size
+            banks.clear()
 
     def forget(self) -> None:
         """Drop the cached states of every session."""

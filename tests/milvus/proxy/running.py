@@ -44,10 +44,12 @@ class LiteServer:
 
 
 class ProxyProcess:
-    """`milvus-hubness proxy` before an upstream."""
+    """`milvus-hubness proxy` before an upstream. files: how many it may open; None for as many as this process."""
 
-    def __init__(self, upstream, *options):
+    def __init__(self, upstream, *options, files=None):
         command = proxy_command(upstream, "--json", *options)
+        if files is not None:
+            command = ["/bin/sh", "-c", f'ulimit -n {files} && exec "$0" "$@"', *command]
         self.process = started(command, stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
         self.address = json.loads(line)["address"]

@@ -207,7 +207,9 @@ def test_an_upstream_call_outlives_the_sessions_of_others(two, stub, relay, prox
         asked = milvus_pb2.QueryRequest(
             collection_name=two.healthy, expr="id == 0", output_fields=["id"]
         )
-        assert stub.Query(asked, metadata=[("dbname", f"other{user}")], timeout=PROMPT_SECONDS)
+        assert stub.Query(
+            asked, metadata=[("authorization", f"other{user}")], timeout=PROMPT_SECONDS
+        )
     assert len(proxy.proxy.sessions.recent) == MAX_SESSIONS
     relay.released.set()
     assert call.result(30).upsert_cnt == 1
@@ -231,7 +233,10 @@ async def test_nothing_is_sent_for_a_caller_that_is_gone(gone):
 
     with pytest.raises(CallEnded):
         gone().start(lambda *args, **options: sent.append(args), b"", None, {})
-    session, pools = Session(ProxyOptions("localhost:1"), (), ""), CollectionPools(1)
+    session, pools = (
+        Session(ProxyOptions("localhost:1"), (), "", lambda _: None),
+        CollectionPools(1),
+    )
     with pools.entered("c") as pool:
         for step in (Send(milvus_pb2.UpsertRequest()), Compute(lambda: sent.append("computed"))):
             with pytest.raises(CallEnded):

@@ -15,12 +15,16 @@ class FakeUpstream:
     until it is cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither
     listening. Others are answered as `answers` says, by method, or echo, streams message by message."""
 
-    def __init__(self, answers=(), tokens=None):
+    def __init__(self, answers=(), tokens=None, threads=4):
         self.tokens = tokens
         self.calls, self.held, self.answers = [], {"Slow"}, dict(answers)
         self.asked = []
         self.cancelled = threading.Event()
-        self.server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Handler(self)])
+        self.server = grpc.server(
+            futures.ThreadPoolExecutor(threads),
+            handlers=[Handler(self)],
+            options=[("grpc.max_receive_message_length", -1)],
+        )
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
@@ -38,14 +42,14 @@ class Handler(grpc.GenericRpcHandler):
             metadata = dict(context.invocation_metadata())
             if details.method == QUESTION:
                 self.upstream.asked.append(metadata)
+                if "asking" in self.upstream.held:
+                    self.upstream.cancelled.wait(20)
             if (
                 self.upstream.tokens is not None
                 and metadata.get("authorization") not in self.upstream.tokens
             ):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
             if details.method == QUESTION:
-                if "asking" in self.upstream.held:
-                    self.upstream.cancelled.wait(20)
                 yield from messages
                 return
             self.upstream.calls.append((details.method, metadata, context.time_remaining()))
