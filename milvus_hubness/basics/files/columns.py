@@ -43,6 +43,7 @@ from milvus_hubness.errors import (
     DimensionMismatch,
     EmptyBank,
     InvalidInput,
+    NonFiniteVectors,
     UnreadableFile,
     name_some,
 )
@@ -344,7 +345,8 @@ def columns_of_frame(frame: Any, noun: str) -> Columns:
 
     try:
         table = pa.table(frame)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    # The last one is of a whole number beyond 64 bits.
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInput(
             f"{noun} must be a frame of pandas, Polars or Arrow ({reason})"
@@ -641,7 +643,13 @@ def _of_rows(source: str, name: str, rows: Sequence[Any]) -> npt.NDArray[Any]:
     if not rows:
         raise EmptyBank(f"{source}: {name!r} has no rows")
     expect_one_width(list(map(len, rows)), f"{source}: {name!r}")
-    return np.array(rows, np.float64)
+    try:
+        return np.array(rows, np.float64)
+    # Of a whole number alone: a fraction beyond float64 has become infinity when it was read.
+    except OverflowError:
+        raise NonFiniteVectors(
+            f"{source}: {name!r} has a whole number beyond float64: remove its row"
+        ) from None
 
 
 def _is_list(cells: Any) -> bool:

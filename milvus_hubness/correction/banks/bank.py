@@ -406,7 +406,7 @@ def _stacked(column: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
     # A row may be an array of objects itself.
     try:
         return np.array([np.asarray(row, np.float64) for row in rows])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidInput(f"{what} must hold real numbers, but has other values") from None
 
 

@@ -358,3 +358,29 @@ def test_without_pyarrow_one_line_names_the_extra(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=True
     ).stdout.splitlines()
     assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[check]"']
+
+
+LONG = "9" * 400
+"""A whole number beyond float64, whose conversion NumPy ends by an OverflowError."""
+
+
+@pytest.mark.parametrize("key", ["1", f'"{LONG}"'], ids=["a number", "a text"])
+def test_a_whole_number_beyond_float64_in_json_lines(tmp_path, key):
+    path = tmp_path / "past.jsonl"
+    path.write_text(f'{{"query": [{LONG}, 0.5], "key": {key}}}\n')
+    for read in (QueryBank.load, Judgements.load):
+        with pytest.raises(
+            NonFiniteVectors, match=r"past.jsonl: 'query' has a whole number beyond float64: remove"
+        ):
+            read(path)
+
+
+def test_a_whole_number_beyond_float64_in_memory():
+    number = int(LONG)
+    column = np.empty(2, object)
+    column[:] = [[number, 0.5], [0.5, 0.5]]
+    with pytest.raises(InvalidInput, match="must hold real numbers, but has other values"):
+        QueryBank.of(column)
+    frame = pd.DataFrame({"query": [[0.5], [0.5]], "key": [1, number]})
+    with pytest.raises(InvalidInput, match="must be a frame of pandas, Polars or Arrow"):
+        Judgements.from_frame(frame)
