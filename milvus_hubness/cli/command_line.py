@@ -252,8 +252,10 @@ def _option(
     # Without an explicit name, typer would add a negative form to each flag.
     name = f"--{parameter.name.replace('_', '-')}"
     has_shown_default = parameter.default not in (None, "", parameter.empty)
+    # The first argument is the default, which the parameter has: a name in its place would be added
+    # to those of the option, and shown twice.
     option: OptionInfo = typer.Option(
-        name, help=help_text, show_default=has_shown_default, **(settings or {})
+        ..., name, help=help_text, show_default=has_shown_default, **(settings or {})
     )
     return option
 

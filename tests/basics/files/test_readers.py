@@ -211,6 +211,8 @@ def placed(content):
 CASES = {**PLACES, **{name: placed(content) for name, content in CONTENTS.items()}}
 FINE = {
     ("token", "a list"),
+    ("token", "5,000 digits in JSON"),
+    ("token", "5,000 digits in TOML"),
     ("control file", "nothing"),
     ("control file", "a dead link"),
     ("inputs of a match", "nothing"),
