@@ -14,6 +14,7 @@ import pytest
 
 from milvus_hubness import InvalidInput, Judgements, QueryBank
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
+from milvus_hubness.jobs.common.inputs import read_items
 
 ROWS = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
 KEYS = ["SKU-1", "SKU-2", "SKU-3", "SKU-4", "SKU-5"]
@@ -244,9 +245,9 @@ BAD = {
     ),
     "gzip of zeros": (
         "b.jsonl.gz",
-        lambda p: p.write_bytes(gzip.compress(bytes(100 << 20))),
+        lambda p: p.write_bytes(gzip.compress(bytes(5 << 20))),
         UnreadableFile,
-        "would grow",
+        "line 1 has more than 4,194,304 characters: this is another kind of file",
     ),
     "gzip of an array": (
         "b.npy.gz",
@@ -384,3 +385,114 @@ def test_a_whole_number_beyond_float64_in_memory():
     frame = pd.DataFrame({"query": [[0.5], [0.5]], "key": [1, number]})
     with pytest.raises(InvalidInput, match="must be a frame of pandas, Polars or Arrow"):
         Judgements.from_frame(frame)
+
+
+GALLERY = np.random.default_rng(4).standard_normal((300, 12)).astype(np.float32)
+
+
+def in_cells(rows):
+    return "".join(f'"{json.dumps(row.tolist())}"\n' for row in rows)
+
+
+def in_columns(rows, separator=",", header=""):
+    lines = (separator.join(f"{number:.7g}" for number in row) for row in rows)
+    return header + "".join(f"{line}\n" for line in lines)
+
+
+def numbered(first, separator=",", width=12):
+    return separator.join(map(str, range(first, first + width))) + "\n"
+
+
+HEADERS = {
+    "vectors without a header": in_cells(GALLERY),
+    "after a mark and empty lines": "\ufeff\n\n" + in_cells(GALLERY),
+    "numbers without a header": in_columns(GALLERY),
+    "numbers after a mark": "\ufeff" + in_columns(GALLERY),
+    "numbered from 0": in_columns(GALLERY, header=numbered(0)),
+    "numbered from 1": in_columns(GALLERY, header=numbered(1)),
+    "some of the numbers": in_columns(GALLERY, header="3,5,8,9,12,40,41,42,50,60,61,700\n"),
+    "numbered, with tabs": in_columns(GALLERY, "\t", numbered(1, "\t")),
+    "vectors without blanks": "".join(f"{' '.join(map(str, row))}\n" for row in GALLERY.tolist()),
+    "vectors without quotes, with semicolons": "".join(
+        f"[{'; '.join(map(str, row))}]\n" for row in GALLERY.tolist()
+    )
+    .replace("[", '"[')
+    .replace("]", ']"'),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_the_first_vector_of_a_csv_stays_and_a_header_is_none(tmp_path, case):
+    """Numbers of rows are keys where there are no others: one vector more or less moves them all."""
+    path = tmp_path / "items.csv"
+    path.write_text(HEADERS[case], "utf-8")
+    gallery = read_items(path, "COSINE")
+    np.testing.assert_allclose(gallery.vectors, GALLERY, rtol=1e-6)
+    assert list(gallery.keys) == list(range(300))
+    np.testing.assert_array_equal(QueryBank.load(path).vectors, gallery.vectors)
+
+
+def test_decimal_commas(tmp_path):
+    """As spreadsheets write them in most languages: semicolons are between numbers then."""
+    path = tmp_path / "items.csv"
+    with_commas = in_columns(GALLERY, ";").replace(".", ",")
+    for header in ("", numbered(1, ";")):
+        path.write_text(header + with_commas)
+        np.testing.assert_allclose(QueryBank.load(path).vectors, GALLERY, rtol=1e-6)
+    path.write_text("0,65;1;-2\n0,17;0;0,5\n")
+    np.testing.assert_allclose(QueryBank.load(path).vectors, [[0.65, 1, -2], [0.17, 0, 0.5]])
+
+    cells = "".join(
+        f'{17 + number};"[{"; ".join(f"{value:.7g}" for value in row)}]"\n'.replace(".", ",")
+        for number, row in enumerate(GALLERY)
+    )
+    path.write_text("key;vector\n" + cells)
+    gallery = read_items(path, "COSINE")
+    np.testing.assert_allclose(gallery.vectors, GALLERY, rtol=1e-6)
+    assert list(gallery.keys[:2]) == ["17", "18"]
+
+    path.write_text('vector\n"[0,65; 0,17]"\n"[-1,5e-1; 2]"\n')
+    np.testing.assert_allclose(QueryBank.load(path).vectors, [[0.65, 0.17], [-0.15, 2]])
+    # A price is one number, and no vector of two.
+    path.write_text('preis;mein\n"12,50";"[0,65; 0,17]"\n')
+    np.testing.assert_allclose(QueryBank.load(path).vectors, [[0.65, 0.17]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            'a,"[0.5, 1.5]"\nb,"[0.1, 0.2]"\n',
+            "has a vector and no names of columns in its first li",
+        ),
+        ("0,1\n1,0\n", "its first line, 0,1, may number the columns or be a vector: delete it in"),
+        ("1,2\n0.5,1\n", "its first line, 1,2, may number the columns or be a vector: delete it"),
+        (numbered(0) + numbered(0) * 3, r"first line, 0,1,2,3,4,5,6,7,8,9,10,11, may number the"),
+        ('vector\n"0,65 0,17"\n', "has no vector column: add one"),
+        ('vector\n"[0.5, 1.5; 0.1, 0.2]"\n', "has no vector column: add one"),
+        (
+            'vector\n"[0,5; 1,5]"\n"0,65 0,17"\n',
+            r"must hold lists of numbers such as .*, not '0,65 0,17' \(row 1",
+        ),
+        ('vector\n"0,65"\n', "has no vector column: add one"),
+        ("0,5;1,5\n1.000,5;2\n", "must have numbers alone"),
+    ],
+)
+def test_what_may_be_a_header_or_a_vector_is_refused(tmp_path, content, message):
+    path = tmp_path / "items.csv"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        QueryBank.load(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_of_vectors_alone_has_no_columns(tmp_path):
+    path = tmp_path / "items.csv"
+    path.write_text(in_cells(GALLERY))
+    with pytest.raises(InvalidInput, match="has vectors alone, and judgements have the keys of"):
+        Judgements.load(path)
+    with pytest.raises(InvalidInput, match="has vectors alone, and no column 'query'"):
+        QueryBank.load(path, "query")
+    path.write_text('"[0.5, 1.5]"\n"[0.5, x]"\n')
+    with pytest.raises(InvalidInput, match=r"items.csv must hold lists .*'\[0.5, x\]' \(row 1\)"):
+        QueryBank.load(path)

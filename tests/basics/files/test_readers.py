@@ -28,6 +28,7 @@ from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.milvus.client.matching import INPUTS, Candidates
 from milvus_hubness.milvus.proxy.options import read_pem
 from milvus_hubness.serve import ConfigFile
+from tests.support.memory import peak_of
 
 LITTLE = 40 << 20
 """Memory that a refusal may take, in bytes: imports of readers are among it."""
@@ -345,21 +346,6 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, place, suffix, read):
 def read_and_be_refused(read, path):
     with pytest.raises(HubnessError, match=r"^[^\n]*would grow from[^\n]*$"):
         read(path)
-
-
-def peak_of(work):
-    """The peak of the memory of a child that does this, in bytes."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status, usage = os.wait4(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    return usage.ru_maxrss * 1024
 
 
 def test_weights_that_claim_more_than_they_have(tmp_path):
