@@ -111,6 +111,9 @@ MOSTLY = 0.5
 LARGEST_ROW = 64 << 20
 """Maximum size of a row of a CSV file, in bytes."""
 
+LONGEST_NAME = 1_000
+"""Largest number of characters of the name of a column."""
+
 MEMBER_BYTES = 6 * OBJECT_BYTES
 """About how many bytes a column of a file of JSON lines takes before it has a value."""
 
@@ -132,6 +135,13 @@ class Columns(ABC):
     def __init__(self, source: str, names: Sequence[str]) -> None:
         self.source = source
         self.names = list(names)
+        longest = max(map(len, self.names), default=0)
+        if longest > LONGEST_NAME:
+            # Messages name columns.
+            raise UnreadableFile(
+                f"{source} has a column whose name has {longest:,} characters, and at most "
+                f"{LONGEST_NAME:,} are read: rename it"
+            )
         counts = Counter(self.names)
         self.repeated = frozenset(name for name, count in counts.items() if count > 1)
         """Names of several columns, of which none can be read."""

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from lzma import LZMAError
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
+from milvus_hubness.basics.bounds import shown
 from milvus_hubness.errors import InvalidInput, UnreadableFile
 
 MOST_INFLATED = 200
@@ -154,9 +156,11 @@ def reading(path: object, kind: str) -> Iterator[None]:
         ) from None
     except (
         *(OSError, EOFError, ValueError, NotImplementedError, OverflowError),
-        *(zipfile.BadZipFile, zlib.error, LZMAError),
+        # NumPy raises the last one for some headers.
+        *(zipfile.BadZipFile, zlib.error, LZMAError, TokenError),
     ) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        # It may quote the file.
+        reason = shown((str(error).splitlines() or [type(error).__name__])[0])
         raise UnreadableFile(
             f"{path}: cannot be read as {kind} ({reason}); create it again"
         ) from error

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.files.opening import open_file
+from milvus_hubness.basics.files.parquet_footer import chunks_of
 from milvus_hubness.basics.files.sizes import OBJECT_BYTES, Growth, reading
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ WORD = 8
 LARGEST_NUMBER = 16
 """Size of the largest number that is read, in bytes."""
 
-ITEM_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
-"""Size of a decoded value of a physical type of Parquet, if it is not 8 bytes."""
+ITEM_BYTES = {0: 1, 1: 4, 4: 4}
+"""Size of a decoded value of a physical type of Parquet, if it is not 8 bytes: of BOOLEAN, INT32 and
+FLOAT.
+"""
 
 
 class Table:
@@ -213,26 +216,24 @@ def _text_sizes(texts: pa.Array) -> npt.NDArray[np.int64]:
 
 
 class _Parquet(Table):
-    def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], content: memoryview, source: Any) -> None:
         import pyarrow.parquet
 
-        super().__init__(path, size)
+        super().__init__(path, len(content))
+        self._content = content
         self._file = pyarrow.parquet.ParquetFile(source)
         self.schema = self._file.schema_arrow
 
     def _batches(self, name: str) -> Iterable[pa.RecordBatch]:
-        metadata = self._file.metadata
         decoded = 0
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for column in map(group.column, range(group.num_columns)):
-                path = column.path_in_schema
-                if path != name and not path.startswith(f"{name}."):
-                    continue
+        for chunk in chunks_of(self._content):
+            if chunk.name != name:
+                continue
 
-                # A dictionary or runs of equal values make the uncompressed size as small as one
-                # likes; the number of values is what takes memory.
-                values = column.num_values * ITEM_BYTES.get(column.physical_type, 8)
-                decoded += max(values, column.total_uncompressed_size)
+            # A dictionary or runs of equal values make the uncompressed size as small as one likes;
+            # the number of values is what takes memory.
+            size = chunk.values * ITEM_BYTES.get(chunk.physical_type, 8)
+            decoded += max(size, chunk.uncompressed, 0)
 
         self._growth.check(repr(name), decoded)
         return self._file.iter_batches(batch_size=BATCH_ROWS, columns=[name])  # type: ignore[no-any-return]
@@ -243,8 +244,8 @@ class _Arrow(Table):
     first bytes and a list of offsets, which is not needed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
-        super().__init__(path, size)
+    def __init__(self, path: str | os.PathLike[str], content: memoryview, source: Any) -> None:
+        super().__init__(path, len(content))
         start = source.read(len(ARROW_FILE))
         if start == ARROW_FILE:
             self._start = len(ARROW_FILE)
@@ -351,6 +352,6 @@ def open_table(path: str | os.PathLike[str]) -> Iterator[Table]:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         source = pa.BufferReader(pa.py_buffer(content))
         try:
-            yield (_Parquet if suffix == PARQUET else _Arrow)(path, len(content), source)
+            yield (_Parquet if suffix == PARQUET else _Arrow)(path, memoryview(content), source)
         except (pa.ArrowException, struct.error) as error:
             raise ValueError(str(error)) from error

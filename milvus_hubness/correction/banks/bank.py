@@ -446,6 +446,6 @@ def vectors_in(columns: Columns, usual: Sequence[str], column: str | None = None
 
     problem = f"no {noun} {column!r}" if column else f"several {noun}s"
     raise InvalidInput(
-        f"{columns.source} has {problem}: choose one of {', '.join(map(repr, candidates))} with "
+        f"{columns.source} has {problem}: choose one of {name_some(list(map(repr, candidates)))} with "
         f"--bank-column, or name it {usual[0]!r}"
     )

@@ -261,6 +261,18 @@ BAD = {
         UnreadableFile,
         "holds Python objects: save it with a dtype",
     ),
+    "a long name": (
+        "b.csv",
+        lambda p: p.write_text("a" * 1_001 + ",query\n"),
+        UnreadableFile,
+        "a column whose name has 1,001 characters, and at most 1,000 are read: rename it",
+    ),
+    "many columns of vectors": (
+        "b.jsonl",
+        lambda p: p.write_text(json.dumps({f"v{number}": [0.5, 1] for number in range(5_000)})),
+        InvalidInput,
+        "choose one of 'v0', 'v1', 'v2', 'v3', 'v4' and 4995 more with --bank-column",
+    ),
     "two arrays": (
         "b.npz",
         lambda p: np.savez(p, mine=ROWS, yours=ROWS),
