@@ -508,3 +508,93 @@ def test_a_file_of_vectors_alone_has_no_columns(tmp_path):
     path.write_text('"[0.5, 1.5]"\n"[0.5, x]"\n')
     with pytest.raises(InvalidInput, match=r"items.csv must hold lists .*'\[0.5, x\]' \(row 1\)"):
         QueryBank.load(path)
+
+
+LISTS = {
+    "lists": pa.list_(pa.float32()),
+    "large lists": pa.large_list(pa.float32()),
+    "lists of one size": pa.list_(pa.float32(), 12),
+    "views": pa.list_view(pa.float32()),
+    "large views": pa.large_list_view(pa.float64()),
+    "half precision": pa.list_(pa.float16()),
+}
+
+
+def table_of(name):
+    """Vectors and keys, the vectors in a column of this type."""
+    if name == "tensors":
+        stored = pa.array(ROWS.tolist(), LISTS["lists of one size"])
+        vectors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [12]), stored)
+    else:
+        vectors = pa.array(
+            ROWS.astype(np.float16 if name == "half precision" else np.float32).tolist(),
+            LISTS[name],
+        )
+    return pa.table({"mine": vectors, "key": KEYS})
+
+
+@pytest.mark.parametrize("name", [*LISTS, "tensors"])
+def test_vectors_in_every_kind_of_list_that_arrow_has(tmp_path, name):
+    table = table_of(name)
+    accuracy = 1e-3 if name == "half precision" else 0
+    paths = [tmp_path / "items.arrow"]
+    with pa.OSFile(str(paths[0]), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        # In two batches, the second of which begins within its buffers.
+        writer.write_table(table.slice(0, 2))
+        writer.write_table(table.slice(2))
+    if "views" not in name:
+        paths.append(tmp_path / "items.parquet")
+        pq.write_table(table, paths[-1])
+    for path in paths:
+        gallery = read_items(path, "IP")
+        np.testing.assert_allclose(gallery.vectors, ROWS, rtol=accuracy)
+        assert list(gallery.keys) == KEYS
+    judged = Judgements.from_frame(table.rename_columns(["query", "key"]))
+    np.testing.assert_allclose(judged.queries.vectors, ROWS, rtol=accuracy)
+
+
+def test_rows_that_share_their_numbers(tmp_path):
+    """Views need no order, and may overlap."""
+    starts = pa.array([24, 0, 12, 0, 6], pa.int32())
+    views = pa.ListViewArray.from_arrays(starts, pa.array([12] * 5, pa.int32()), ROWS[:3].ravel())
+    table = pa.table({"vector": views})
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    numbers = ROWS[:3].ravel()
+    expected = [numbers[start : start + 12] for start in starts.to_pylist()]
+    np.testing.assert_array_equal(QueryBank.load(tmp_path / "a.arrow").vectors, expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[0.5, None]], pa.list_view(pa.float32())), "NaN, infinity or a number beyond"),
+        (pa.array([[0.5], None], pa.list_view(pa.float32())), "'query' is null in row 1"),
+        (
+            pa.array([[0.5], [0.5, 1]], pa.list_view(pa.float32())),
+            "has 2 numbers in row 1 and 1 in",
+        ),
+        (
+            pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.float32(), [2, 2]),
+                pa.array([[1, 2, 3, 4]], pa.list_(pa.float32(), 4)),
+            ),
+            "has no vector column: add one",
+        ),
+        (pa.array([{"a": 1.5}]), "has no vector column: add one"),
+    ],
+    ids=["a hole in a view", "a missing view", "views of two sizes", "matrices", "records"],
+)
+def test_lists_that_are_no_vectors_are_one_line(tmp_path, column, message):
+    table = pa.table({"query": column})
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    with pytest.raises(InvalidInput, match=rf"a\.arrow.*{message}|{message}.*") as refused:
+        QueryBank.load(tmp_path / "a.arrow")
+    assert len(str(refused.value).splitlines()) == 1
