@@ -39,7 +39,8 @@ from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
-        "uri", "db", "token_file", "field", "filter", "vector", "pairs", "pairs_queries", "queries",
+        "uri", "db", "token_file", "field", "filter", "vector", "pairs", "pairs_queries",
+        "ignore_identical", "queries",
         "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "renamed_from",

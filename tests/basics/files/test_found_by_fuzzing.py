@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import gzip
+import io
 import os
 import struct
 import zipfile
@@ -11,10 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from milvus_hubness.basics.files.parquet_footer import chunks_of
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.errors import HubnessError, UnreadableFile
+from milvus_hubness.jobs.common.inputs import read_items, read_texts
+from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
+from milvus_hubness.serve import ConfigFile
 from tests.support.memory import peak_of
 
 HISTOGRAM = zlib.decompress(
@@ -116,3 +123,67 @@ def test_a_footer_that_is_cut_or_changed_is_a_value_error(tmp_path):
     for size in (0, 3, 8, 50):
         with pytest.raises(ValueError, match="footer"):
             list(chunks_of(memoryview(content[-size:] if size else b"")))
+
+
+def seeds():
+    """A small file of each kind, by its suffix."""
+    rows = [[0.5, 1.5], [0.25, -1.0]]
+    table = pa.table({"query": rows, "key": ["a", "b"], "text": ["red", "blue"]})
+    arrays, parquet, arrow = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    np.savez(arrays, query=np.array(rows), key=np.array([1, 2]), text=np.array(["a", "b"]))
+    pq.write_table(table, parquet)
+    with pa.ipc.new_file(arrow, table.schema) as writer:
+        writer.write_table(table)
+    array = io.BytesIO()
+    np.save(array, np.array(rows))
+    csv = b'query,key,text,weight\n"[0.5, 1.5]",1,red,2\n"[0.25; -1,5]","[1,2]",blue,1\n'
+    lines = b'{"query":[0.5,1.5],"key":[1,"b"],"grade":[1,2],"text":"red"}\n'
+    return {
+        ".npy": array.getvalue(),
+        ".npz": arrays.getvalue(),
+        ".parquet": parquet.getvalue(),
+        ".arrow": arrow.getvalue(),
+        ".csv": csv,
+        ".csv.gz": gzip.compress(csv),
+        ".jsonl": lines,
+        ".qrels": b"query-id\tcorpus-id\tscore\nq\ta b\t1\n",
+        ".json": b'{"q": {"a": 1, "b": 0.5}}',
+        ".toml": b"[server]\nuri = 'http://h:1'\n[[collection]]\nname = 'a'\nparams = {k = 8}\n",
+    }
+
+
+READERS = (
+    QueryBank.load,
+    Judgements.load,
+    read_clicks,
+    lambda path: read_items(path, "IP"),
+    lambda path: read_texts(None, str(path), "text", 2),
+    ConfigFile,
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suffix", seeds())
+@settings(max_examples=1_500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_changed_files_are_read_or_refused_in_one_line(suffix, tmp_path_factory, data):
+    content = bytearray(seeds()[suffix])
+    # Numbers that sizes and counts may have are among what takes the place of some bytes.
+    values = st.one_of(
+        st.binary(min_size=1, max_size=8),
+        st.sampled_from([b"\xff" * 4, b"\x7f" + b"\xff" * 7, b"\0" * 8, b"9" * 400, b'"', b";"]),
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        value = data.draw(values)
+        content[at : at + data.draw(st.sampled_from([0, len(value)]))] = value
+    path = tmp_path_factory.getbasetemp() / f"named{suffix}"
+    path.write_bytes(content)
+    for read in READERS:
+        try:
+            read(path)
+        except HubnessError as refused:
+            lines = str(refused).splitlines()
+            # A configuration has a line for each fault.
+            assert read is ConfigFile or len(lines) == 1
+            assert max(map(len, lines)) < 1_000
