@@ -40,7 +40,7 @@ from typer.models import ArgumentInfo, OptionInfo
 PANELS = {
     "Source": (
         "uri", "db", "token_file", "application_token_file", "field", "filter", "vector", "pairs",
-        "pairs_queries", "queries",
+        "pairs_queries", "ignore_identical", "queries",
         "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "renamed_from",
@@ -253,8 +253,10 @@ def _option(
     # Without an explicit name, typer would add a negative form to each flag.
     name = f"--{parameter.name.replace('_', '-')}"
     has_shown_default = parameter.default not in (None, "", parameter.empty)
+    # The first argument is the default, which the parameter has: a name in its place would be added
+    # to those of the option, and shown twice.
     option: OptionInfo = typer.Option(
-        name, help=help_text, show_default=has_shown_default, **(settings or {})
+        ..., name, help=help_text, show_default=has_shown_default, **(settings or {})
     )
     return option
 

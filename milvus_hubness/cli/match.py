@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.files.writing import check_writable
+from milvus_hubness.basics.files.writing import check_writable, whole_file
 from milvus_hubness.cli import console, options
-from milvus_hubness.errors import UnreadableFile
 
 if TYPE_CHECKING:
     from milvus_hubness.milvus.client.matching import Matches
@@ -76,7 +74,7 @@ def match(
     client.close()
 
     # The folder goes last: until the file is complete, an interrupted run continues from it.
-    _write(matches, folder / f"unfinished{out.suffix}", out)
+    _write(matches, out)
     shutil.rmtree(folder)
 
     result = {
@@ -91,22 +89,19 @@ def match(
     console.show_result(as_json, {"match": result}, lambda: _show(matches, collection, out))
 
 
-def _write(matches: Matches, unfinished: Path, out: Path) -> None:
-    """Write the columns of the matches to a file, and move it to `out`. Raises UnreadableFile."""
+def _write(matches: Matches, out: Path) -> None:
+    """Write the columns of the matches to a file. Raises UnreadableFile."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     columns: dict[str, Any] = dict(matches.columns)
-    try:
+    with whole_file(out) as file:
         if out.suffix == ".parquet":
-            parquet.write_table(pa.table(columns), unfinished)
+            parquet.write_table(pa.table(columns), file.buffer)
         else:
             # An array of objects would be pickled, which readers should not have to trust.
-            np.savez(unfinished, **{**columns, "id": np.array(columns["id"].tolist())})
-        os.replace(unfinished, out)
-    except OSError as error:
-        raise UnreadableFile(f"cannot write {out}: {error.strerror}") from None
+            np.savez(file.buffer, **{**columns, "id": np.array(columns["id"].tolist())})
 
 
 def _show(matches: Matches, collection: str, out: Path) -> None:

@@ -237,6 +237,11 @@ class PairsOptions:
         "how often users send a query, which all measures follow.",
     ] = None
     pairs_queries: PairsQueries = None
+    ignore_identical: Annotated[
+        bool,
+        "Queries of --pairs are rows themselves (as in ArguAna and Quora): the row whose key is the id "
+        "of a query is no answer to it, as evaluators have it.",
+    ] = False
     measure: Annotated[
         str,
         "What decides with --pairs: R@k (a right row among the first k), MRR, MAP or nDCG@k, whose "
@@ -246,6 +251,8 @@ class PairsOptions:
     def __post_init__(self) -> None:
         if self.measure != DEFAULT_MEASURE and self.pairs is None:
             raise typer.BadParameter("--measure needs right answers: pass --pairs")
+        if self.ignore_identical and self.pairs is None:
+            raise typer.BadParameter("--ignore-identical needs ids of queries: pass --pairs")
 
     def read(self, text_column: str | None = None) -> Judgements | None:
         """Return the judgements; None if none are named.
@@ -262,7 +269,8 @@ class PairsOptions:
             if self.pairs_queries is not None:
                 raise typer.BadParameter("--pairs-queries needs --pairs, which names its queries")
             return None
-        return Judgements.load(self.pairs, self.pairs_queries, text_column=text_column)
+        judgements = Judgements.load(self.pairs, self.pairs_queries, text_column=text_column)
+        return judgements.ignoring_identical() if self.ignore_identical else judgements
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -627,6 +628,8 @@ def read_states(properties: Mapping[str, str], collection: str) -> dict[str, Col
 def slots_for(profiles: int) -> int:
     """Return how many slots that many profiles need. Raises InvalidParameter."""
     most = MAX_WIDTH // SLOTS_PER_PROFILE
+    if isinstance(profiles, bool) or not isinstance(profiles, numbers.Integral):
+        raise InvalidParameter(f"profiles must be a whole number, not {profiles!r}")
     if not 1 <= profiles <= most:
         raise InvalidParameter(
             f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} "

@@ -49,6 +49,13 @@ FEWEST_ITEMS = 200
 """Items below which chance finds too much."""
 
 
+ITSELF = (
+    "the ids of queries are keys of rows, so a search finds the query itself first; if that is no "
+    "answer, as in ArguAna and Quora, pass --ignore-identical, as evaluators do"
+)
+"""The remedy where the queries are rows by their ids."""
+
+
 class Fault(NamedTuple):
     """One fault, with its remedy."""
 
@@ -70,12 +77,16 @@ def data_faults(
     unusable: int = 0,
     queries: Vectors | None = None,
     positives: Positions | None = None,
+    own: npt.NDArray[np.int64] | None = None,
+    ignores_own: bool = False,
     seed: int = 0,
 ) -> list[Fault]:
     """Return the faults of items (n, d) and of the queries that search them.
 
     unusable: number of further items, whose vectors are zero. queries: (m, d), those with right items
     or real ones apart from the bank. positives: the numbers of the right items of each of these.
+    own: (m,), the number of the item that has the id of each of these, −1 for none. ignores_own:
+    whether this item is no answer to it, so that the caller knows that queries are items.
     """
     rng = np.random.default_rng(seed)
     zero = ~items.any(1)
@@ -85,16 +96,20 @@ def data_faults(
         *_on_copies(items[~zero]),
         *_on_queries(bank, queries),
     ]
-    if positives is not None and queries is not None:
-        faults += _on_items_among(queries, items, "the queries with right rows", rng)
-    faults += _on_items_among(bank.vectors, items, "the bank", rng)
+    if not ignores_own:
+        have_ids = own is not None and float((own >= 0).mean()) >= ITEMS_AMONG_QUERIES
+        remedy = ITSELF if have_ids else None
+        if positives is not None and queries is not None:
+            faults += _on_items_among(queries, items, "the queries with right rows", rng, remedy)
+        faults += _on_items_among(bank.vectors, items, "the bank", rng, remedy)
 
     searched = queries if queries is not None else bank.vectors
     chosen = np.sort(rng.permutation(len(searched))[:SEARCHED])
     searched = searched[chosen]
     if positives is not None:
         right = [positives[number] for number in chosen.tolist()]
-        faults += _on_right_items(searched, items, right, metric, seed)
+        ignored = own[chosen] if own is not None and ignores_own else None
+        faults += _on_right_items(searched, items, right, metric, ignored, seed)
     else:
         some = np.sort(rng.permutation(len(items))[:MOST_ITEMS])
         faults += _on_long_answers(searched, items[some], metric)
@@ -156,8 +171,13 @@ def _on_queries(bank: QueryBank, queries: Vectors | None) -> Iterator[Fault]:
 
 
 def _on_items_among(
-    vectors: Vectors, items: Vectors, name: str, rng: np.random.Generator
+    vectors: Vectors,
+    items: Vectors,
+    name: str,
+    rng: np.random.Generator,
+    known_remedy: str | None = None,
 ) -> Iterator[Fault]:
+    """Yield that items are among queries. known_remedy: if their ids say that they are items."""
     some = np.sort(rng.permutation(len(vectors))[:SEARCHED])
     queries = _unit(vectors[some])
     directions = _unit(items)
@@ -175,13 +195,18 @@ def _on_items_among(
     yield Fault(
         "items as queries",
         f"{count:,} of the {len(queries):,} vectors of {name} are those of items",
-        remedy,
+        known_remedy or remedy,
         are_items,
     )
 
 
 def _on_right_items(
-    queries: Vectors, items: Vectors, positives: Positions, metric: Metric, seed: int
+    queries: Vectors,
+    items: Vectors,
+    positives: Positions,
+    metric: Metric,
+    own: npt.NDArray[np.int64] | None,
+    seed: int,
 ) -> Iterator[Fault]:
     """Yield that right items are found by chance, or better by another metric."""
     values: dict[Metric, npt.NDArray[np.float64]] = {}
@@ -192,7 +217,7 @@ def _on_right_items(
         # A zero vector has no direction, and is no answer then.
         reduced_items = layout.reduce_items(np.where(is_valid[:, None], items, 1))
         reduced_queries = layout.reduce_queries(queries)
-        ranks = retrieval.ranks(reduced_queries, reduced_items, positives)
+        ranks = retrieval.ranks(reduced_queries, reduced_items, positives, own=own)
         values[name] = retrieval.R_AT_1.values(ranks)
         if name == metric:
             best = ranks.best

@@ -160,21 +160,31 @@ def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def nearest(
-    queries: npt.ArrayLike, gallery: npt.ArrayLike, k: int, bias: npt.ArrayLike | None = None
+    queries: npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    k: int,
+    bias: npt.ArrayLike | None = None,
+    own: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
     """Return (n, k) numbers of the items with the highest s(q, r) − b(r), best first.
 
-    queries: (n, d); gallery: (m, d); bias: (m,). Raises InvalidInput, DimensionMismatch,
+    queries: (n, d); gallery: (m, d); bias: (m,); own: as for `retrieval.ranks`. Raises InvalidInput, DimensionMismatch,
     NonFiniteVectors and, for k, InvalidParameter.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
-    if k > len(stored):
-        raise InvalidParameter(
-            f"k is {k} and the gallery has {len(stored)} items: choose a smaller k"
-        )
-    indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k).indices
-    return indices
+    answers = len(stored) if own is None else len(stored) - 1
+    if k > answers:
+        raise InvalidParameter(f"k is {k} and the gallery has {answers} items: choose a smaller k")
+    # One more, of which the own item goes, or else the last one.
+    wanted = k if own is None else k + 1
+    indices: npt.NDArray[np.int64] = topk(query_vectors, stored, wanted).indices
+    if own is None:
+        return indices
+    is_kept = indices != own[:, None]
+    is_kept[is_kept.all(1), -1] = False
+    others: npt.NDArray[np.int64] = indices[is_kept].reshape(-1, k)
+    return others
 
 
 def with_bias(

@@ -16,6 +16,7 @@ from milvus_hubness.correction.kernels.scores import (
     at_columns,
     filled,
     largest,
+    largest_sizes,
     library_of,
     tiles_of_scores,
     where_true,
@@ -98,11 +99,13 @@ def assess(
     *,
     grades: Sequence[PerQuery] | None = None,
     measure: Measure = R_AT_1,
+    own: npt.NDArray[np.int64] | None = None,
 ) -> Outcome:
     """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery.
 
     gallery: (n_items, d). positives: for each query the numbers of its items, none of them twice;
-    grades: for each query how right these are. Memory: a tile of at least one row of scores.
+    grades: for each query how right these are. own: as for `retrieval.ranks`. Memory: a tile of at
+    least one row of scores.
     """
     all_biases = np.stack(biases)
     # Biases of nearly the same spread go together: bounds on all of a group are then tight.
@@ -114,7 +117,7 @@ def assess(
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
     values = np.empty(ranks.shape)
     positive_items = None if positives is None else _padded(positives)
-    for tile, scores in tiles_of_scores(queries, gallery):
+    for tile, scores in tiles_of_scores(queries, gallery, own):
         for group in groups:
             group_biases = as_scores(all_biases[group], scores)
             bounds = _Bounds.of(scores, group_biases)
@@ -171,7 +174,7 @@ class _Bounds(NamedTuple):
         library = library_of(scores)
         means = biases.mean(1)[:, None]
         deviations = biases - means
-        largest_scores = library.amax(abs(scores), 1)
+        largest_scores = largest_sizes(scores)
         return cls(
             scores=scores,
             biases=biases,

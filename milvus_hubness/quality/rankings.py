@@ -32,18 +32,23 @@ class Ranking(NamedTuple):
 
 
 def rankings(
-    queries: Vectors, gallery: Vectors, depth: int, ranks: PositiveRanks | None = None
+    queries: Vectors,
+    gallery: Vectors,
+    depth: int,
+    ranks: PositiveRanks | None = None,
+    own: npt.NDArray[np.int64] | None = None,
 ) -> Iterator[Ranking]:
     """Yield the first `depth` items of each query by inner product, or all of a smaller gallery.
 
     ranks: of positives, with their items, which get these ranks. `measures.ranks` counts an item
     whose score differs from the positive's by rounding alone as behind it, and so does the order of
-    these rankings; all other items are in the order of their scores. Memory: a tile of at least one
+    these rankings; all other items are in the order of their scores. own: as for `ranks`; without
+    these, each ranking has an item less than the gallery at most. Memory: a tile of at least one
     row of scores, and as many of first items.
     """
-    depth = min(depth, len(gallery))
+    depth = min(depth, len(gallery) if own is None else len(gallery) - 1)
     most = 0 if ranks is None else int(np.diff(ranks.starts).max())
-    for tile, scores in tiles_of_scores(queries, gallery):
+    for tile, scores in tiles_of_scores(queries, gallery, own):
         # Without the positives, there are still enough.
         best_scores, best = largest(scores, min(depth + most, len(gallery)))
         first_items = as_array(best)

@@ -17,7 +17,7 @@ from milvus_hubness.correction.kernels.scores import (
     as_array,
     as_scores,
     at_columns,
-    library_of,
+    largest_sizes,
     tiles_of_scores,
 )
 from milvus_hubness.errors import InvalidInput, name_some
@@ -98,11 +98,13 @@ def ranks(
     bias: npt.ArrayLike | None = None,
     *,
     grades: Grades | None = None,
+    own: npt.NDArray[np.int64] | None = None,
 ) -> PositiveRanks:
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
 
     positives: for each query the number of its gallery item, or several. grades: for each query how
-    right these are, above 0. Scores that are equal up to float32 rounding rank behind the
+    right these are, above 0. own: (n_queries,), the number of the item that a query itself is, which
+    is no answer to it; −1 for none. Scores that are equal up to float32 rounding rank behind the
     positive's. Memory: a tile of at least one row of scores. Raises InvalidInput,
     DimensionMismatch, NonFiniteVectors.
     """
@@ -111,10 +113,10 @@ def ranks(
     items = judged.items
     starts = judged.starts
     unordered = np.empty(len(items), np.int64)
-    for tile, scores in tiles_of_scores(query_vectors, stored):
+    for tile, scores in tiles_of_scores(query_vectors, stored, own):
         # Equal items get scores that differ by rounding. Without a margin, they would be before
         # the positive or behind it by chance.
-        margins = MARGIN * library_of(scores).amax(abs(scores), 1)
+        margins = MARGIN * largest_sizes(scores)
         first = starts[:-1][tile]
         end = starts[1:][tile]
 

@@ -180,6 +180,7 @@ def search(
     *,
     grades: Grades | None = None,
     measure: Measure = R_AT_1,
+    own: npt.NDArray[np.int64] | None = None,
 ) -> Outcome:
     """Return the outcome of the raw search, then of each trial, as `assess` does."""
     # A gated trial has the very array of its trial without a gate, so identity finds most
@@ -187,7 +188,9 @@ def search(
     distinct = {id(trial.bias): trial.bias for trial in trials}
     no_bias = np.zeros(len(gallery), np.float32)
     biases = [no_bias, *distinct.values()]
-    of_distinct = assess(queries, gallery, biases, positives, grades=grades, measure=measure)
+    of_distinct = assess(
+        queries, gallery, biases, positives, grades=grades, measure=measure, own=own
+    )
 
     row_of = {identity: row for row, identity in enumerate(distinct, 1)}
     rows = np.array([0, *(row_of[id(trial.bias)] for trial in trials)])
@@ -212,6 +215,11 @@ class Pairs(NamedTuple):
     measure: Measure = R_AT_1
     """What decides."""
 
+    own: npt.NDArray[np.int64] | None = None
+    """(n,) the number of the item that each query itself is, which is no answer to it, and −1 for
+    none; None if all items are answers.
+    """
+
     def of(self, numbers: npt.NDArray[np.int64]) -> Pairs:
         """Return some of the pairs."""
         chosen = numbers.tolist()
@@ -220,6 +228,7 @@ class Pairs(NamedTuple):
             positives=[self.positives[query] for query in chosen],
             weights=self.weights[numbers],
             grades=None if self.grades is None else [self.grades[query] for query in chosen],
+            own=None if self.own is None else self.own[numbers],
         )
 
     def search(self, trials: Sequence[Trial], gallery: Vectors) -> Outcome:
@@ -231,6 +240,7 @@ class Pairs(NamedTuple):
             self.positives,
             grades=self.grades,
             measure=self.measure,
+            own=self.own,
         )
 
 

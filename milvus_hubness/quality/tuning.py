@@ -536,6 +536,7 @@ def tune(
     grades: retrieval.Grades | None = None,
     measure: str | retrieval.Measure = retrieval.R_AT_1,
     pair_weights: npt.ArrayLike | None = None,
+    own: npt.NDArray[np.int64] | None = None,
     preference: Preference | None = None,
     kinds: GalleryKinds | None = None,
     seed: int = 0,
@@ -547,7 +548,8 @@ def tune(
     each query the number of its gallery item or several; the measure (R@k, MRR, MAP or nDCG@k) then
     decides, else the findings of `quality.verdict`. grades: for each query how right these are, by
     default equally. pair_weights: (n,), how often users send each query with positives; by default
-    equally often. preference: the values of a prior, whose weight is chosen with the method
+    equally often. own: (n,), the number of the item that a query with positives itself is, which is
+    no answer to it; −1 for none. preference: the values of a prior, whose weight is chosen with the method
     if there are positives. kinds: those of the gallery, with whose means every method is tried too;
     the better side is chosen, by the measure or, without positives, by the verdict, if the gap
     between the kinds is real. Near copies in the bank share the weight of one query. `queries` that are
@@ -579,7 +581,7 @@ def tune(
             raise InvalidInput(
                 "positives without the queries that they belong to: pass queries too"
             )
-        pairs = _checked_pairs(real, positives, grades, pair_weights, len(items), rng)
+        pairs = _checked_pairs(real, positives, grades, pair_weights, own, len(items), rng)
         pairs = pairs._replace(measure=chosen_measure)
         demand = _demand(pairs, len(items))
         real = pairs.queries
@@ -877,7 +879,7 @@ def _fall(trial: Trial, excess: Values, gallery: Vectors, pairs: Pairs) -> float
 
     excess: of the raw search, then of the trials of a sweep.
     """
-    outcome = search([trial], pairs.queries, gallery)
+    outcome = search([trial], pairs.queries, gallery, own=pairs.own)
     of_trial = float(outcomes.excess_answers_of(outcome, len(gallery))[1])
     # The last trial is the default, with which no label had to do: hubs have to lose under both.
     highest = max(of_trial, float(excess[-1]))
@@ -1028,6 +1030,7 @@ def _checked_pairs(
     positives: retrieval.Positives,
     grades: retrieval.Grades | None,
     weights: npt.ArrayLike | None,
+    own: npt.NDArray[np.int64] | None,
     n_items: int,
     rng: np.random.Generator,
 ) -> Pairs:
@@ -1039,6 +1042,7 @@ def _checked_pairs(
         judged.by_query(judged.items),
         checked,
         None if judged.grades is None else judged.by_query(judged.grades),
+        own=own,
     )
 
     # A query that nobody sends says nothing.
@@ -1075,7 +1079,12 @@ def _some_items(
     chosen = np.sort(np.concatenate([needed, others[:room]]))
     if pairs is not None:
         positives = [np.searchsorted(chosen, numbers) for numbers in pairs.positives]
-        pairs = pairs._replace(positives=positives)
+        own = pairs.own
+        if own is not None:
+            # One that is not tried is no answer anyway.
+            places = np.minimum(np.searchsorted(chosen, own), len(chosen) - 1)
+            own = np.where(chosen[places] == own, places, -1)
+        pairs = pairs._replace(positives=positives, own=own)
     return items[chosen], pairs, chosen
 
 

@@ -127,6 +127,7 @@ def check(
     *,
     queries: BankLike | str | os.PathLike[str] | None = None,
     judgements: Judgements | str | os.PathLike[str] | None = None,
+    ignore_identical: bool = False,
     measure: str | Measure = R_AT_1,
     target_bank: BankLike | str | os.PathLike[str] | None = None,
     metric: str = "COSINE",
@@ -142,6 +143,8 @@ def check(
     source: a store with a `collection`, or items (n, d) as an array or the name of a file. bank: past
     queries, by default those of a corrected collection. queries: real ones apart from the bank, or
     judgements with right rows. Each may be the name of a file.
+    ignore_identical: whether the row that has the id of a query of the judgements is no answer to it,
+    for data in which queries are rows, see `Judgements.ignoring_identical`.
     metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
     of the file. field, kind, target_bank, measure: as in `tune`. The verdict on a collection is stored
     as by `tune`, unless it has no labels and a stored one on this bank has. stores: False leaves that
@@ -155,6 +158,10 @@ def check(
     targets = _bank_of(target_bank)
     if judgements is not None and not isinstance(judgements, Judgements):
         judgements = Judgements.load(judgements)
+    if ignore_identical:
+        if judgements is None:
+            raise InvalidInput("ignore_identical is about judgements, with ids: pass these too")
+        judgements = judgements.ignoring_identical()
     if judgements is not None and queries is not None:
         raise InvalidInput("judgements have queries of their own: leave out the other ones")
 
@@ -252,6 +259,8 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
         unusable=gallery.unusable,
         queries=None if queries is None else queries.vectors,
         positives=None if judged is None else judged.positions(gallery.keys),
+        own=None if judged is None else judged.own_positions(gallery.keys),
+        ignores_own=judged is not None and judged.ignores_identical,
         seed=seed,
     )
 

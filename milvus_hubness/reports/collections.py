@@ -339,12 +339,14 @@ def diagnose_gallery(
     layout = gallery.layout
     positives = None
     grades = None
+    own = None
     left_out: tuple[str, ...] = ()
     sendings = ONCE_EACH
     if judged is not None:
         queries = judged.queries
         positives = judged.positions(gallery.keys)
         grades = judged.grades
+        own = judged.ignored_positions(gallery.keys)
         texts = judged.texts
         left_out = judged.left_out
         sendings = Sendings(judged.counts, judged.weights)
@@ -368,6 +370,7 @@ def diagnose_gallery(
         bank=biased.bank,
         positives=positives,
         grades=grades,
+        own=own,
         measure=measure,
         sendings=sendings,
         keys=gallery.keys,
@@ -609,6 +612,7 @@ def tune_gallery(
         preference=preference,
         kinds=kinds,
         pair_weights=sent.weights if sent is not None else None,
+        own=sent.ignored_positions(gallery.keys) if sent is not None else None,
         seed=seed,
         progress=progress,
     )

@@ -360,6 +360,7 @@ def diagnose(
     bank: QueryBank | npt.ArrayLike | None = None,
     positives: retrieval.Positives | None = None,
     grades: retrieval.Grades | None = None,
+    own: npt.NDArray[np.int64] | None = None,
     measure: str | retrieval.Measure = retrieval.R_AT_1,
     sendings: measures.Sendings = measures.ONCE_EACH,
     keys: Sequence[Hashable] | None = None,
@@ -384,7 +385,7 @@ def diagnose(
     values named "after"; it and 0 join `strengths`. activated: (n_items,) whether a gate corrects
     queries with this raw best item. query_groups: (n_queries,), the group of near copies of each
     query, by default as `near_copies` finds them. query_lengths: as `lengths` of `reciprocities`.
-    bank: (m, d), for its coverage. positives, grades: as for `ranks`. measure: R@k, MRR, MAP or
+    bank: (m, d), for its coverage. positives, grades, own: as for `ranks`. measure: R@k, MRR, MAP or
     nDCG@k. sendings: how often users send the queries, over which measures are means; hubs count
     each query once. keys and fields, one per item, and query_texts, one per query, are read only
     where shown. slice_by: a field, whose values get a report of their own; group_by: one whose
@@ -412,9 +413,11 @@ def diagnose(
     # In ascending order, because a gate needs the search at 0.
     for value, by_kind in sorted(wanted):
         search_queries = sent.at(value, by_kind=by_kind)
-        search = _Search.of(search_queries, sent.stored, k)
+        search = _Search.of(search_queries, sent.stored, k, own)
         if positives is not None:
-            of_positives = retrieval.ranks(search_queries, sent.stored, positives, grades=grades)
+            of_positives = retrieval.ranks(
+                search_queries, sent.stored, positives, grades=grades, own=own
+            )
             search = search._replace(ranks=of_positives, values=chosen.values(of_positives))
         if activated is not None and value:
             search = search.gated(searches[0.0, has_kinds], np.asarray(activated))
@@ -430,9 +433,9 @@ def diagnose(
     if runs is not None:
         depth = runs.files.depth
         raw_queries = sent.at(0.0, by_kind=False)
-        runs.write(runs.files.raw, rankings(raw_queries, sent.stored, depth, before.ranks))
+        runs.write(runs.files.raw, rankings(raw_queries, sent.stored, depth, before.ranks, own))
         corrected = sent.at(weights, by_kind=has_kinds)
-        runs.write(runs.files.corrected, rankings(corrected, sent.stored, depth, after.ranks))
+        runs.write(runs.files.corrected, rankings(corrected, sent.stored, depth, after.ranks, own))
 
     gain = None
     if before.values is not None and after.values is not None:
@@ -583,9 +586,11 @@ class _Search(NamedTuple):
     """(n_queries,) of the measure; None without positives."""
 
     @classmethod
-    def of(cls, queries: Vectors, gallery: Vectors, k: int) -> _Search:
-        """Return the search without the ranks of positives."""
-        retrieved = measures.nearest(queries, gallery, k)
+    def of(
+        cls, queries: Vectors, gallery: Vectors, k: int, own: npt.NDArray[np.int64] | None = None
+    ) -> _Search:
+        """Return the search without the ranks of positives. own: as for `retrieval.ranks`."""
+        retrieved = measures.nearest(queries, gallery, k, own=own)
         return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k))
 
     def mean(self, sendings: measures.Sendings) -> float | None:

@@ -50,6 +50,8 @@ TUNED = ("strength", "gate")
 """What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
 """Keys for which people search a place, and which no configuration may have."""
+BEYOND = 1 << 63
+"""The first whole number that TOML does not have."""
 LONG_NUMBER = "a number with thousands of digits"
 _TABLES: dict[str, type[BaseModel]] = {
     "server": ServerTable,
@@ -117,14 +119,39 @@ class ConfigFile:
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file. Raises InvalidConfig."""
     try:
-        return tomllib.loads(read_text(path, LARGEST))
+        data = tomllib.loads(read_text(path, LARGEST))
     except UnreadableFile as error:
         raise InvalidConfig(str(error)) from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"{path}: is not TOML: {error}") from None
     except ValueError:
-        # Python reads and prints no integer of more than some 4,300 digits.
+        # Python reads no integer of more than some 4,300 decimal digits.
         raise InvalidConfig(f"{path}: holds {LONG_NUMBER}: write a shorter one") from None
+
+    # Those with a prefix such as 0x it reads at any length, and then cannot print them.
+    place = _long_number(data)
+    if place is not None:
+        raise InvalidConfig(
+            f"{path}: {_shown(place)}: is a whole number of more than 64 bits: write a shorter one"
+        )
+    return data
+
+
+def _long_number(value: Any) -> tuple[str | int, ...] | None:
+    """Return the path of a whole number that TOML does not have; None if there is none."""
+    if isinstance(value, int):
+        return None if -BEYOND <= value < BEYOND else ()
+
+    members: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, dict):
+        members = value.items()
+    elif isinstance(value, list):
+        members = enumerate(value)
+    for step, member in members:
+        place = _long_number(member)
+        if place is not None:
+            return (step, *place)
+    return None
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
@@ -169,14 +196,7 @@ def _message(error: ErrorDetails) -> str:
         return str(context["error"])
 
     message = error["msg"].replace("Input should be", "must be")
-    return message if isinstance(value, Mapping) else f"{message}, not {_shortened(value)}"
-
-
-def _shortened(value: object) -> str:
-    try:
-        return reprlib.repr(value)
-    except ValueError:
-        return LONG_NUMBER
+    return message if isinstance(value, Mapping) else f"{message}, not {reprlib.repr(value)}"
 
 
 def _unknown(path: KeyPath) -> str:

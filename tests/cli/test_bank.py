@@ -1,6 +1,7 @@
 """milvus-hubness bank, as a user runs it."""
 
 import json
+import stat
 
 import numpy as np
 
@@ -76,6 +77,7 @@ def test_from_no_queries_at_all_to_a_corrected_copy(run, files):
 
     exported = run("bank", "export", "products", "sampled.npz")
     assert "Wrote 40 queries" in exported.stdout
+    assert stat.S_IMODE((files / "sampled.npz").stat().st_mode) == 0o600
     assert len(np.load(files / "sampled.npz")["queries"]) == 40
     assert_fails(run("bank", "export", "products", "sampled.txt"), 1, ".npy or .npz")
 

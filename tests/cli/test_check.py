@@ -8,7 +8,7 @@ import pytest
 
 from milvus_hubness import MilvusStore, StoreError, check, connect, tune
 from tests.cli.conftest import assert_fails
-from tests.support.galleries import hubby_gallery, plain_collection
+from tests.support.galleries import hubby_gallery, plain_collection, vectors
 
 ITEMS, QUERIES, ANSWERS = hubby_gallery()
 
@@ -92,6 +92,22 @@ def test_the_table_has_five_rows_and_all_has_the_rest(shop, run):
     assert len(every.stdout.splitlines()) > len(few.stdout.splitlines()) + len(count) - 10
     assert "two halves of the dimensions agree on the neighbours" not in few.stdout
     assert "two halves of the dimensions agree on the neighbours" in every.stdout
+
+
+def test_queries_that_are_rows(files, run):
+    """As in ArguAna: each row asks for the one that is nearest to it, and finds itself first."""
+    items = vectors(np.random.default_rng(3), 250, 12)
+    nearest = np.argsort(-(items @ items.T) + 1e3 * np.eye(250), 1)[:, 0]
+    np.savez("items.npz", vector=items, id=np.arange(250))
+    np.savez("near.npz", query=items[:60], key=nearest[:60], query_id=np.arange(60))
+    np.save("past.npy", items[60:160])
+    words = ("check", "--items", "items.npz", "--queries", "past.npy", "--metric", "IP")
+    done = run(*words, "--pairs", "near.npz", "--ignore-identical", "--json")
+    checked = json.loads(done.stdout)["check"]
+    assert "items as queries" not in [fault["name"] for fault in checked["faults"]]
+    assert checked["diagnosis"]["value_before"] == 1.0
+    refused = run(*words, "--ignore-identical")
+    assert (refused.returncode, "pass --pairs" in refused.stderr) == (2, True)
 
 
 def test_data_faults_come_first_and_end_with_3(shop, run):

@@ -157,6 +157,16 @@ def test_one_convention_says_which_commands_write(words):
     assert (drops or words == "milvus-hubness migrate run") == ("--yes" in parameters)
 
 
+@pytest.mark.parametrize("words", COMMANDS)
+def test_each_option_has_its_name_once(words):
+    shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100).output
+    for parameter in COMMANDS[words].params:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        assert len(names) == len(set(names)), names
+    assert "  --help" in shown
+    assert not re.search(r"(--[\w-]+), \1\b", shown)
+
+
 PYTHON_WORDS = re.compile(r"<[a-z]|\{|\b(TEXT|INTEGER|FLOAT|PATH|DIRECTORY)\b")
 """What typer calls values by default, in one version or another."""
 

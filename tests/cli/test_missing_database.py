@@ -1,9 +1,13 @@
 """A mistyped path of a local database: one line says so, and no empty database appears there."""
 
+import sqlite3
+from contextlib import closing
+from functools import partial
+
 import pytest
 from qdrant_client import QdrantClient
 
-from milvus_hubness import HubnessClient, ServerUnavailable, connect
+from milvus_hubness import HubnessClient, ServerUnavailable, UnsupportedVersion, connect
 from qdrant_hubness import HubnessQdrantClient
 from qdrant_hubness.store import connect as connect_qdrant
 
@@ -33,6 +37,26 @@ def test_an_empty_folder_is_no_database(files, run):
     (files / "empty.db").mkdir()
     assert "no Milvus Lite database at empty.db" in run("status", "products", uri="empty.db").stderr
     assert list((files / "empty.db").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["text", "SQLite", "nothing"])
+def test_a_file_in_place_of_a_database_is_named_for_what_it_is(tmp_path, run, content):
+    path = tmp_path / "shop.db"
+    path.write_bytes({"text": b"hello\n", "SQLite": b"", "nothing": b""}[content])
+    kind, reason = ServerUnavailable, "shop.db is a file, and a database of Milvus Lite is a folder"
+    if content == "SQLite":
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("CREATE TABLE items (id)")
+        kind, reason = UnsupportedVersion, "shop.db is a file of Milvus Lite 2, and Milvus Lite 3"
+    before = path.read_bytes()
+    for call in (connect, partial(connect, create=True), HubnessClient):
+        with pytest.raises(kind, match=reason) as refused:
+            call(str(path))
+        assert "another process" not in str(refused.value)
+    done = run("status", "products", uri=str(path))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert reason in done.stderr
+    assert path.read_bytes() == before
 
 
 def test_connect_creates_a_database_only_on_request(tmp_path):

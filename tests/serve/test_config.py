@@ -130,11 +130,6 @@ params = { kk = 3 }
             "collection[2].name",
             "is the same as collection[1]: remove one of them",
         ),
-        (
-            '[[collection]]\nname = "a"\npending_share = 0x' + "f" * 5_000,
-            "collection[0].pending_share",
-            "a number with thousands of digits",
-        ),
     ],
 )
 def test_the_path_leads_to_the_fault(tmp_path, text, path, said):
@@ -152,6 +147,19 @@ def test_the_path_leads_to_the_fault(tmp_path, text, path, said):
         (
             "\na = " + "9" * 5_000,
             "holds a number with thousands of digits: write a shorter one",
+        ),
+        *(
+            (
+                f"[[collection]]\nname = 'a'\nmethod = 'nnn'\n{line}",
+                f"collection[0].{place}: is a whole number of more than 64 bits: write a shorter "
+                "one",
+            )
+            for line, place in (
+                ("pending_share = 0x" + "f" * 5_000, "pending_share"),
+                ("hub_scan_rows = 0b" + "1" * 20_000, "hub_scan_rows"),
+                ("params = {k = 0o" + "7" * 9_000 + "}", "params.k"),
+                (f"params = {{k = [1, {1 << 63}]}}", "params.k[1]"),
+            )
         ),
     ],
 )

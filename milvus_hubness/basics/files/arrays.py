@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.files.opening import open_file, size_of
-from milvus_hubness.basics.files.sizes import reading, require_bytes, require_sane_growth
+from milvus_hubness.basics.files.sizes import Growth, reading, require_bytes
 from milvus_hubness.errors import UnreadableFile
 
 SUFFIX = ".npy"
@@ -43,10 +43,14 @@ def read_npy(path: str | os.PathLike[str], check: Callable[[Header], None]) -> n
 
 
 class Archive:
-    """An open .npz file. names: of its arrays; further members are no arrays and are not read."""
+    """An open .npz file. names: of its arrays; further members are no arrays and are not read.
+
+    growth: of what is read.
+    """
 
     def __init__(self, path: str | os.PathLike[str], file: BinaryIO) -> None:
         self._path = path
+        self.growth = Growth(path, size_of(file))
         if not zipfile.is_zipfile(file):
             raise zipfile.BadZipFile("not an archive of arrays")
 
@@ -68,13 +72,14 @@ class Archive:
         if member.flag_bits & ENCRYPTED:
             raise UnreadableFile(f"{self._path}: {name!r} is encrypted: save it without a password")
 
-        require_sane_growth(self._path, repr(name), member.file_size, member.compress_size)
+        self.growth.check(repr(name), member.file_size)
         with self._archive.open(member) as stream:
             return _header(self._path, repr(name), stream, member.file_size)
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """Return an array. Raises UnreadableFile."""
         self.header(name)
+        self.growth.add(repr(name), self._members[name].file_size)
         with self._archive.open(self._members[name]) as stream:
             return _array(stream)
 

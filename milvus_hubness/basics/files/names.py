@@ -11,7 +11,7 @@ from milvus_hubness.basics.defaults import (
     QUERY_ID_COLUMN,
     WEIGHT_COLUMN,
 )
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.errors import InvalidInput, name_some
 
 QUERY_NAMES = (
     *(QUERY_COLUMN, "queries", "query_vector", "query_vectors"),
@@ -73,5 +73,5 @@ def key_named(names: Sequence[str], source: str) -> str | None:
         return candidates[0]
     raise InvalidInput(
         f"{source} has several columns that may hold the keys of right rows, "
-        f"{', '.join(map(repr, candidates))}: rename that which does to {KEY_COLUMN!r}"
+        f"{name_some(list(map(repr, candidates)))}: rename that which does to {KEY_COLUMN!r}"
     )

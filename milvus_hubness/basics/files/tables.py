@@ -9,8 +9,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from milvus_hubness.basics.files.opening import open_file
-from milvus_hubness.basics.files.sizes import reading, require_sane_growth
+from milvus_hubness.basics.files.parquet_footer import chunks_of
+from milvus_hubness.basics.files.sizes import OBJECT_BYTES, Growth, reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +32,16 @@ ARROW_FILE = b"ARROW1\0\0"
 ARROW_STREAM = b"\xff\xff\xff\xff"
 """The first bytes of a stream of Arrow."""
 
-ITEM_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
-"""Size of a decoded value of a physical type of Parquet, if it is not 8 bytes."""
+WORD = 8
+"""Size of an offset of Arrow, in bytes."""
+
+LARGEST_NUMBER = 16
+"""Size of the largest number that is read, in bytes."""
+
+ITEM_BYTES = {0: 1, 1: 4, 4: 4}
+"""Size of a decoded value of a physical type of Parquet, if it is not 8 bytes: of BOOLEAN, INT32 and
+FLOAT.
+"""
 
 
 class Table:
@@ -38,27 +50,28 @@ class Table:
     schema: pa.Schema
 
     def __init__(self, path: str | os.PathLike[str], size: int) -> None:
-        self._path = path
-        self._size = size
+        self._growth = Growth(path, size)
 
-    def column(self, name: str) -> pa.ChunkedArray:
+    def column(self, name: str, *, as_objects: bool = False) -> pa.ChunkedArray:
         """Return a column.
 
-        Raises UnreadableFile for values that no honest file of this size has.
+        as_objects: whether its values will be objects of Python, which take more memory than those
+        of Arrow. Raises UnreadableFile for values that no honest file of this size has, and for
+        those that are neither numbers, texts nor lists of them.
         """
         import pyarrow as pa
 
         if self.schema.names.count(name) > 1:
             raise ValueError(f"several columns have the name {name!r}")
 
+        _expect_plain(name, self.schema.field(name).type)
         chunks = []
-        decoded = 0
         for batch in self._batches(name):
             chunk = batch.column(name)
             # Offsets beyond the values would be read from foreign memory.
             chunk.validate(full=True)
-            decoded += _decoded_size(chunk)
-            require_sane_growth(self._path, repr(name), decoded, self._size)
+            count, decoded = usage(chunk)
+            self._growth.add(repr(name), decoded + (OBJECT_BYTES * count if as_objects else 0))
             chunks.append(chunk)
 
         return pa.chunked_array(chunks, self.schema.field(name).type)
@@ -67,50 +80,162 @@ class Table:
         raise NotImplementedError
 
 
-def _decoded_size(chunk: pa.Array) -> int:
-    """Return the size of the values of a chunk, in bytes: of a dictionary, as often as each of its
-    texts is used.
+class LoadedTable(Table):
+    """A table that is in memory, as a frame."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.schema = table.schema
+        self._table = table
+
+    def column(self, name: str, *, as_objects: bool = False) -> pa.ChunkedArray:
+        """Return a column."""
+        return self._table.column(name)
+
+
+def _expect_plain(name: str, of_type: pa.DataType) -> None:
+    """Raise ValueError for values that are neither numbers, texts nor lists of them.
+
+    Some of these take no byte in a file, such as a struct without members or a run of equal values.
+    """
+    import pyarrow.types as types
+
+    plain = _stored(of_type)
+    if types.is_dictionary(plain):
+        plain = plain.value_type
+    are_views = False
+    while is_list(plain):
+        are_views |= _is_view(plain)
+        plain = plain.value_type
+
+    is_number = types.is_primitive(plain) or types.is_null(plain)
+    if not is_number and (are_views or not _is_text(plain)):
+        raise ValueError(
+            f"{name!r} holds values of type {of_type}, and what is read are numbers, texts or lists"
+        )
+
+
+def are_vectors(of_type: pa.DataType) -> bool:
+    """Whether values of a type are lists of numbers, or tensors of one axis."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if isinstance(of_type, pa.FixedShapeTensorType) and len(of_type.shape) != 1:
+        return False
+    stored = _stored(of_type)
+    if not is_list(stored):
+        return False
+    number = stored.value_type
+    return bool(types.is_floating(number) or types.is_integer(number))
+
+
+def is_list(of_type: pa.DataType) -> bool:
+    """Whether a type is one of lists, of which Arrow has five."""
+    import pyarrow.types as types
+
+    return bool(
+        types.is_list(of_type)
+        or types.is_large_list(of_type)
+        or types.is_fixed_size_list(of_type)
+        or _is_view(of_type)
+    )
+
+
+def _is_view(of_type: pa.DataType) -> bool:
+    """Whether a type is one of lists of which several may share their members."""
+    import pyarrow.types as types
+
+    return bool(types.is_list_view(of_type) or types.is_large_list_view(of_type))
+
+
+def _is_text(of_type: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return bool(
+        types.is_string(of_type)
+        or types.is_large_string(of_type)
+        or types.is_binary(of_type)
+        or types.is_large_binary(of_type)
+        or types.is_fixed_size_binary(of_type)
+        or _is_text_view(of_type)
+    )
+
+
+def _is_text_view(of_type: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_string_view(of_type) or types.is_binary_view(of_type))
+
+
+def _stored(of_type: pa.DataType) -> pa.DataType:
+    """Return the type in which values are stored, of an extension such as tensors of one shape."""
+    import pyarrow as pa
+
+    return of_type.storage_type if isinstance(of_type, pa.BaseExtensionType) else of_type
+
+
+def usage(chunk: pa.Array) -> tuple[int, int]:
+    """Return how many values a chunk has, those in its lists included, and their size in bytes.
+
+    Each counts as often as it is used: a few bytes name a text of a megabyte in a dictionary, and a
+    list of a million numbers that rows share.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if not isinstance(chunk, pa.DictionaryArray):
-        return int(chunk.nbytes)
+    if isinstance(chunk, pa.ExtensionArray):
+        chunk = chunk.storage
+    count = len(chunk)
+    if isinstance(chunk, pa.DictionaryArray):
+        if not _is_text(chunk.dictionary.type):
+            return count, LARGEST_NUMBER * count
+        used = pa.array(_text_sizes(chunk.dictionary)).take(chunk.indices)
+        return count, pc.sum(used).as_py() or 0
 
-    # A text of a megabyte can be named a million times by a few bytes each.
-    values = chunk.dictionary
-    is_text = any(
-        is_kind(values.type) for is_kind in (pa.types.is_string, pa.types.is_large_string)
-    )
-    if not is_text:
-        return int(values.nbytes) * max(1, len(chunk))
+    if _is_view(chunk.type):
+        members = pc.sum(pc.list_value_length(chunk)).as_py() or 0
+        return count + members, WORD * count + LARGEST_NUMBER * members
+    if is_list(chunk.type):
+        members, size = usage(chunk.flatten())
+        return count + members, WORD * count + size
+    if _is_text_view(chunk.type):
+        return count, WORD * count + int(_text_sizes(chunk).sum())
+    return count, int(chunk.nbytes)
 
-    return int(pc.sum(pc.binary_length(values).take(chunk.indices).cast("int64")).as_py() or 0)
+
+def _text_sizes(texts: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the size of each text, in bytes."""
+    import pyarrow.compute as pc
+
+    if not _is_text_view(texts.type):
+        sizes = pc.fill_null(pc.binary_length(texts), 0)
+        return np.asarray(sizes.to_numpy(zero_copy_only=False), np.int64)
+
+    # Each view begins with the size, and has four words in all.
+    words = np.frombuffer(texts.buffers()[1], "<i4").reshape(-1, 4)
+    return words[texts.offset : texts.offset + len(texts), 0].astype(np.int64)
 
 
 class _Parquet(Table):
-    def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], content: memoryview, source: Any) -> None:
         import pyarrow.parquet
 
-        super().__init__(path, size)
+        super().__init__(path, len(content))
+        self._content = content
         self._file = pyarrow.parquet.ParquetFile(source)
         self.schema = self._file.schema_arrow
 
     def _batches(self, name: str) -> Iterable[pa.RecordBatch]:
-        metadata = self._file.metadata
         decoded = 0
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for column in map(group.column, range(group.num_columns)):
-                path = column.path_in_schema
-                if path != name and not path.startswith(f"{name}."):
-                    continue
+        for chunk in chunks_of(self._content):
+            if chunk.name != name:
+                continue
 
-                # A dictionary or runs of equal values make the uncompressed size as small as one
-                # likes; the number of values is what takes memory.
-                values = column.num_values * ITEM_BYTES.get(column.physical_type, 8)
-                decoded += max(values, column.total_uncompressed_size)
+            # A dictionary or runs of equal values make the uncompressed size as small as one likes;
+            # the number of values is what takes memory.
+            size = chunk.values * ITEM_BYTES.get(chunk.physical_type, 8)
+            decoded += max(size, chunk.uncompressed, 0)
 
-        require_sane_growth(self._path, repr(name), decoded, self._size)
+        self._growth.check(repr(name), decoded)
         return self._file.iter_batches(batch_size=BATCH_ROWS, columns=[name])  # type: ignore[no-any-return]
 
 
@@ -119,8 +244,8 @@ class _Arrow(Table):
     first bytes and a list of offsets, which is not needed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], size: int, source: Any) -> None:
-        super().__init__(path, size)
+    def __init__(self, path: str | os.PathLike[str], content: memoryview, source: Any) -> None:
+        super().__init__(path, len(content))
         start = source.read(len(ARROW_FILE))
         if start == ARROW_FILE:
             self._start = len(ARROW_FILE)
@@ -138,7 +263,7 @@ class _Arrow(Table):
         self._source.seek(self._start)
         messages = pa.ipc.MessageReader.open_stream(self._source)
         decompressed = sum(map(decompressed_size, messages))
-        require_sane_growth(self._path, "its table", decompressed, self._size)
+        self._growth.check("its table", decompressed)
         # Only the buffers of this column are decompressed.
         options = pa.ipc.IpcReadOptions(included_fields=[self.schema.get_field_index(name)])
 
@@ -227,6 +352,6 @@ def open_table(path: str | os.PathLike[str]) -> Iterator[Table]:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         source = pa.BufferReader(pa.py_buffer(content))
         try:
-            yield (_Parquet if suffix == PARQUET else _Arrow)(path, len(content), source)
+            yield (_Parquet if suffix == PARQUET else _Arrow)(path, memoryview(content), source)
         except (pa.ArrowException, struct.error) as error:
             raise ValueError(str(error)) from error

@@ -406,7 +406,7 @@ def _stacked(column: npt.NDArray[Any], what: str) -> npt.NDArray[Any]:
     # A row may be an array of objects itself.
     try:
         return np.array([np.asarray(row, np.float64) for row in rows])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidInput(f"{what} must hold real numbers, but has other values") from None
 
 
@@ -446,6 +446,6 @@ def vectors_in(columns: Columns, usual: Sequence[str], column: str | None = None
 
     problem = f"no {noun} {column!r}" if column else f"several {noun}s"
     raise InvalidInput(
-        f"{columns.source} has {problem}: choose one of {', '.join(map(repr, candidates))} with "
+        f"{columns.source} has {problem}: choose one of {name_some(list(map(repr, candidates)))} with "
         f"--bank-column, or name it {usual[0]!r}"
     )

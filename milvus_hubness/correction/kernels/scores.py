@@ -21,18 +21,38 @@ Scores: TypeAlias = Any
 """An array of NumPy or a tensor of torch."""
 
 
-def tiles_of_scores(queries: Array, gallery: Array) -> Iterator[tuple[slice, Scores]]:
+def tiles_of_scores(
+    queries: Array, gallery: Array, own: Array | None = None
+) -> Iterator[tuple[slice, Scores]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows.
 
-    They are tensors where torch is installed, whoever multiplied, and else arrays.
+    They are tensors where torch is installed, whoever multiplied, and else arrays. own: (m,), the
+    number of the item that each query itself is, which gets −inf as no answer; −1 for none.
     """
     for tile, scores in score_tiles(queries, gallery):
         if has_torch() and not is_tensor(scores):
             import torch
 
-            yield tile, torch.from_numpy(scores)
-        else:
-            yield tile, scores
+            scores = torch.from_numpy(scores)
+        yield tile, scores if own is None else _without_own(scores, own[tile])
+
+
+def _without_own(scores: Scores, own: Array) -> Scores:
+    # Others may read the same scores.
+    without = scores + 0
+    rows = np.flatnonzero(own >= 0)
+    without[as_scores(rows, scores), as_scores(own[rows], scores)] = -np.inf
+    return without
+
+
+def largest_sizes(scores: Scores) -> Scores:
+    """Return (m,) the largest absolute value of each row of scores, without the −inf of own items."""
+    library = library_of(scores)
+    sizes = library.amax(abs(scores), 1)
+    if library.isinf(sizes).any():
+        finite = library.where(library.isinf(scores), library.zeros_like(scores), scores)
+        sizes = library.amax(abs(finite), 1)
+    return sizes
 
 
 def library_of(scores: Scores) -> Any:

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from milvus_hubness.basics.files.arrays import ENCRYPTED
 from milvus_hubness.basics.files.opening import open_file
+from milvus_hubness.basics.files.writing import unfinished_file
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.extras.quari.hypernetwork import INSIDE
 from milvus_hubness.extras.quari.model import Quari
@@ -184,12 +185,9 @@ class Checkpoint:
 
         facts = self.facts()
         facts["digest"] = _digest(facts, tensors)
-        # A name on the same file system, where a rename replaces the file in one step.
-        temporary = Path(f"{os.fspath(path)}.partial")
-
         try:
-            save_file(tensors, temporary, {HEADER: json.dumps(facts)})
-            os.replace(temporary, path)
+            with unfinished_file(Path(path)) as unfinished:
+                save_file(tensors, unfinished, {HEADER: json.dumps(facts)})
         except (OSError, SafetensorError) as error:
             raise UnreadableFile(f"cannot write {path}: {error}") from None
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 import reprlib
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from milvus_hubness.basics.files.opening import MissingFile, read_bytes
+from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.jobs.common.progress import (
     LIMITS,
@@ -121,14 +121,8 @@ def postpone_cutover(path: Path) -> None:
     settings = _parsed(path, content) if content is not None else {}
     if settings.get("cutover") == "now":
         # Another process may read the file at any moment, and must not see half of it.
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(json.dumps({**settings, "cutover": "postponed"}))
-            os.replace(temporary, path)
-        except OSError as error:
-            raise UnreadableFile(
-                f"cannot write the control file {path}: {error.strerror}"
-            ) from None
+        with whole_file(path) as file:
+            json.dump({**settings, "cutover": "postponed"}, file)
 
 
 def _content(path: Path) -> bytes | None:

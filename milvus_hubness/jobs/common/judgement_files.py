@@ -36,8 +36,8 @@ from milvus_hubness.basics.files.columns import (
     Columns,
     columns_of_frame,
     format_of,
-    lines_of,
     open_columns,
+    open_text,
     unknown_kind,
 )
 from milvus_hubness.basics.files.names import (
@@ -48,6 +48,7 @@ from milvus_hubness.basics.files.names import (
     vectors_named,
 )
 from milvus_hubness.basics.files.opening import open_file
+from milvus_hubness.basics.files.sizes import OBJECT_BYTES
 from milvus_hubness.basics.files.tables import TABLES
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
@@ -84,6 +85,14 @@ VECTORS_OPTION = "--pairs-queries"
 
 SWAPPED = "did you swap --bank and --pairs?"
 """The question about a file of judgements that looks like a bank."""
+
+JUDGEMENT_BYTES = 6 * OBJECT_BYTES
+"""About how many bytes a line of a qrels file takes, apart from its texts: two lists, two texts and
+a number.
+"""
+
+LARGEST_DICTIONARY = 1 << 30
+"""Largest number of characters of a dictionary in JSON."""
 
 FURTHER_IDS = ("id", "ids", BEIR_ID)
 """Further names of the ids in a file of vectors of queries, where no row has a key."""
@@ -512,7 +521,7 @@ def _read_qrels(path: Path) -> JudgedRows:
     separator = None
     names: Sequence[str] = TREC_COLUMNS
     is_first = True
-    for number, line in lines_of(path):
+    for number, line in _qrels_lines(path):
         columns = line.rstrip("\r\n").split(separator)
         if is_first:
             is_first = False
@@ -541,9 +550,18 @@ def _read_qrels(path: Path) -> JudgedRows:
     return JudgedRows(path.name, keys, grades, query_ids=query_ids, has_grades=True)
 
 
+def _qrels_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a qrels file with their numbers. Raises UnreadableFile."""
+    with open_text(path) as text:
+        for number, line in text.lines():
+            text.growth.add(f"its first {number:,} lines", JUDGEMENT_BYTES + len(line))
+            yield number, line
+
+
 def _read_dictionary(path: Path) -> JudgedRows:
     """Return the rows of a dictionary {query id: {key: grade}} in JSON, as ranx saves qrels."""
-    text = "".join(line for _, line in lines_of(path))
+    with open_text(path) as opened:
+        text = "".join(line for _, line in opened.lines(longest=LARGEST_DICTIONARY))
     try:
         judged = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from milvus_hubness.jobs.common.judgement_files import (
     some_of,
     vectors_of_folder,
 )
+
+IGNORE_OPTION = "--ignore-identical"
+"""The option of commands by which a row is no answer to itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +89,9 @@ class Judgements:
 
     left_out: tuple[str, ...] = ()
     """A sentence for each reason for which something of the source is left out."""
+
+    ignores_identical: bool = False
+    """Whether the row whose key is the id of a query is no answer to it, see `ignoring_identical`."""
 
     @classmethod
     def load(
@@ -222,6 +228,21 @@ class Judgements:
         numbers = np.repeat(np.arange(len(self)), self.counts).tolist()
         return replace(self.take(numbers), counts=None)
 
+    def ignoring_identical(self) -> Judgements:
+        """Return the judgements for data in which the queries are rows themselves.
+
+        Some data sets ask for the rows that are like a row, such as ArguAna and Quora: the id of a
+        query is then the key of a row, which a search finds first. Evaluators leave that row out of
+        the answers to this query (`ignore_identical_ids` of BEIR), and so do measures on these
+        judgements. Raises InvalidInput without ids.
+        """
+        if self.ids is None:
+            raise InvalidInput(
+                f"{IGNORE_OPTION} leaves out the row that has the id of a query, and the judgements "
+                "have no ids: add a column 'query_id'"
+            )
+        return replace(self, ignores_identical=True)
+
     @property
     def possible_keys(self) -> set[Key]:
         """All keys in all forms that a collection may have them in, for a search of its keys."""
@@ -237,13 +258,20 @@ class Judgements:
         present = frozenset(rows)
         judged: list[_Query] = []
         unknown: list[Key] = []
-        for keys, grades, clicks in zip(self.keys, self.grades, self.clicks, strict=True):
+        own = self._own_keys(present) if self.ignores_identical else [None] * len(self)
+        if self.ignores_identical and not any(key is not None for key in own):
+            raise InvalidInput(
+                f"no query has the key of a row of {collection!r} as its id: leave out "
+                f"{IGNORE_OPTION}"
+            )
+        of_queries = zip(self.keys, self.grades, self.clicks, strict=True)
+        for number, (keys, grades, clicks) in enumerate(of_queries):
             query = _Query()
             for key, grade, count in zip(keys, grades, clicks, strict=True):
                 actual = next((form for form in forms_of(key) if form in present), None)
                 if actual is None:
                     unknown.append(key)
-                else:
+                elif actual != own[number]:
                     query.add(actual, grade, count)
             judged.append(query)
 
@@ -282,6 +310,26 @@ class Judgements:
         """Return the positions of each query's right rows among these, after `within`."""
         position_of = {key: position for position, key in enumerate(rows)}
         return [np.array([position_of[key] for key in keys], np.int64) for keys in self.keys]
+
+    def own_positions(self, rows: Sequence[Key]) -> npt.NDArray[np.int64]:
+        """Return (n,) the position of the row that has the id of each query; −1 for none."""
+        position_of = {key: position for position, key in enumerate(rows)}
+        own = self._own_keys(position_of)
+        return np.array([-1 if key is None else position_of[key] for key in own], np.int64)
+
+    def ignored_positions(self, rows: Sequence[Key]) -> npt.NDArray[np.int64] | None:
+        """Return what `own_positions` does; None if these rows are answers as any others."""
+        return self.own_positions(rows) if self.ignores_identical else None
+
+    def _own_keys(self, present: Container[Key]) -> list[Key | None]:
+        """Return the key of the row that has the id of each query, None for none."""
+        ids: Sequence[str | None] = [None] * len(self) if self.ids is None else self.ids
+        return [
+            None
+            if name is None
+            else next((form for form in forms_of(name) if form in present), None)
+            for name in ids
+        ]
 
 
 def read_clicks(path: str | os.PathLike[str]) -> dict[Key, float]:

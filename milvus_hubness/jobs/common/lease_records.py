@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -135,6 +137,13 @@ def default_client_ttl() -> float:
     in seconds: a job waits that long after an announcement.
     """
     return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
+
+
+def expect_client_ttl(seconds: Any) -> None:
+    """Raise InvalidParameter unless a job can wait for so long."""
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (is_number and 0 <= seconds <= threading.TIMEOUT_MAX):
+        raise InvalidParameter(f"client_ttl must be a number of seconds from 0 up, not {seconds!r}")
 
 
 @dataclass(frozen=True)

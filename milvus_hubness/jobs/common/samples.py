@@ -103,7 +103,8 @@ def missing_bank(store: Store, collection: str, field: str | None = None) -> str
 def write_samples(store: Store, collection: str, path: Path, *, field: str | None = None) -> int:
     """Write the sampled queries of a field to a .npy or .npz file; return their number.
 
-    The .npz also has `at`, their Unix times. Raises as `sampled_bank` does, UnreadableFile for
+    The .npz also has `at`, their Unix times. Only the user may read a new file: these are queries of
+    people. Raises as `sampled_bank` does, UnreadableFile for
     another kind of file, and OSError.
     """
     suffix = path.suffix.lower()
@@ -114,7 +115,7 @@ def write_samples(store: Store, collection: str, path: Path, *, field: str | Non
     sampling = sampling_of(store.info(collection, counted=False), field)
     assert sampling is not None, "sampled_bank has read its samples"
     samples = samples_of(store, sampling)
-    with whole_file(path) as file:
+    with whole_file(path, is_private=True) as file:
         if suffix == ".npy":
             np.save(file.buffer, samples.vectors)
         else:

@@ -25,6 +25,7 @@ from milvus_hubness.errors import (
     CollectionExists,
     EmptyCollection,
     InvalidInput,
+    InvalidParameter,
 )
 from milvus_hubness.jobs.common.choice import (
     bank_facts,
@@ -42,7 +43,7 @@ from milvus_hubness.jobs.common.kinds import (
     with_kind_offsets,
     with_kinds,
 )
-from milvus_hubness.jobs.common.lease_records import default_client_ttl
+from milvus_hubness.jobs.common.lease_records import default_client_ttl, expect_client_ttl
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
     PriorLike,
@@ -99,6 +100,7 @@ class MigrationOptions:
 
     def __post_init__(self) -> None:
         expect_word("engine", self.engine, Engine)
+        expect_client_ttl(self.client_ttl)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,8 +262,21 @@ class MigrationRequest:
     def __post_init__(self) -> None:
         expect_word("on_hub", self.on_hub, OnHub)
         checked_gate(self.gate)
+        slots_for(self.profiles)
+        expect_client_ttl(self.client_ttl)
+        expect_index(self.index_type, self.index_params)
         self.prior.expect_source()
         self.kinds.expect_no_targets(self.target_bank)
+
+
+def expect_index(index_type: object, index_params: object) -> None:
+    """Raise InvalidParameter unless these can be the type and the parameters of an index."""
+    if index_type is not None and not isinstance(index_type, str):
+        raise InvalidParameter(f"index_type must be a text such as 'HNSW', not {index_type!r}")
+    if index_params is not None and not isinstance(index_params, Mapping):
+        raise InvalidParameter(
+            f"index_params must be a dictionary such as {{'M': 16}}, not {index_params!r}"
+        )
 
 
 def plan_migration(

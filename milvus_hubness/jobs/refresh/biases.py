@@ -93,6 +93,9 @@ class Labelled(NamedTuple):
     measure: Measure = R_AT_1
     """What is measured on them."""
 
+    own: npt.NDArray[np.int64] | None = None
+    """(n,) the position of the row that each query itself is, which is no answer, −1 for none."""
+
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
@@ -183,6 +186,7 @@ def judge(
             labelled.positives,
             grades=labelled.grades,
             measure=measure,
+            own=labelled.own,
         )
         measured, gains = _gains_of(outcome.gated(gates).values, labelled.weights)
 
@@ -375,6 +379,7 @@ class Sample(NamedTuple):
             judged.weights,
             grades,
             Measure.of(measure),
+            judged.ignored_positions(self.keys),
         )
 
 

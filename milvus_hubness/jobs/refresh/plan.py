@@ -64,7 +64,11 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
 from milvus_hubness.jobs.common.lease import Lease
-from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
+from milvus_hubness.jobs.common.lease_records import (
+    default_client_ttl,
+    expect_client_ttl,
+    read_ledger,
+)
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
     ChosenPrior,
@@ -172,6 +176,7 @@ class RefreshOptions:
         expect_estimator(self.estimator)
         expect_word("engine", self.engine, Engine)
         Measure.of(self.measure)
+        expect_client_ttl(self.client_ttl)
         for name in ("bank", "target_bank"):
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
         judging = Judging.of(self.verdict, self.queries)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.files.arrays import open_archive
 from milvus_hubness.basics.files.opening import read_text
+from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.requirements import naming_extras
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key
@@ -147,13 +147,12 @@ class Candidates:
         try:
             if not self._parts:
                 folder.mkdir(parents=True, exist_ok=True)
-                (folder / INPUTS).write_text(json.dumps(self._inputs))
+                with whole_file(folder / INPUTS) as file:
+                    json.dump(self._inputs, file)
 
-            # Under another name until it is whole: a killed match leaves no half file to read.
-            path = folder / f"{len(self._parts):08}.npz"
-            with path.with_suffix(".unfinished").open("wb") as file:
-                np.savez(file, **arrays)
-            os.replace(path.with_suffix(".unfinished"), path)
+            # A killed match leaves no half file to read.
+            with whole_file(folder / f"{len(self._parts):08}.npz") as file:
+                np.savez(file.buffer, **arrays)
         except OSError as error:
             raise UnreadableFile(f"cannot write parts to {folder}: {error.strerror}") from None
 

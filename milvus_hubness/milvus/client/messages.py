@@ -108,6 +108,15 @@ def bound_in(params: Mapping[str, Any], name: str) -> float | None:
         raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
 
 
+def checked_decimals(round_decimal: Any) -> int:
+    """Return the number of decimals to which scores are rounded, −1 for none.
+
+    Raises ParamError, as pymilvus does, for one that Milvus refuses.
+    """
+    check_pass_param(round_decimal=round_decimal)
+    return int(round_decimal)
+
+
 def expect_whole_hits(
     output_fields: Any, fields: Collection[str], options: Mapping[str, Any]
 ) -> None:

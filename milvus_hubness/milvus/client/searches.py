@@ -24,6 +24,7 @@ from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
     Question,
     SearchRequest,
+    checked_decimals,
     expect_candidates,
     expect_question,
     expect_strength,
@@ -451,6 +452,7 @@ class Searches:
                 "metric COSINE or L2"
             )
 
+        decimals = checked_decimals(options.get("round_decimal", -1))
         not_of_parts = ("offset", "round_decimal", "timezone")
         shared = {name: value for name, value in options.items() if name not in not_of_parts}
         answers: list[Any] = []
@@ -469,7 +471,7 @@ class Searches:
                 )
             metrics.append(str(metric).upper())
 
-        return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+        return ranking.merge(answers, metrics, ranker, page, decimals)
 
 
 def _prepare(cached: CachedState, kind: Kind, rewrite: Rewrite, question: Question) -> None:

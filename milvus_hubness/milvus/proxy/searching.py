@@ -38,6 +38,7 @@ from milvus_hubness.milvus.client.messages import (
     ORDERED,
     Question,
     SearchRequest,
+    checked_decimals,
     expect_whole_hits,
 )
 from milvus_hubness.milvus.client.operations import Operations
@@ -298,13 +299,14 @@ def _question(
         kinds = operations.searches.kinds
     # The server rounds the scores of an aggregation.
     is_rounded_here = not request.HasField("search_aggregation")
+    decimals = checked_decimals(params.number("round_decimal", -1))
     return Question(
         queries,
         limit=params.number("topk", 0),
         offset=params.number("offset", 0),
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
-        round_decimal=params.number("round_decimal", -1) if is_rounded_here else -1,
+        round_decimal=decimals if is_rounded_here else -1,
         strength=strength,
         kinds=kinds,
         profile=params.overrides.profile,
@@ -420,6 +422,7 @@ def _merged_here(
     request: Any,
 ) -> Operation[Any]:
     params = _parsed(request.rank_params)
+    decimals = checked_decimals(params.get("round_decimal", -1))
     if params.get("group_by_field"):
         raise UnsupportedOperation(
             "grouping a hybrid search whose answers the proxy merges: with a gate, with candidate "
@@ -449,10 +452,7 @@ def _merged_here(
 
     offset = int(params.get("offset") or 0)
     page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
-    decimals = params.get("round_decimal")
-    chosen = ranking.merge(
-        hits_of_parts, metrics, ranker, page, -1 if decimals is None else int(decimals)
-    )
+    chosen = ranking.merge(hits_of_parts, metrics, ranker, page, decimals)
     pick(first.results, chosen)
     return first
 

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
@@ -139,8 +139,9 @@ def plain_client_of(client: Any) -> MilvusClient:
 
 
 def expect_milvus(uri: str) -> None:
-    """Raise InvalidParameter for the address of another database, and UnsupportedVersion for a
-    Milvus Lite file if the installed Milvus Lite is too old.
+    """Raise InvalidParameter for the address of another database, UnsupportedVersion for a path of
+    Milvus Lite if the installed one is too old or the file is one of Milvus Lite 2, and
+    ServerUnavailable if there is another file.
     """
     scheme, separator, _ = uri.partition("://")
     if separator and "+" in scheme:
@@ -148,8 +149,10 @@ def expect_milvus(uri: str) -> None:
             f"{redacted(uri, secrets_in(uri))} is no address of Milvus, which this needs: write "
             "http://HOST:PORT, or the path of a .db file"
         )
-    if uri.endswith(".db") and (fault := unsupported_lite()):
-        raise UnsupportedVersion(fault)
+    if uri.endswith(".db"):
+        if fault := unsupported_lite():
+            raise UnsupportedVersion(fault)
+        _expect_no_file(uri)
 
 
 def supported_version(client: MilvusClient) -> str:
@@ -190,9 +193,31 @@ def _validate_address(uri: str) -> None:
         )
 
 
+SQLITE = b"SQLite format 3\0"
+"""The first bytes of a database of Milvus Lite 2."""
+
+
+def _expect_no_file(path: str) -> None:
+    """Raise UnsupportedVersion, or ServerUnavailable, for a file where Milvus Lite has a folder."""
+    if not os.path.exists(path) or os.path.isdir(path):
+        return
+    begin = b""
+    if os.path.isfile(path):
+        with suppress(OSError), open(path, "rb") as file:
+            begin = file.read(len(SQLITE))
+    if begin == SQLITE:
+        raise UnsupportedVersion(
+            f"{path} is a file of Milvus Lite 2, and Milvus Lite 3 has its database in a folder: "
+            "write its collections out with Milvus Lite 2 (milvus-lite dump), and insert them into "
+            "a new one"
+        )
+    raise ServerUnavailable(
+        f"{path} is a file, and a database of Milvus Lite is a folder: correct the path"
+    )
+
+
 def _expect_database(path: str) -> None:
     """Raise ServerUnavailable if there is no Milvus Lite database at this path."""
-    # A database is a folder since Milvus Lite 3, and was a file before.
     is_empty_folder = os.path.isdir(path) and not os.listdir(path)
     if os.path.exists(path) and not is_empty_folder:
         return

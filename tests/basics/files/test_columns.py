@@ -14,6 +14,7 @@ import pytest
 
 from milvus_hubness import InvalidInput, Judgements, QueryBank
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
+from milvus_hubness.jobs.common.inputs import read_items
 
 ROWS = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
 KEYS = ["SKU-1", "SKU-2", "SKU-3", "SKU-4", "SKU-5"]
@@ -244,9 +245,9 @@ BAD = {
     ),
     "gzip of zeros": (
         "b.jsonl.gz",
-        lambda p: p.write_bytes(gzip.compress(bytes(100 << 20))),
+        lambda p: p.write_bytes(gzip.compress(bytes(5 << 20))),
         UnreadableFile,
-        "would grow",
+        "line 1 has more than 4,194,304 characters: this is another kind of file",
     ),
     "gzip of an array": (
         "b.npy.gz",
@@ -259,6 +260,18 @@ BAD = {
         lambda p: np.save(p, np.array([ROWS, None], object)),
         UnreadableFile,
         "holds Python objects: save it with a dtype",
+    ),
+    "a long name": (
+        "b.csv",
+        lambda p: p.write_text("a" * 1_001 + ",query\n"),
+        UnreadableFile,
+        "a column whose name has 1,001 characters, and at most 1,000 are read: rename it",
+    ),
+    "many columns of vectors": (
+        "b.jsonl",
+        lambda p: p.write_text(json.dumps({f"v{number}": [0.5, 1] for number in range(5_000)})),
+        InvalidInput,
+        "choose one of 'v0', 'v1', 'v2', 'v3', 'v4' and 4995 more with --bank-column",
     ),
     "two arrays": (
         "b.npz",
@@ -358,3 +371,230 @@ def test_without_pyarrow_one_line_names_the_extra(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=True
     ).stdout.splitlines()
     assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[check]"']
+
+
+LONG = "9" * 400
+"""A whole number beyond float64, whose conversion NumPy ends by an OverflowError."""
+
+
+@pytest.mark.parametrize("key", ["1", f'"{LONG}"'], ids=["a number", "a text"])
+def test_a_whole_number_beyond_float64_in_json_lines(tmp_path, key):
+    path = tmp_path / "past.jsonl"
+    path.write_text(f'{{"query": [{LONG}, 0.5], "key": {key}}}\n')
+    for read in (QueryBank.load, Judgements.load):
+        with pytest.raises(
+            NonFiniteVectors, match=r"past.jsonl: 'query' has a whole number beyond float64: remove"
+        ):
+            read(path)
+
+
+def test_a_whole_number_beyond_float64_in_memory():
+    number = int(LONG)
+    column = np.empty(2, object)
+    column[:] = [[number, 0.5], [0.5, 0.5]]
+    with pytest.raises(InvalidInput, match="must hold real numbers, but has other values"):
+        QueryBank.of(column)
+    frame = pd.DataFrame({"query": [[0.5], [0.5]], "key": [1, number]})
+    with pytest.raises(InvalidInput, match="must be a frame of pandas, Polars or Arrow"):
+        Judgements.from_frame(frame)
+
+
+GALLERY = np.random.default_rng(4).standard_normal((300, 12)).astype(np.float32)
+
+
+def in_cells(rows):
+    return "".join(f'"{json.dumps(row.tolist())}"\n' for row in rows)
+
+
+def in_columns(rows, separator=",", header=""):
+    lines = (separator.join(f"{number:.7g}" for number in row) for row in rows)
+    return header + "".join(f"{line}\n" for line in lines)
+
+
+def numbered(first, separator=",", width=12):
+    return separator.join(map(str, range(first, first + width))) + "\n"
+
+
+HEADERS = {
+    "vectors without a header": in_cells(GALLERY),
+    "after a mark and empty lines": "\ufeff\n\n" + in_cells(GALLERY),
+    "numbers without a header": in_columns(GALLERY),
+    "numbers after a mark": "\ufeff" + in_columns(GALLERY),
+    "numbered from 0": in_columns(GALLERY, header=numbered(0)),
+    "numbered from 1": in_columns(GALLERY, header=numbered(1)),
+    "some of the numbers": in_columns(GALLERY, header="3,5,8,9,12,40,41,42,50,60,61,700\n"),
+    "numbered, with tabs": in_columns(GALLERY, "\t", numbered(1, "\t")),
+    "vectors without blanks": "".join(f"{' '.join(map(str, row))}\n" for row in GALLERY.tolist()),
+    "vectors without quotes, with semicolons": "".join(
+        f"[{'; '.join(map(str, row))}]\n" for row in GALLERY.tolist()
+    )
+    .replace("[", '"[')
+    .replace("]", ']"'),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_the_first_vector_of_a_csv_stays_and_a_header_is_none(tmp_path, case):
+    """Numbers of rows are keys where there are no others: one vector more or less moves them all."""
+    path = tmp_path / "items.csv"
+    path.write_text(HEADERS[case], "utf-8")
+    gallery = read_items(path, "COSINE")
+    np.testing.assert_allclose(gallery.vectors, GALLERY, rtol=1e-6)
+    assert list(gallery.keys) == list(range(300))
+    np.testing.assert_array_equal(QueryBank.load(path).vectors, gallery.vectors)
+
+
+def test_decimal_commas(tmp_path):
+    """As spreadsheets write them in most languages: semicolons are between numbers then."""
+    path = tmp_path / "items.csv"
+    with_commas = in_columns(GALLERY, ";").replace(".", ",")
+    for header in ("", numbered(1, ";")):
+        path.write_text(header + with_commas)
+        np.testing.assert_allclose(QueryBank.load(path).vectors, GALLERY, rtol=1e-6)
+    path.write_text("0,65;1;-2\n0,17;0;0,5\n")
+    np.testing.assert_allclose(QueryBank.load(path).vectors, [[0.65, 1, -2], [0.17, 0, 0.5]])
+
+    cells = "".join(
+        f'{17 + number};"[{"; ".join(f"{value:.7g}" for value in row)}]"\n'.replace(".", ",")
+        for number, row in enumerate(GALLERY)
+    )
+    path.write_text("key;vector\n" + cells)
+    gallery = read_items(path, "COSINE")
+    np.testing.assert_allclose(gallery.vectors, GALLERY, rtol=1e-6)
+    assert list(gallery.keys[:2]) == ["17", "18"]
+
+    path.write_text('vector\n"[0,65; 0,17]"\n"[-1,5e-1; 2]"\n')
+    np.testing.assert_allclose(QueryBank.load(path).vectors, [[0.65, 0.17], [-0.15, 2]])
+    # A price is one number, and no vector of two.
+    path.write_text('preis;mein\n"12,50";"[0,65; 0,17]"\n')
+    np.testing.assert_allclose(QueryBank.load(path).vectors, [[0.65, 0.17]])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            'a,"[0.5, 1.5]"\nb,"[0.1, 0.2]"\n',
+            "has a vector and no names of columns in its first li",
+        ),
+        ("0,1\n1,0\n", "its first line, 0,1, may number the columns or be a vector: delete it in"),
+        ("1,2\n0.5,1\n", "its first line, 1,2, may number the columns or be a vector: delete it"),
+        (numbered(0) + numbered(0) * 3, r"first line, 0,1,2,3,4,5,6,7,8,9,10,11, may number the"),
+        ('vector\n"0,65 0,17"\n', "has no vector column: add one"),
+        ('vector\n"[0.5, 1.5; 0.1, 0.2]"\n', "has no vector column: add one"),
+        (
+            'vector\n"[0,5; 1,5]"\n"0,65 0,17"\n',
+            r"must hold lists of numbers such as .*, not '0,65 0,17' \(row 1",
+        ),
+        ('vector\n"0,65"\n', "has no vector column: add one"),
+        ("0,5;1,5\n1.000,5;2\n", "must have numbers alone"),
+    ],
+)
+def test_what_may_be_a_header_or_a_vector_is_refused(tmp_path, content, message):
+    path = tmp_path / "items.csv"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        QueryBank.load(path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_of_vectors_alone_has_no_columns(tmp_path):
+    path = tmp_path / "items.csv"
+    path.write_text(in_cells(GALLERY))
+    with pytest.raises(InvalidInput, match="has vectors alone, and judgements have the keys of"):
+        Judgements.load(path)
+    with pytest.raises(InvalidInput, match="has vectors alone, and no column 'query'"):
+        QueryBank.load(path, "query")
+    path.write_text('"[0.5, 1.5]"\n"[0.5, x]"\n')
+    with pytest.raises(InvalidInput, match=r"items.csv must hold lists .*'\[0.5, x\]' \(row 1\)"):
+        QueryBank.load(path)
+
+
+LISTS = {
+    "lists": pa.list_(pa.float32()),
+    "large lists": pa.large_list(pa.float32()),
+    "lists of one size": pa.list_(pa.float32(), 12),
+    "views": pa.list_view(pa.float32()),
+    "large views": pa.large_list_view(pa.float64()),
+    "half precision": pa.list_(pa.float16()),
+}
+
+
+def table_of(name):
+    """Vectors and keys, the vectors in a column of this type."""
+    if name == "tensors":
+        stored = pa.array(ROWS.tolist(), LISTS["lists of one size"])
+        vectors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [12]), stored)
+    else:
+        vectors = pa.array(
+            ROWS.astype(np.float16 if name == "half precision" else np.float32).tolist(),
+            LISTS[name],
+        )
+    return pa.table({"mine": vectors, "key": KEYS})
+
+
+@pytest.mark.parametrize("name", [*LISTS, "tensors"])
+def test_vectors_in_every_kind_of_list_that_arrow_has(tmp_path, name):
+    table = table_of(name)
+    accuracy = 1e-3 if name == "half precision" else 0
+    paths = [tmp_path / "items.arrow"]
+    with pa.OSFile(str(paths[0]), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        # In two batches, the second of which begins within its buffers.
+        writer.write_table(table.slice(0, 2))
+        writer.write_table(table.slice(2))
+    if "views" not in name:
+        paths.append(tmp_path / "items.parquet")
+        pq.write_table(table, paths[-1])
+    for path in paths:
+        gallery = read_items(path, "IP")
+        np.testing.assert_allclose(gallery.vectors, ROWS, rtol=accuracy)
+        assert list(gallery.keys) == KEYS
+    judged = Judgements.from_frame(table.rename_columns(["query", "key"]))
+    np.testing.assert_allclose(judged.queries.vectors, ROWS, rtol=accuracy)
+
+
+def test_rows_that_share_their_numbers(tmp_path):
+    """Views need no order, and may overlap."""
+    starts = pa.array([24, 0, 12, 0, 6], pa.int32())
+    views = pa.ListViewArray.from_arrays(starts, pa.array([12] * 5, pa.int32()), ROWS[:3].ravel())
+    table = pa.table({"vector": views})
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    numbers = ROWS[:3].ravel()
+    expected = [numbers[start : start + 12] for start in starts.to_pylist()]
+    np.testing.assert_array_equal(QueryBank.load(tmp_path / "a.arrow").vectors, expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array([[0.5, None]], pa.list_view(pa.float32())), "NaN, infinity or a number beyond"),
+        (pa.array([[0.5], None], pa.list_view(pa.float32())), "'query' is null in row 1"),
+        (
+            pa.array([[0.5], [0.5, 1]], pa.list_view(pa.float32())),
+            "has 2 numbers in row 1 and 1 in",
+        ),
+        (
+            pa.ExtensionArray.from_storage(
+                pa.fixed_shape_tensor(pa.float32(), [2, 2]),
+                pa.array([[1, 2, 3, 4]], pa.list_(pa.float32(), 4)),
+            ),
+            "has no vector column: add one",
+        ),
+        (pa.array([{"a": 1.5}]), "has no vector column: add one"),
+    ],
+    ids=["a hole in a view", "a missing view", "views of two sizes", "matrices", "records"],
+)
+def test_lists_that_are_no_vectors_are_one_line(tmp_path, column, message):
+    table = pa.table({"query": column})
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    with pytest.raises(InvalidInput, match=rf"a\.arrow.*{message}|{message}.*") as refused:
+        QueryBank.load(tmp_path / "a.arrow")
+    assert len(str(refused.value).splitlines()) == 1

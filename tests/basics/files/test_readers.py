@@ -28,6 +28,7 @@ from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.milvus.client.matching import INPUTS, Candidates
 from milvus_hubness.milvus.proxy.options import read_pem
 from milvus_hubness.serve import ConfigFile
+from tests.support.memory import peak_of
 
 LITTLE = 40 << 20
 """Memory that a refusal may take, in bytes: imports of readers are among it."""
@@ -146,6 +147,9 @@ CONTENTS = {
     "nested lists": b"[" * 100_000 + b"]" * 100_000,
     "nested values": b"a = " + b"[" * 100_000 + b"]" * 100_000,
     "a list": b"[1, [2, [3]]]",
+    "5,000 digits in JSON": b'{"rows_per_second": ' + b"9" * 5_000 + b"}",
+    "5,000 digits in TOML": b"a = " + b"9" * 5_000,
+    "5,000 hexadecimal digits": b"[http]\nmax_pending = 0x" + b"f" * 5_000,
     "a number": npy((), after=bytes(4)),
     "no numbers": npy((0, 4)),
     "a cube": npy((2, 2, 2), after=bytes(32)),
@@ -208,6 +212,8 @@ def placed(content):
 CASES = {**PLACES, **{name: placed(content) for name, content in CONTENTS.items()}}
 FINE = {
     ("token", "a list"),
+    ("token", "5,000 digits in JSON"),
+    ("token", "5,000 digits in TOML"),
     ("control file", "nothing"),
     ("control file", "a dead link"),
     ("inputs of a match", "nothing"),
@@ -340,21 +346,6 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, place, suffix, read):
 def read_and_be_refused(read, path):
     with pytest.raises(HubnessError, match=r"^[^\n]*would grow from[^\n]*$"):
         read(path)
-
-
-def peak_of(work):
-    """The peak of the memory of a child that does this, in bytes."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status, usage = os.wait4(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    return usage.ru_maxrss * 1024
 
 
 def test_weights_that_claim_more_than_they_have(tmp_path):

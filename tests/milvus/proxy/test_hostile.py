@@ -4,6 +4,7 @@ import grpc
 import numpy as np
 import pytest
 from pymilvus import MilvusClient
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from tests.milvus.proxy.hostile import DIM, as_json, hostile_messages, search_of
 from tests.milvus.proxy.raw_calls import SERVICE, UNLIMITED
@@ -79,6 +80,40 @@ def test_many_hostile_messages_are_answered(lite, target, seed, capfd, record_pr
     )
     assert "Traceback" not in logged
     assert len(calls) > 800
+
+
+WRONG_DECIMALS = ("7", "-2", "10000000000", "9" * 400)
+"""Milvus rounds to -1, for none, up to 6 decimals."""
+
+
+def test_decimals_that_milvus_refuses(lite, target):
+    """Where the proxy rounds, it refuses as pymilvus does: NumPy has an OverflowError from 2^31 on."""
+    with (
+        ProxyHere(lite.uri.removeprefix("http://")) as proxy,
+        grpc.insecure_channel(proxy.address) as channel,
+    ):
+        for decimals in WRONG_DECIMALS:
+            hybrid = milvus_pb2.HybridSearchRequest(
+                collection_name=target, requests=[search_of(target)] * 2
+            )
+            merged = {
+                "strategy": "weighted",
+                "params": '{"weights": [0.5, 0.5]}',
+                "limit": "3",
+                "round_decimal": decimals,
+            }
+            hybrid.rank_params.extend(
+                common_pb2.KeyValuePair(key=name, value=value) for name, value in merged.items()
+            )
+            for method, message in (
+                ("Search", search_of(target, {"round_decimal": decimals})),
+                ("HybridSearch", hybrid),
+            ):
+                answer = channel.unary_unary(SERVICE + method)(
+                    message.SerializeToString(), timeout=CALL_SECONDS
+                )
+                status = milvus_pb2.SearchResults.FromString(answer).status
+                assert f"`round_decimal` value {decimals[:7]}" in status.reason, (method, status)
 
 
 def test_a_failure_that_nobody_foresaw_is_logged_in_some_lines(lite, target, caplog, monkeypatch):

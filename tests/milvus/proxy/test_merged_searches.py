@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pymilvus import AnnSearchRequest, DataType, Function, FunctionType, RRFRanker, WeightedRanker
 from pymilvus.client.search_aggregation import SearchAggregation
-from pymilvus.exceptions import MilvusException
+from pymilvus.exceptions import MilvusException, ParamError
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
@@ -293,6 +293,11 @@ def test_hybrid_searches_that_nobody_merges_are_refused(two):
             MilvusException, match=f"'{params['reranker']}' runs on the server only"
         ):
             two.client.hybrid_search(two.name, two.requests(), ranker)
+    for decimals in (7, -2, 10**10):
+        with pytest.raises(ParamError, match="`round_decimal` value"):
+            two.client.behind.hybrid_search(
+                two.name, two.requests(), WeightedRanker(0.5, 0.5), round_decimal=decimals
+            )
     with pytest.raises(MilvusException, match="1 weights for 2 requests"):
         two.client.hybrid_search(two.name, two.requests(), WeightedRanker(0.5))
 
