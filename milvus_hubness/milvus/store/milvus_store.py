@@ -93,7 +93,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
             rows=self.count(name) if counted else 0,
             partitions=self._partitions(schema),
-            aliases=self._all_aliases(name),
+            aliases=self._all_aliases(schema),
             schema=schema,
             number=str(schema["collection_id"] or ""),
             time_to_live=milvus_schema.time_to_live(properties),

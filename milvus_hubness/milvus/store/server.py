@@ -334,6 +334,7 @@ Feature = Literal[
     "dropped fields",
     "partial updates",
     "load fields",
+    "the right to list aliases",
 ]
 NEVER = (99,)
 """A version that no server has."""
@@ -348,6 +349,7 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "dropped fields": ((3, 0), NEVER),
     "partial updates": ((2, 6), (3, 2)),
     "load fields": ((2, 5), NEVER),
+    "the right to list aliases": ((2, 4), (0,)),
 }
 """The first versions of Milvus and of Milvus Lite with a feature.
 
