@@ -11,6 +11,7 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.waiting import Standing, reported, wait_until
+from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, HIDDEN_FIELDS
@@ -76,7 +77,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def denied(self, collection: str, rights: Iterable[Right]) -> list[Right]:
         """Return those of the rights on a collection that this store's user lacks."""
-        return denied(self.client, collection, rights)
+        asked = list(rights)
+        for right in asked:
+            expect_word("a right", right, Right)
+        return denied(self.client, collection, asked)
 
     # -- descriptions ------------------------------------------------------------------------------
 
