@@ -77,10 +77,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def denied(self, collection: str, rights: Iterable[Right]) -> list[Right]:
         """Return those of the rights on a collection that this store's user lacks."""
-        asked = list(rights)
-        for right in asked:
-            expect_word("a right", right, Right)
-        return denied(self.client, collection, asked)
+        listed = list(rights)
+        for right in listed:
+            expect_word("rights", right, Right)
+        return denied(self.client, collection, listed)
 
     # -- descriptions ------------------------------------------------------------------------------
 
