@@ -418,7 +418,7 @@ class QdrantStore(QdrantWriteIntents):
         text = record.to_json() if record else ""
         self.properties.alter(self._real_name(collection), {name: text})
 
-    def drop(self, collection: str) -> None:
+    def _drop(self, collection: str) -> None:
         # Its properties go last: without them, a collection would look like an ordinary one.
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
