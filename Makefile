@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-server test-long test-versions crash lint docs audit bench-gpu clean
+.PHONY: demo test test-server test-long test-versions crash lint docs audit locks bills bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -59,12 +59,39 @@ lint: .venv/installed-for-tests
 docs: .venv/installed-for-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
-# Asks PyPI for known vulnerabilities of all that is installed, of the versions in the image, and of a release's tools. PyPI
-# knows no torch+cpu; the image's version is in constraints.txt.
+# Asks PyPI for known vulnerabilities of all that is installed, of what is in the images, and of a release's tools. PyPI
+# knows no torch+cpu; its version is in constraints.txt.
 audit: .venv/installed-for-audit
 	$(BIN)/pip-audit --skip-editable --local
 	$(BIN)/pip-audit --disable-pip --no-deps -r constraints.txt
 	$(BIN)/pip-audit --disable-pip -r .github/build-tools/requirements.txt
+	$(BIN)/pip-audit --disable-pip -r docker/locks/client.txt -r docker/locks/cpu.txt
+	$(BIN)/pip-audit --disable-pip -r docker/locks/gpu.txt
+
+# Writes the versions and hashes of what the images and a release's tools consist of, for the Python of docker/Dockerfile. All
+# of CUDA is left out for CPUs; their build of torch is in docker/locks/torch-cpu.txt, which says how it is written.
+IMAGE_PYTHON := 3.12
+LOCK := $(BIN)/uv pip compile --quiet --universal --generate-hashes --custom-compile-command 'make locks'
+LOCK_IMAGE := $(LOCK) --python-version $(IMAGE_PYTHON) -c constraints.txt pyproject.toml
+locks: .venv/installed-for-tests
+	$(LOCK) --python-version 3.10 -o .github/build-tools/requirements.txt .github/build-tools/requirements.in
+	$(LOCK_IMAGE) -o docker/locks/client.txt
+	$(LOCK_IMAGE) --extra serve --extra gpu --no-emit-package faiss-cpu -o docker/locks/gpu.txt
+	excludes=$$(mktemp) && grep -oE '^(nvidia|cuda|triton)[a-z0-9-]*' docker/locks/gpu.txt > $$excludes && \
+		$(LOCK_IMAGE) --extra serve --no-emit-package torch --excludes $$excludes -o docker/locks/cpu.txt && \
+		rm $$excludes
+
+# The bills of materials of the images, into bills/, with the tools of .github/build-tools: CI runs this on its own Python.
+CYCLONEDX ?= cyclonedx-py
+bills:
+	mkdir -p bills
+	cat docker/locks/cpu.txt docker/locks/torch-cpu.txt > bills/cpu.txt
+	for image in client gpu; do cp docker/locks/$$image.txt bills; done
+	for image in client cpu gpu; do \
+		$(CYCLONEDX) requirements --pyproject pyproject.toml --output-reproducible --of JSON \
+			-o bills/milvus-hubness-$$image.cdx.json bills/$$image.txt || exit 1; \
+		rm bills/$$image.txt; \
+	done
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -88,4 +115,4 @@ audit: .venv/installed-for-audit
 	touch $@
 
 clean:
-	rm -rf .venv .venv-* dist build site
+	rm -rf .venv .venv-* dist build site bills

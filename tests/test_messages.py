@@ -226,7 +226,7 @@ def test_each_fault_of_a_configuration_has_a_line(command):
         [
             "hubness.toml: server.token: secrets are not allowed here: name a token_file, or set "
             "$MILVUS_HUBNESS_TOKEN",
-            "hubness.toml: server.port: unknown key; allowed keys: uri, db, token_file",
+            "hubness.toml: server.port: unknown key; allowed keys: uri, db, token_file, ca, cert, key",
             "hubness.toml: collection[0].bank_column: needs a bank: add the key bank, or remove this one",
             'hubness.toml: collection[0].schedule: \'soon\' is neither an interval, such as "60s", "5m", '
             '"2h" or "1d", nor the five fields of cron, such as "30 4 * * *": minute, hour, day of the '

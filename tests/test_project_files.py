@@ -76,14 +76,21 @@ def test_actions_are_pinned_to_a_commit(path):
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_only_publishing_gets_more_than_the_right_to_read(path):
+def test_only_publishing_and_reporting_get_more_than_the_right_to_read(path):
     content = yaml.safe_load(path.read_text())
     assert content["permissions"] == {"contents": "read"}
     assert content["concurrency"]["group"]
     rights = {
         name: job["permissions"] for name, job in content["jobs"].items() if "permissions" in job
     }
-    assert rights == ({"publish": {"id-token": "write"}} if path.name == "release.yml" else {})
+    expected = {
+        "release.yml": {
+            "publish": {"id-token": "write"},
+            "bill-of-materials": {"contents": "write"},
+        },
+        "codeql.yml": {"analyze": {"contents": "read", "security-events": "write"}},
+    }
+    assert rights == expected.get(path.name, {})
 
 
 def test_every_supported_python_runs_the_tests():
@@ -161,10 +168,12 @@ def test_the_tools_of_a_release_are_pinned_with_their_hashes():
 
 def test_a_release_installs_nothing_but_these_tools():
     """Building in isolation would fetch the newest hatchling."""
+    for job in ("packages", "bill-of-materials"):
+        steps = workflow("ci.yml")["jobs"][job]["steps"]
+        [install] = [step["run"] for step in steps if "pip install" in step.get("run", "")]
+        assert "--require-hashes" in install
+        assert "-r .github/build-tools/requirements.txt" in install
     steps = workflow("ci.yml")["jobs"]["packages"]["steps"]
-    [install] = [step["run"] for step in steps if "pip install" in step.get("run", "")]
-    assert "--require-hashes" in install
-    assert "-r .github/build-tools/requirements.txt" in install
     [build] = [step["run"] for step in steps if "-m build" in step.get("run", "")]
     assert "--no-isolation" in build
     assert "pip install" not in (GITHUB / "workflows" / "release.yml").read_text()
@@ -175,7 +184,7 @@ def test_dependabot_watches_all_that_is_installed():
     watched = {update["package-ecosystem"]: update for update in updates}
     assert set(watched) == {"github-actions", "docker", "pip"}
     patterns = watched["pip"]["directories"]
-    for folder in [*package_folders(), ".github/build-tools"]:
+    for folder in [*package_folders(), ".github/build-tools", "docker/locks"]:
         path = "/" if folder == "." else f"/{folder}"
         assert any(fnmatch(path, pattern) for pattern in patterns), folder
 
@@ -188,9 +197,40 @@ def test_vulnerabilities_are_looked_for_daily_and_when_dependencies_change():
     changes = when["push"]["paths"]
     assert changes == when["pull_request"]["paths"]
     files = [f"{folder}/pyproject.toml".removeprefix("./") for folder in package_folders()]
-    for file in [*files, "constraints.txt", ".github/build-tools/requirements.txt"]:
+    locks = [".github/build-tools/requirements.txt", "docker/locks/cpu.txt"]
+    for file in [*files, "constraints.txt", *locks]:
         assert any(Path(file).match(change.replace("**", "*")) for change in changes), file
     assert {"run": "make audit"} in content["jobs"]["audit"]["steps"]
+
+
+def test_a_release_has_a_bill_of_materials_for_each_image(tmp_path):
+    """`make bills` gives the lock of each image to the tool, whose stand-in copies it."""
+    tool = tmp_path / "cyclonedx-py"
+    tool.write_text(
+        '#!/bin/bash\nwhile [ "$1" != -o ]; do case "$1" in --of) [ "$2" = JSON ] || exit 1;; esac; shift; done\n'
+        'cp "$3" "$2"\n'
+    )
+    tool.chmod(0o755)
+    for path in ("Makefile", "docker/locks"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).symlink_to(ROOT / path)
+    subprocess.run(["make", "bills", f"CYCLONEDX={tool}"], cwd=tmp_path, check=True)
+    bills = {path.name: path.read_text() for path in (tmp_path / "bills").iterdir()}
+    locks = {path.stem: path.read_text() for path in (ROOT / "docker" / "locks").iterdir()}
+    assert bills == {
+        "milvus-hubness-client.cdx.json": locks["client"],
+        "milvus-hubness-cpu.cdx.json": locks["cpu"] + locks["torch-cpu"],
+        "milvus-hubness-gpu.cdx.json": locks["gpu"],
+    }
+
+    written, attached = (
+        workflow(name)["jobs"]["bill-of-materials"]["steps"] for name in ("ci.yml", "release.yml")
+    )
+    assert {"run": "make bills"} in written
+    [kept] = [step["with"]["name"] for step in written if "upload" in step.get("uses", "")]
+    [taken] = [step["with"]["name"] for step in attached if "download" in step.get("uses", "")]
+    assert kept == taken
+    assert "cyclonedx-bom" in map(str.strip, requirements(BUILD_TOOLS / "requirements.in"))
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *DOCUMENTS], ids=lambda path: path.name)

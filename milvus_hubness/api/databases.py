@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from milvus_hubness.api.banks import read_named
+from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.protocols import Store
 
@@ -24,7 +26,7 @@ Database: TypeAlias = "Store | MilvusClient | str | os.PathLike[str]"
 STORES = "milvus_hubness.stores"
 """The group of entry points by which a package offers a database: `NAME = "MODULE:FUNCTION"`. The
 function takes an address without `NAME+`, a token and the name of a database, both empty if there
-is none, and returns the Store.
+is none, and an ssl.SSLContext for TLS, None for the usual one, and returns the Store.
 """
 
 PACKAGES = {"qdrant": "qdrant-hubness"}
@@ -32,6 +34,9 @@ PACKAGES = {"qdrant": "qdrant-hubness"}
 
 _OF_A_PACKAGE = re.compile(r"(?P<name>[a-z][a-z0-9]*)\+(?P<address>(?P<scheme>[a-z]+)://.*)")
 """An address of a database that a package offers, such as qdrant+http://localhost:6333."""
+
+Opener: TypeAlias = "Callable[[str, str, Certificates], Store]"
+"""Opens the store of an address with a token, the name of a database, and certificates."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,41 +89,57 @@ def store_of(database: Database) -> Iterator[Store]:
     yield database
 
 
-def open_store(address: str, token: str = "", database: str = "") -> Store:
+def open_store(
+    address: str,
+    token: str = "",
+    database: str = "",
+    certificates: Certificates = NO_CERTIFICATES,
+) -> Store:
     """Return the store of an address.
 
     address: of a Milvus server, the path of a Milvus Lite .db file, or NAME+ADDRESS of a database
     that another package offers, such as qdrant+http://localhost:6333 or qdrant+file://FOLDER.
-    token, database: empty for none.
+    token, database: empty for none. certificates: for TLS with an authority of your own, or with a
+    certificate of the client.
 
-    Raises InvalidParameter for an invalid address and for one whose package is not installed,
+    Raises InvalidParameter for an invalid address, for one whose package is not installed, and for
+    certificates of an address without TLS,
     ServerUnavailable, and MissingExtra without Milvus Lite.
     """
-    return opener_of(address)(token, database)
+    return opener_of(address)(token, database, certificates)
 
 
-def opener_of(address: str) -> Callable[[str, str], Store]:
-    """Return a function that opens the store of an address with a token and the name of a database.
+def opener_of(address: str) -> Opener:
+    """Return a function that opens the store of an address.
 
     The libraries of the database are imported by then. Raises InvalidParameter for an address whose
     package is not installed.
     """
     matched = _OF_A_PACKAGE.fullmatch(address)
     if matched is not None:
-        return partial(_opener_in(matched["name"], matched["scheme"]), matched["address"])
+        return _opener_in(matched["name"], matched["scheme"], matched["address"])
 
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
-    from milvus_hubness.milvus.store.server import connect
+    from milvus_hubness.milvus.store.server import connect, tls_options
 
-    return lambda token, database: MilvusStore(connect(address, token, database))
+    return lambda token, database, certificates: MilvusStore(
+        connect(address, token, database, **tls_options(address, certificates))
+    )
 
 
-def _opener_in(name: str, scheme: str) -> Callable[[str, str, str], Store]:
-    """Return the function of the entry point of that name. Raises InvalidParameter."""
-    for entry in entry_points(group=STORES, name=name):
-        opener: Callable[[str, str, str], Store] = entry.load()
-        return opener
+def _opener_in(name: str, scheme: str, address: str) -> Opener:
+    """Return a function that opens a store by the entry point of that name. Raises InvalidParameter."""
+    entry = next(iter(entry_points(group=STORES, name=name)), None)
+    if entry is None:
+        package = PACKAGES.get(name)
+        remedy = f"pip install {package}" if package else "install the package that offers it"
+        raise InvalidParameter(f"no store for '{name}+{scheme}': {remedy}")
 
-    package = PACKAGES.get(name)
-    remedy = f"pip install {package}" if package else "install the package that offers it"
-    raise InvalidParameter(f"no store for '{name}+{scheme}': {remedy}")
+    function: Callable[[str, str, str, ssl.SSLContext | None], Store] = entry.load()
+
+    def open_by(token: str, database: str, certificates: Certificates) -> Store:
+        certificates.expect_https(address)
+        context = certificates.context() if certificates else None
+        return function(address, token, database, context)
+
+    return open_by

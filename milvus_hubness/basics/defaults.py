@@ -10,6 +10,11 @@ STATE_TTL = 5.0
 URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
 """Environment variables with the address of the database, the first that is set."""
 
+CA_VARIABLE = "MILVUS_HUBNESS_CA"
+CERT_VARIABLE = "MILVUS_HUBNESS_CERT"
+KEY_VARIABLE = "MILVUS_HUBNESS_KEY"
+"""Environment variables with the files of `Certificates` for connections to the database."""
+
 CLIENT_TTL_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL"
 """Environment variable with the longest state_ttl of any client that writes."""
 

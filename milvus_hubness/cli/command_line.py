@@ -39,11 +39,12 @@ from typer.models import ArgumentInfo, OptionInfo
 
 PANELS = {
     "Source": (
-        "uri", "db", "token_file", "application_token_file", "field", "filter", "vector", "pairs",
+        "uri", "db", "token_file", "application_token_file", "ca", "cert", "cert_key",
+        "field", "filter", "vector", "pairs",
         "pairs_queries", "ignore_identical", "queries",
         "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
-        "upstream_tls", "upstream_ca", "renamed_from",
+        "upstream_tls", "upstream_ca", "upstream_cert", "upstream_key", "renamed_from",
     ),
     "Bank": (
         "bank", "bank_column", "bank_name", "file", "column", "target_bank", "rate", "size",

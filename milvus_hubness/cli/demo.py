@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +12,17 @@ import typer
 from milvus_hubness.cli import console, options
 
 
-def demo(
+@dataclass(frozen=True)
+class DemoConnection(options.Connection):
+    """The options that select a database, or none."""
+
     uri: Annotated[
         str, "Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]"
-    ] = "",
-    db: options.Database = "",
-    token_file: options.TokenFile = None,
+    ] = ""
+
+
+def demo(
+    connection: DemoConnection,
     keep: Annotated[bool, "Keep the demo's collections."] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -30,15 +36,17 @@ def demo(
     # The import takes a second, which no other command should pay for.
     from milvus_hubness.demo.run import run
 
-    if keep and not uri:
+    if keep and not connection.uri:
         raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
 
-    token = options.read_token(token_file)
+    # A temporary file needs no token, no database and no certificate.
+    access = connection.for_client() if connection.uri else {}
     with (
         tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder,
         console.progress_bars() as progress,
     ):
-        result = run(uri or str(Path(folder, "demo.db")), token, db, keep=keep, progress=progress)
+        uri = connection.uri or str(Path(folder, "demo.db"))
+        result = run(uri, keep=keep, progress=progress, **access)
 
     console.show_result(as_json, result, lambda: _show(result))
 

@@ -54,9 +54,7 @@ def match(
     check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
     bank = read_bank(connection.open(), queries)
-    client = HubnessClient(
-        connection.uri, token=options.read_token(connection.token_file), db_name=connection.db
-    )
+    client = HubnessClient(connection.uri, **connection.for_client())
 
     with console.progress_bars() as progress:
         matches = client.match(

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.basics.defaults import (
+    CA_VARIABLE,
+    CERT_VARIABLE,
     CLIENT_TTL_VARIABLE,
     DEFAULT_MEASURE,
+    KEY_VARIABLE,
     URI_VARIABLES,
     WHERE_FROM,
     Engine,
@@ -27,6 +30,7 @@ from milvus_hubness.basics.texts import describe
 from milvus_hubness.errors import HubnessError, InvalidParameter, remember_secrets, secrets_in
 
 if TYPE_CHECKING:
+    from milvus_hubness.basics.files.certificates import Certificates
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.correction.estimators import Estimator
     from milvus_hubness.jobs.common.judgements import Judgements
@@ -46,6 +50,26 @@ Uri = Annotated[
 Database = Annotated[str, "Database name.", {"envvar": DATABASE_VARIABLE}]
 TokenFile = Annotated[
     Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"
+]
+Ca = Annotated[
+    Path | None,
+    "Authorities that sign the server's certificate, a PEM file. [default: the system's]",
+    {"envvar": CA_VARIABLE},
+]
+Cert = Annotated[
+    Path | None,
+    "Certificate of this client, a PEM file, for a server that wants one; with --key.",
+    {"envvar": CERT_VARIABLE},
+]
+# Named so, since `explain` has a parameter `key`.
+CertKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        help="Key of that certificate, a PEM file.",
+        envvar=KEY_VARIABLE,
+        show_default=False,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Field = Annotated[
@@ -103,6 +127,9 @@ class Connection:
     uri: Uri = DEFAULT_URI
     db: Database = ""
     token_file: TokenFile = None
+    ca: Ca = None
+    cert: Cert = None
+    cert_key: CertKey = None
 
     def open(self) -> Store:
         """Return the store of the database, the same one each time. Raises as `open_store` does."""
@@ -114,19 +141,49 @@ class Connection:
         Raises as `open` does.
         """
         token = read_token(token_file, APPLICATION_TOKEN_VARIABLE)
-        return open_by_token(self.uri, self.db, token) if token else None
+        if not token:
+            return None
+        return open_by_token(self.uri, self.db, token, self.certificates())
 
     @cached_property
     def _store(self) -> Store:
-        return open_store(self.uri, self.db, self.token_file)
+        return open_store(self.uri, self.db, self.token_file, self.certificates())
+
+    def certificates(self) -> Certificates:
+        """Return the files for TLS. Raises InvalidParameter."""
+        return certificates_of(self.ca, self.cert, self.cert_key)
+
+    def for_client(self) -> dict[str, Any]:
+        """Return the arguments with which a MilvusClient connects, without the address.
+
+        Raises InvalidParameter, UnreadableFile.
+        """
+        from milvus_hubness.milvus.store.server import tls_options
+
+        return {
+            "token": read_token(self.token_file),
+            "db_name": self.db,
+            **tls_options(self.uri, self.certificates()),
+        }
 
 
-def open_store(uri: str, database: str, token_file: Path | None) -> Store:
+def certificates_of(
+    ca: str | Path | None, cert: str | Path | None, key: str | Path | None
+) -> Certificates:
+    """Return the files for TLS; None for none. Raises InvalidParameter."""
+    from milvus_hubness.basics.files.certificates import Certificates
+
+    return Certificates(*(str(file) if file else None for file in (ca, cert, key)))
+
+
+def open_store(
+    uri: str, database: str, token_file: Path | None, certificates: Certificates
+) -> Store:
     """Return the store of a database. Raises InvalidParameter, ServerUnavailable, UnreadableFile."""
-    return open_by_token(uri, database, read_token(token_file))
+    return open_by_token(uri, database, read_token(token_file), certificates)
 
 
-def open_by_token(uri: str, database: str, token: str) -> Store:
+def open_by_token(uri: str, database: str, token: str, certificates: Certificates) -> Store:
     """Return the store of a database, as `open_store`."""
     from milvus_hubness.api import databases
 
@@ -138,7 +195,7 @@ def open_by_token(uri: str, database: str, token: str) -> Store:
 
     # Errors of the server may quote the address: what is remembered is left out of all output.
     remember_secrets(*secrets_in(uri))
-    return open_by(token, database)
+    return open_by(token, database, certificates)
 
 
 def read_token(token_file: Path | None, variable: str = TOKEN_VARIABLE) -> str:

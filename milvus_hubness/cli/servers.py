@@ -14,7 +14,10 @@ from urllib.parse import urlsplit
 import typer
 
 from milvus_hubness.basics.defaults import (
+    CA_VARIABLE,
+    CERT_VARIABLE,
     DRAIN_SECONDS,
+    KEY_VARIABLE,
     MAX_CALLS,
     MAX_MESSAGE,
     PROXY_HOST,
@@ -24,13 +27,21 @@ from milvus_hubness.basics.defaults import (
 )
 from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, say, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
-from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, AsJson, open_store
+from milvus_hubness.cli.options import (
+    DATABASE_VARIABLE,
+    DEFAULT_URI,
+    AsJson,
+    certificates_of,
+    open_store,
+)
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
 
 if TYPE_CHECKING:
+    from milvus_hubness.basics.files.certificates import Certificates
     from milvus_hubness.jobs.common.progress import Event
     from milvus_hubness.milvus.proxy import Tls
     from milvus_hubness.serve import ConfigFile, OpenStore
+    from milvus_hubness.serve.config import ServerTable
 
 
 def print_event(event: Event) -> None:
@@ -142,14 +153,28 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
     """Return the address of the database and a function that opens it.
 
-    Raises InvalidParameter for a password in it.
+    Raises InvalidParameter for a password in it, and for files of certificates.
     """
     # What the file does not say comes from the environment, as in the other commands.
     table = file.config.server
     uri = table.uri or _uri_of_environment()
     database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
     token_file = Path(table.token_file) if table.token_file else None
-    return uri, lambda: open_store(uri, database, token_file)
+    certificates = _certificates(table)
+    return uri, lambda: open_store(uri, database, token_file, certificates)
+
+
+def _certificates(table: ServerTable | None = None) -> Certificates:
+    """Return the files for TLS of a configuration, or else of the environment.
+
+    Raises InvalidParameter.
+    """
+    variables = (os.environ.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
+    written = (table.ca, table.cert, table.key) if table else (None, None, None)
+    ca, cert, key = (
+        file or of_environment for file, of_environment in zip(written, variables, strict=True)
+    )
+    return certificates_of(ca, cert, key)
 
 
 def _uri_of_environment() -> str:
@@ -173,7 +198,9 @@ def _write_config(path: Path, names: list[str], as_json: bool) -> None:
 
     uri = _uri_of_environment()
     database = os.environ.get(DATABASE_VARIABLE, "")
-    text = first_config(open_store(uri, database, None), names, uri, database, path)
+    text = first_config(
+        open_store(uri, database, None, _certificates()), names, uri, database, path
+    )
     write_page(path, text)
 
     command = f"milvus-hubness serve --config {quote(str(path))}"
@@ -226,6 +253,10 @@ def proxy(
         Path | None,
         "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]",
     ] = None,
+    upstream_cert: Annotated[
+        Path | None, "Certificate that Milvus wants of the proxy, a PEM file; with --upstream-key."
+    ] = None,
+    upstream_key: Annotated[Path | None, "Key of that certificate, a PEM file."] = None,
     max_message_mib: Annotated[
         int, "Maximum size of a request, in MiB.", {"min": 1}
     ] = MAX_MESSAGE_MIB,
@@ -249,6 +280,8 @@ def proxy(
         upstream,
         **vars(proxying),
         upstream_ca=str(upstream_ca) if upstream_ca else None,
+        upstream_cert=str(upstream_cert) if upstream_cert else None,
+        upstream_key=str(upstream_key) if upstream_key else None,
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
         max_in_flight=max_in_flight_mib * MIB if max_in_flight_mib else None,

@@ -239,19 +239,20 @@ EXAMPLES = 5
 
 
 def run(
-    uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
+    uri: str, *, keep: bool = False, progress: Progress = silent, **access: Any
 ) -> dict[str, Any]:
     """Load the retriever's gallery into Milvus, measure before and after, and return plain data.
 
     raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and the seconds to search all
-    queries. keep: leave the collections in the database. Raises ServerUnavailable, StoreError,
+    queries. keep: leave the collections in the database. access: further arguments of a MilvusClient,
+    such as its token. Raises ServerUnavailable, StoreError,
     UnreadableFile.
     """
     began = time.perf_counter()
     # An address that leads nowhere shows now, not after the training.
-    connect(uri, token, db_name, create=True).close()
+    connect(uri, create=True, **access).close()
     retriever = build(collect(), progress=progress)
-    plain = connect(uri, token, db_name)
+    plain = connect(uri, **access)
     store = MilvusStore(plain)
     # Of its own: the database may be a real one.
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"
@@ -264,7 +265,7 @@ def run(
         plan = plan_migration(store, name, bank, estimator=ESTIMATOR)
         migrate(store, plan, progress=progress, no_writers=True)
 
-        with_correction = HubnessClient(uri, token=token, db_name=db_name)
+        with_correction = HubnessClient(uri, **access)
         after, corrected = _measure(
             with_correction, plan.target, retriever, "searching corrected", progress
         )

@@ -210,6 +210,12 @@ class ServerTable(_Table):
     uri: Annotated[FilePath, AfterValidator(_without_password)] | None = None
     db: str | None = None
     token_file: FilePath | None = None
+    ca: FilePath | None = None
+    """Authorities that sign the server's certificate, in PEM; None for those of the system."""
+    cert: FilePath | None = None
+    """Certificate of the service, for a server that wants one."""
+    key: FilePath | None = None
+    """Key of `cert`."""
 
 
 class HttpTable(_Table):

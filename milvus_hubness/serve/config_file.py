@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from milvus_hubness.basics.files.certificates import read_authorities, read_pair
 from milvus_hubness.basics.files.opening import read_text, read_token
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.bank import QueryBank
@@ -215,14 +216,20 @@ def _unknown(path: KeyPath) -> str:
 
 
 def file_faults(file: ConfigFile) -> list[Fault]:
-    """Return faults for missing or unreadable files: the token, banks and labelled pairs."""
+    """Return faults for missing or unreadable files: the token, certificates, banks and pairs."""
     faults = []
-    token = file.config.server.token_file
-    if token is not None:
-        try:
-            read_token(token)
-        except UnreadableFile as error:
-            faults.append(Fault(("server", "token_file"), str(error)))
+    server = file.config.server
+    of_server: dict[str, partial[Any]] = {}
+    if server.token_file is not None:
+        of_server["token_file"] = partial(read_token, server.token_file)
+    if server.ca is not None:
+        of_server["ca"] = partial(read_authorities, server.ca)
+    # One of the two may be in the environment.
+    if server.cert is not None and server.key is not None:
+        of_server["key"] = partial(read_pair, server.key, server.cert)
+    for key, read in of_server.items():
+        if problem := _problem(read):
+            faults.append(Fault(("server", key), problem))
 
     problems: dict[tuple[str, ...], str | None] = {}
     for number, table in enumerate(file.config.collection):

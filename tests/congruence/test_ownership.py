@@ -341,7 +341,7 @@ def first_ten(client, name, queries):
 
 
 @pytest.fixture(params=["HubnessClient", "a plain client"])
-def renamed(request, backend):
+def renamed(request, backend, caplog):
     """A collection with a side collection under another name, and its answers under the former one."""
     enabled = Enabled(backend, "renamed", 11)
     queries = vectors(np.random.default_rng(12), 4, DIM)
@@ -358,6 +358,8 @@ def renamed(request, backend):
             client.search(now, data=list(queries), limit=10)
         adopted = adopt(enabled.store, now, renamed_from=former)
         assert adopted == sorted([enabled.bank, enabled.side, enabled.samples])
+        [line] = [each for each in caplog.messages if "Z adopted " in each]
+        assert f"adopted {now!r} renamed_from={former!r} helpers={adopted!r} user=" in line
     return enabled, client, former, now, queries, before
 
 

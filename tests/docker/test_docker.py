@@ -73,11 +73,86 @@ def test_jobs_is_built_on_client_and_by_default():
     assert compose["services"]["hubness"]["build"]["target"] == "jobs"
 
 
-def test_the_image_installs_extras_of_the_package():
-    extras = project(".")["optional-dependencies"]
-    installed = [Requirement(name) for name in re.findall(r"'(milvus-hubness\[.*?\])'", DOCKERFILE)]
-    assert [sorted(each.extras) for each in installed] == [["serve"], ["gpu", "serve"]]
-    assert {extra for each in installed for extra in each.extras} <= set(extras)
+LOCKS = DOCKER / "locks"
+IMAGES = {
+    "client": (["client.txt"], []),
+    "cpu": (["cpu.txt", "torch-cpu.txt"], ["serve"]),
+    "gpu": (["gpu.txt"], ["serve", "gpu"]),
+}
+"""For each image the locks whose packages it has on top of each other, and the extras that it has."""
+
+LINUX = {"python_version": "3.12", "python_full_version": "3.12.0", "sys_platform": "linux"}
+
+
+def pins(name):
+    """The version of each package in a lock, and that each has a hash."""
+    text = re.sub(r"\\\n", " ", (LOCKS / name).read_text())
+    lines = [line for line in map(str.strip, text.splitlines()) if line and line[0] != "#"]
+    for line in lines:
+        assert re.match(r"[\w.-]+==[\w.+]+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    return dict(line.split()[0].split("==") for line in lines)
+
+
+def asked_for(extras):
+    """What milvus-hubness requires on Linux, with the extras of its extras."""
+    metadata = project(".")
+    asked = [*metadata["dependencies"]]
+    for extra in extras:
+        asked += metadata["optional-dependencies"][extra]
+    for requirement in map(Requirement, asked):
+        if requirement.name == metadata["name"]:
+            yield from asked_for(requirement.extras)
+        elif requirement.marker is None or requirement.marker.evaluate(LINUX):
+            yield requirement
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_has_all_that_its_extras_ask_for(image):
+    locks, extras = IMAGES[image]
+    versions = {name: version for lock in locks for name, version in pins(lock).items()}
+    for requirement in asked_for(extras):
+        # faiss-gpu provides the module of faiss-cpu.
+        name = (
+            "faiss-gpu" if (image, requirement.name) == ("gpu", "faiss-cpu") else requirement.name
+        )
+        assert versions[name] in requirement.specifier, requirement
+
+
+def test_images_share_the_layer_of_the_client():
+    """pip would put a second version of a package on top of the first."""
+    for lock in ("cpu.txt", "gpu.txt"):
+        assert pins("client.txt").items() <= pins(lock).items()
+
+
+def test_the_image_for_cpus_has_the_torch_of_the_constraints_and_no_cuda():
+    [constraint] = re.findall(
+        r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE
+    )
+    assert pins("torch-cpu.txt") == {"torch": f"{constraint}+cpu"}
+    assert pins("gpu.txt")["torch"] == constraint
+    assert not [name for name in pins("cpu.txt") if name.startswith(("torch", "nvidia", "triton"))]
+
+
+def test_nothing_in_an_image_comes_without_a_hash():
+    """But for milvus-hubness itself, which is built from this folder with tools that have theirs."""
+    commands = re.sub(r"\\\n", " ", DOCKERFILE)
+    installs = re.findall(r"pip install [^;&\n]*", commands)
+    own = [command for command in installs if command.split()[-1] == "."]
+    assert ["--no-deps" in each and "--no-build-isolation" in each for each in own] == [True]
+    hashed = [command for command in installs if command not in own]
+    assert hashed
+    assert all("--require-hashes" in command and "--no-deps" in command for command in hashed)
+    named = set(re.findall(r"([\w-]+\.txt)", "\n".join(re.findall(r"-r \S+", commands))))
+    assert named == {path.name for path in LOCKS.glob("*.txt")} | {"build-tools.txt"}
+
+
+def test_the_image_below_is_named_by_its_digest():
+    [default] = re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert re.fullmatch(r"3\.12-slim-\w+@sha256:[0-9a-f]{64}", default)
+    [of_locks] = re.findall(
+        r"^IMAGE_PYTHON := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    assert default.startswith(f"{of_locks}-")
 
 
 def test_all_yaml_passes_yamllint():

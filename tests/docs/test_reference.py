@@ -152,6 +152,9 @@ def test_every_environment_variable_is_listed():
         SCREEN_VARIABLE,
     }
     exist |= {
+        defaults.CA_VARIABLE,
+        defaults.CERT_VARIABLE,
+        defaults.KEY_VARIABLE,
         defaults.CLIENT_TTL_VARIABLE,
         defaults.LEASE_VARIABLE,
         defaults.WAIT_VARIABLE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from milvus_hubness.basics.logs import audit
 from milvus_hubness.errors import InvalidInput, NotCorrected
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.store.helpers import complete_rename, expect_helpers, list_helpers
@@ -45,4 +46,6 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
         # ledger lists. A run that is killed in between is repeated.
         list_helpers(store, info.helpers, info.states.values(), former, info.collection_id)
         complete_rename(store, renamed_from, name)
-        return sorted(store.listed_helpers(info.collection_id))
+        adopted = sorted(store.listed_helpers(info.collection_id))
+        audit("adopted", name, renamed_from=renamed_from, helpers=adopted)
+        return adopted

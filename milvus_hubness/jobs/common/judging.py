@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import cast
 
 from milvus_hubness.basics.defaults import VERDICT_VARIABLE, VerdictMode
-from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.logs import audit, log
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, not_among, optional_bank
 from milvus_hubness.correction.codec.arrays import Floats
@@ -55,30 +55,47 @@ class Judging:
 
     def refuses(self, verdict: TuningRecord | None) -> bool:
         """Whether `require` raises for this verdict."""
-        against = verdict is not None and verdict.verdict == "leave it alone"
+        against = verdict is not None and verdict.verdict == LEAVE
         return against and self.mode == "require"
 
-    def require(self, verdict: TuningRecord | None, collection: str) -> None:
+    def is_overruling(self, verdict: TuningRecord | None) -> bool:
+        """Whether this verdict is against the bank, and the caller goes on all the same."""
+        return verdict is not None and verdict.verdict == LEAVE and self.mode == "warn"
+
+    def require(
+        self, verdict: TuningRecord | None, collection: str, *, is_last: bool = True
+    ) -> None:
         """Raise CorrectionNotRecommended if the verdict is against the bank and counts; say so in
         the log if its gain is not proven, which stops nothing.
+
+        is_last: whether the job writes now. If it overrules the verdict, the audit log has a line.
         """
         if self.mode == "skip" or verdict is None:
             return
-        if verdict.verdict == NOT_PROVEN:
-            # The expected gain is above 0, and the raw ranking stays one parameter away.
-            log.warning(
-                "the gain of this bank for %r is not proven: %s; this goes on all the same, and "
-                "searches with strength=0 have the raw ranking",
-                collection,
-                verdict.reason,
-            )
-        if verdict.verdict != LEAVE:
-            return
+        if self.refuses(verdict):
+            raise CorrectionNotRecommended.because(_advice(verdict, collection))
 
-        advice = f"the verdict on this bank is to leave {collection!r} alone: {verdict.reason}"
-        if self.mode == "require":
-            raise CorrectionNotRecommended.because(advice)
-        log.warning("%s", advice)
+        report(verdict, collection)
+        if is_last and self.is_overruling(verdict):
+            audit("forced", collection, over=[verdict.reason])
+
+
+def report(verdict: TuningRecord, collection: str) -> None:
+    """Log a verdict that is against the bank, or whose gain is not proven."""
+    if verdict.verdict == NOT_PROVEN:
+        # The expected gain is above 0, and the raw ranking stays one parameter away.
+        log.warning(
+            "the gain of this bank for %r is not proven: %s; this goes on all the same, and "
+            "searches with strength=0 have the raw ranking",
+            collection,
+            verdict.reason,
+        )
+    if verdict.verdict == LEAVE:
+        log.warning("%s", _advice(verdict, collection))
+
+
+def _advice(verdict: TuningRecord, collection: str) -> str:
+    return f"the verdict on this bank is to leave {collection!r} alone: {verdict.reason}"
 
 
 def _mode_of_environment() -> VerdictMode:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.logs import audit, log
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.waiting import wait_seconds
@@ -30,7 +30,13 @@ from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, load_correction
 from milvus_hubness.jobs.common.fits import Fit, forget_fits
 from milvus_hubness.jobs.common.inputs import read_gallery
-from milvus_hubness.jobs.common.judging import Judging, judged, store_verdict, stored_verdict
+from milvus_hubness.jobs.common.judging import (
+    Judging,
+    judged,
+    report,
+    store_verdict,
+    stored_verdict,
+)
 from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
@@ -500,7 +506,7 @@ class Refreshing:
         verdict = self._verdict(plan, sample) if self._names_other_bank(plan) else None
         if verdict is not None:
             try:
-                self._judging.require(verdict, self.info.name)
+                self._judging.require(verdict, self.info.name, is_last=False)
             except CorrectionNotRecommended as error:
                 reason = f"{plan.reason}, but {error.advice} (force goes on all the same)"
                 return self._result("refused", reason, verdict=verdict)
@@ -555,6 +561,7 @@ class Refreshing:
             )
 
         self.lease.check()
+        self._audit_force(plan, verdict, evaluation)
         if verdict is not None:
             store_verdict(self.store, self.info.name, verdict)
         fresh = self._fresh(plan, correction)
@@ -631,6 +638,21 @@ class Refreshing:
             return max(plan.strength, verdict.strength)
         return plan.strength
 
+    def _audit_force(
+        self,
+        plan: RefreshPlan,
+        verdict: TuningRecord | None,
+        evaluation: RefreshEvaluation | None,
+    ) -> None:
+        """Log that biases are written against advice, or with `force`, if they are."""
+        objections = []
+        if verdict is not None and self._judging.is_overruling(verdict):
+            objections.append(verdict.reason)
+        if evaluation is not None and evaluation.objection and self.options.force:
+            objections.append(evaluation.objection)
+        if objections or self.options.force:
+            audit("forced", self.info.name, why=plan.reason, over=objections)
+
     def with_verdict(self, result: RefreshResult, plan: RefreshPlan) -> RefreshResult:
         """Return the result of a refresh without new biases, with a verdict on the bank in use if it
         had none: a collection that is created with a bank has no rows to judge it on.
@@ -646,7 +668,7 @@ class Refreshing:
         if verdict is not None:
             store_verdict(self.store, self.info.name, verdict)
             # The biases are in use: who reads the result decides about them.
-            replace(self._judging, mode="warn").require(verdict, self.info.name)
+            report(verdict, self.info.name)
         return replace(result, verdict=verdict)
 
     def _chosen_rebuild(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.bounds import shown
-from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.logs import audit, log
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import QueryBank, are_numbered
 from milvus_hubness.correction.banks.stored import Key, StoredBank
@@ -406,9 +406,17 @@ class BankGenerations(ABC):
     read_back: Callable[..., Any]
     exists: Callable[[str], bool]
     count: Callable[[str], int]
-    drop: Callable[[str], None]
     upsert: Callable[..., None]
     delete: Callable[..., None]
+
+    def drop(self, collection: str) -> None:
+        """Drop a collection of any kind, with a line in the audit log."""
+        self._drop(collection)
+        audit("dropped", collection)
+
+    @abstractmethod
+    def _drop(self, collection: str) -> None:
+        """Drop a collection."""
 
     @abstractmethod
     def _make_bank(self, collection: str, dim: int) -> None:

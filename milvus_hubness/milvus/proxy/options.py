@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,9 +18,9 @@ from milvus_hubness.basics.defaults import (
     PROXY_PORT,
     STATE_TTL,
 )
-from milvus_hubness.basics.files.opening import read_bytes
+from milvus_hubness.basics.files.certificates import Certificates, read_pair
 from milvus_hubness.correction.kinds import expect_factor
-from milvus_hubness.errors import InvalidParameter, UnreadableFile, redacted
+from milvus_hubness.errors import InvalidParameter, redacted
 from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_strength
 from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
@@ -51,8 +50,6 @@ IDLE_MS = 300_000
 AGE_MS = 3_600_000
 """Milliseconds after which a connection takes no more calls; its running ones go on."""
 
-_PEM = re.compile(rb"^-----BEGIN [A-Z0-9 ]+-----\s*$", re.MULTILINE)
-
 MAX_ANSWER = 256 << 20
 """Bytes of an answer of Milvus, which sends more than it takes (proxy.grpc.serverMaxSendSize)."""
 
@@ -71,25 +68,7 @@ class Tls(NamedTuple):
 
         Raises InvalidParameter unless they belong together.
         """
-        tls = cls(read_pem(key), read_pem(certificate))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            _expect_certificates(tls.certificate)
-        except ValueError:
-            raise InvalidParameter(
-                f"{certificate} has no certificate in PEM: pass that of {key}"
-            ) from None
-
-        try:
-            # An encrypted key would ask for its password on the terminal, and gRPC cannot read it.
-            context.load_cert_chain(certificate, key, password=lambda: "")
-        except (ValueError, OSError):
-            raise InvalidParameter(
-                f"{key} is not the key of the certificate in {certificate}: pass its key, in PEM, "
-                "without a password"
-            ) from None
-
-        return tls
+        return cls(*read_pair(key, certificate))
 
 
 @dataclass(frozen=True)
@@ -104,6 +83,12 @@ class ProxyOptions:
 
     upstream_ca: str | None = None
     """File of the authorities that sign Milvus's certificate; None for those of the system."""
+
+    upstream_cert: str | None = None
+    """File of the certificate that the proxy shows to a Milvus that wants one."""
+
+    upstream_key: str | None = None
+    """File of its key."""
 
     host: str = PROXY_HOST
 
@@ -145,12 +130,11 @@ class ProxyOptions:
         expect_strength(self.strength)
         expect_factor(self.kinds)
         expect_state_ttl(self.state_ttl)
-        if self.upstream_ca is not None:
-            if not self.upstream_tls:
-                raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
-
-            # Read here for its errors, and once more by each connection.
-            self._authorities()
+        # Made here for its errors, and once more for each channel.
+        if self._certificates and not self.upstream_tls:
+            raise InvalidParameter(
+                "upstream_ca, upstream_cert and upstream_key need TLS to Milvus: pass --upstream-tls"
+            )
 
         if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
             raise InvalidParameter(
@@ -200,7 +184,7 @@ class ProxyOptions:
         if not self.upstream_tls:
             return api.insecure_channel(self.upstream, options=options)
 
-        credentials = grpc.ssl_channel_credentials(self._authorities())
+        credentials = grpc.ssl_channel_credentials(*self._certificates.credentials())
         return api.secure_channel(self.upstream, credentials, options=options)
 
     def server_options(self) -> list[tuple[str, int]]:
@@ -229,21 +213,10 @@ class ProxyOptions:
     def _max_answer(self) -> int:
         return max(self.max_message, MAX_ANSWER)
 
-    def _authorities(self) -> bytes | None:
-        """Return the authorities of Milvus's certificate. Raises InvalidParameter."""
-        if self.upstream_ca is None:
-            return None
-
-        authorities = read_pem(self.upstream_ca)
-        try:
-            _expect_certificates(authorities)
-        except ValueError:
-            raise InvalidParameter(
-                f"{self.upstream_ca} has no certificate in PEM: pass the file of the authority "
-                "that signed Milvus's certificate as --upstream-ca"
-            ) from None
-
-        return authorities
+    @property
+    def _certificates(self) -> Certificates:
+        """The files for TLS to Milvus. Raises InvalidParameter."""
+        return Certificates(self.upstream_ca, self.upstream_cert, self.upstream_key)
 
 
 def expect_upstream(upstream: str) -> None:
@@ -263,28 +236,3 @@ def expect_upstream(upstream: str) -> None:
         remedy = f": write {address[0]}{tls}"
 
     raise InvalidParameter(f"the upstream must be HOST:PORT, not {redacted(upstream)!r}{remedy}")
-
-
-def read_pem(path: str) -> bytes:
-    """Return the content of a PEM file.
-
-    Raises InvalidParameter if it cannot be read, or holds no PEM.
-    """
-    try:
-        content = read_bytes(path)
-    except UnreadableFile as error:
-        raise InvalidParameter(str(error)) from None
-
-    if not _PEM.search(content):
-        raise InvalidParameter(f"{path}: holds nothing in PEM: name a file with -----BEGIN … lines")
-    return content
-
-
-def _expect_certificates(pem: bytes) -> None:
-    """Raise ValueError unless a text has certificates in PEM that can be read."""
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
-            cadata=pem.decode("ascii", "ignore")
-        )
-    except ssl.SSLError:
-        raise ValueError("no certificate") from None

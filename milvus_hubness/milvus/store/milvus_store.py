@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.waiting import Standing, reported, wait_until
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.stored import Key
@@ -417,6 +418,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
         for name in state.codec.hidden_fields:
             self.client.drop_collection_field(collection, name)
+            audit("dropped", collection, field=name)
         return True
 
     def _second_vector_obstacles(

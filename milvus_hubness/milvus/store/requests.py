@@ -128,7 +128,7 @@ class MilvusRequests:
         listed = self.client.list_aliases(name, db_name=database_of(self.client))
         return list(listed["aliases"])
 
-    def drop(self, collection: str) -> None:
+    def _drop(self, collection: str) -> None:
         # A late request may have created one.
         self.drop_fences(collection)
         self.client.drop_collection(collection)

@@ -24,6 +24,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 from pymilvus.grpc_gen import common_pb2
 
+from milvus_hubness.basics.files.certificates import HTTPS, Certificates
 from milvus_hubness.basics.requirements import naming_extras, unsupported_lite, unsupported_milvus
 from milvus_hubness.errors import (
     CollectionNotFound,
@@ -106,11 +107,40 @@ def connect(
         try:
             return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
         except MilvusException as error:
-            message = f"{_unreachable(uri)}: {error.message}"
+            message = _unreachable(uri, error, options)
 
     # This is outside `except`: pymilvus's error would
     # be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def tls_options(uri: str, certificates: Certificates) -> dict[str, Any]:
+    """Return the options of a MilvusClient that connect it with these certificates.
+
+    Raises InvalidParameter for an address without TLS, and for what pymilvus cannot do.
+    """
+    certificates.expect_https(uri)
+    if not certificates:
+        return {}
+
+    # pymilvus would share a connection that was made with other certificates, or without TLS.
+    options: dict[str, Any] = {"dedicated": True}
+    if certificates.cert is None or certificates.key is None:
+        # So pymilvus calls the authorities of a client that has no certificate.
+        return {**options, "server_pem_path": certificates.ca}
+
+    if certificates.ca is None:
+        raise InvalidParameter(
+            "pymilvus takes a client's certificate only with the authorities of the server: pass "
+            "their file as --ca too, such as /etc/ssl/certs/ca-certificates.crt for the system's"
+        )
+
+    return {
+        **options,
+        "ca_pem_path": certificates.ca,
+        "client_pem_path": certificates.cert,
+        "client_key_path": certificates.key,
+    }
 
 
 def plain_client_of(client: Any) -> MilvusClient:
@@ -228,14 +258,61 @@ def _expect_database(path: str) -> None:
     )
 
 
-def _unreachable(uri: str) -> str:
+_CAUSES: Mapping[str, str] = {
+    "CERTIFICATE_VERIFY_FAILED.*expired": "its certificate has expired: renew it on the server",
+    "CERTIFICATE_VERIFY_FAILED": (
+        "no trusted authority has signed its certificate: pass the file of its authority (--ca)"
+    ),
+    "Hostname Verification": (
+        "its certificate is of another host: use a name that is in the certificate"
+    ),
+    "WRONG_VERSION_NUMBER": "it does not use TLS: write http://",
+    "[Cc]onnection refused": "connection refused: check host and port, and whether it runs",
+    "errors resolving|[Nn]ame resolution": "no such host: correct the name",
+}
+"""The causes for which no connection comes about, by what gRPC's text about it has."""
+
+_CLOSED = re.compile("Socket closed|[Cc]onnection reset|Broken pipe|ALERT|End of TCP stream")
+"""How gRPC's text reads if the server has ended the connection before any request."""
+
+
+def _unreachable(uri: str, error: MilvusException, options: Mapping[str, Any]) -> str:
+    """Return a message that names the cause, with the secrets of the address.
+
+    options: of the MilvusClient. pymilvus's own text is the same for all causes.
+    """
     if "://" in uri:
-        return f"no Milvus answers at {uri}"
+        answer = error.__cause__
+        if not isinstance(answer, grpc.RpcError):
+            return f"no Milvus answers at {uri}: {error.message}"
+        if answer.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            return (
+                f"Milvus at {uri} refuses the token: give USER:PASSWORD or an API key in "
+                f"$MILVUS_HUBNESS_TOKEN or --token-file ({answer.details()})"
+            )
+        return f"no Milvus answers at {uri}: {_cause(uri, str(answer.details()), options)}"
 
     hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
     if not uri.endswith(".db"):
         hint = "its name must end with .db; a server's address begins with http://"
-    return f"cannot open the Milvus Lite file {uri} ({hint})"
+    return f"cannot open the Milvus Lite file {uri} ({hint}): {error.message}"
+
+
+def _cause(uri: str, details: str, options: Mapping[str, Any]) -> str:
+    """Return why no connection came about, and the remedy; gRPC's text if that is all we know."""
+    for pattern, cause in _CAUSES.items():
+        if re.search(pattern, details):
+            return cause
+
+    if not _CLOSED.search(details):
+        return details
+    if not uri.startswith(HTTPS):
+        return "it ends the connection: if it uses TLS, write https://"
+    if certificate := options.get("client_pem_path"):
+        return (
+            f"it ends the connection: it may want another certificate than {certificate} (--cert)"
+        )
+    return "it ends the connection: it may want a client's certificate (--cert and --key)"
 
 
 PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0, *(3.0 for _ in range(70)))

@@ -138,6 +138,8 @@ def notes_filter(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str
 class MilvusWriteIntents(MilvusRequests):
     """The write-intent log methods of the store."""
 
+    drop: Callable[[str], None]
+
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         digest = _schema_digest(source)
         fields_of_log: dict[str, Any] = {

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from milvus_hubness.basics.files.certificates import read_pem
 from milvus_hubness.basics.files.opening import read_token
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError
@@ -26,7 +27,6 @@ from milvus_hubness.jobs.common.control_file import postpone_cutover
 from milvus_hubness.jobs.common.inputs import read_texts
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.milvus.client.matching import INPUTS, Candidates
-from milvus_hubness.milvus.proxy.options import read_pem
 from milvus_hubness.serve import ConfigFile
 from tests.support.memory import peak_of
 

@@ -50,6 +50,18 @@ def test_a_verdict_against_it_stops_and_one_that_is_not_looked_at_does_nothing(c
     assert caplog.messages == []
 
 
+def test_a_verdict_that_is_overruled_is_in_the_audit_log(caplog):
+    """Not so in the search for what is to be done, before the job writes."""
+    against = record("leave it alone", 0.0)
+    Judging("warn").require(against, "products", is_last=False)
+    assert [each.name for each in caplog.records] == ["milvus_hubness"]
+    caplog.clear()
+    Judging("warn").require(against, "products")
+    [line] = [each.getMessage() for each in caplog.records if each.name.endswith(".audit")]
+    assert "forced 'products' " in line
+    assert REASON in line
+
+
 def test_jobs_take_the_method_and_the_strength_of_what_is_not_proven():
     chosen = choose(record("not proven"), None, None)
     assert (chosen.estimator, chosen.strength) == (NNN(7), 0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import ssl
 import threading
 import time
 import warnings
@@ -89,13 +90,19 @@ _locks_lock = threading.Lock()
 
 
 def connect(
-    uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False
+    uri: str,
+    api_key: str | None = None,
+    *,
+    timeout: int = 60,
+    create: bool = False,
+    tls: ssl.SSLContext | None = None,
 ) -> QdrantClient:
     """Connect a QdrantClient to a server (http://… or
     https://…), a folder of the local mode, or ":memory:".
 
     create: make the database of a folder that holds none, as QdrantClient does. Without it a
-    mistyped path is an error, and not an empty database.
+    mistyped path is an error, and not an empty database. tls: the context for https://, with an
+    authority of your own or a certificate of the client; None for the usual one.
 
     Raises ServerUnavailable, which names no user, password and key, and InvalidParameter for a file
     in place of a folder.
@@ -119,7 +126,7 @@ def connect(
         if not is_server:
             return QdrantClient(":memory:")
 
-        client = _connected(uri, api_key, timeout)
+        client = _connected(uri, api_key, timeout, tls)
         server_version = str(client.info().version)
         if _numbers(server_version) < OLDEST_SERVER:
             raise UnsupportedVersion(
@@ -135,12 +142,17 @@ def connect(
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
 
 
-def _connected(uri: str, api_key: str | None, timeout: int) -> QdrantClient:
+def _connected(
+    uri: str, api_key: str | None, timeout: int, tls: ssl.SSLContext | None
+) -> QdrantClient:
     """Return a client of a server. Says in a line of the log that a key goes over http."""
+    options = {} if tls is None else {"verify": tls}
     with warnings.catch_warnings():
         # The library's own warning shows a line of its source, and no address.
         warnings.filterwarnings("ignore", "Api key is used with an insecure connection")
-        client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
+        client = QdrantClient(
+            url=uri, api_key=api_key, timeout=timeout, check_compatibility=False, **options
+        )
 
     if api_key and not (uri.startswith("https://") or _is_loopback(uri)):
         address = redacted(uri, {api_key, *secrets_in(uri)})

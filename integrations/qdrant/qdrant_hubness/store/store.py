@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -56,15 +57,18 @@ class QdrantStore(QdrantWriteIntents):
     """The Store of a QdrantClient, see `connect`. The protocol documents the methods."""
 
     @classmethod
-    def open(cls, address: str, token: str, database: str) -> QdrantStore:
+    def open(
+        cls, address: str, token: str, database: str, tls: ssl.SSLContext | None = None
+    ) -> QdrantStore:
         """Return the store of an address, as commands and jobs take it after `qdrant+`.
 
-        address: of a server, or file://FOLDER of the local mode. token: the API key. Raises as
+        address: of a server, or file://FOLDER of the local mode. token: the API key. tls: as in
+        `connect`. Raises as
         `connect` does, and InvalidParameter for a database, which Qdrant has none of.
         """
         if database:
             raise InvalidParameter(f"Qdrant has no databases such as {database!r}: leave --db out")
-        return cls(connect(address.removeprefix(LOCAL), token or None))
+        return cls(connect(address.removeprefix(LOCAL), token or None, tls=tls))
 
     def close(self) -> None:
         self.client.close()
@@ -414,7 +418,7 @@ class QdrantStore(QdrantWriteIntents):
         text = record.to_json() if record else ""
         self.properties.alter(self._real_name(collection), {name: text})
 
-    def drop(self, collection: str) -> None:
+    def _drop(self, collection: str) -> None:
         # Its properties go last: without them, a collection would look like an ordinary one.
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
