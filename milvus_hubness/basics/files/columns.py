@@ -97,7 +97,7 @@ DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+([eE][+-]?\d+)?")
 """A number as spreadsheets write it in most languages but English."""
 
 CELL_BYTES = 4
-"""What a cell of a CSV file takes beside its text, in bytes."""
+"""What a cell of a CSV file takes apart from its text, in bytes."""
 
 LONGEST_NUMBER = 9
 """Most digits of the number of a column."""

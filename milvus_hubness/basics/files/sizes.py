@@ -66,13 +66,16 @@ class Growth:
     first how much that will be. So a small file cannot fill the memory, whatever makes it grow.
     """
 
+    freely = FREELY_INFLATED
+    """Size up to which the content may grow by any factor, in bytes."""
+
     def __init__(self, path: object, packed: int) -> None:
         """packed: the size of the file, in bytes."""
         self._path = path
         self._packed = packed
         self._size = 0
         # Small files of equal numbers compress by any factor, and harm nobody.
-        self._most = min(memory_bytes(), max(FREELY_INFLATED, MOST_INFLATED * packed))
+        self._most = min(memory_bytes(), max(self.freely, MOST_INFLATED * packed))
 
     def add(self, what: str, size: int) -> None:
         """Count further bytes. Raises UnreadableFile if that is too much."""

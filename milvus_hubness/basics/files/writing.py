@@ -91,7 +91,7 @@ def whole_file(path: Path, *, is_private: bool = False) -> Iterator[TextIO]:
             return
 
         try:
-            unfinished = _create_beside(actual, mode)
+            unfinished = _create_next_to(actual, mode)
         except OSError:
             # The folder may be read-only while the file is not, as with a file mounted into a
             # container.
@@ -114,12 +114,12 @@ def unfinished_file(path: Path) -> Iterator[Path]:
     For libraries that open files themselves. Raises OSError.
     """
     actual = Path(os.path.realpath(path))
-    unfinished = _create_beside(actual, PUBLIC)
+    unfinished = _create_next_to(actual, PUBLIC)
     with _replacing(actual, unfinished):
         yield unfinished
 
 
-def _create_beside(actual: Path, mode: int) -> Path:
+def _create_next_to(actual: Path, mode: int) -> Path:
     """Create an empty file in the folder of a file, with the mode of this one or of a new one.
 
     Raises OSError.

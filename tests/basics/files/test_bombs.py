@@ -185,7 +185,7 @@ def refused(read, path):
 def test_a_small_file_is_refused_before_it_grows(tmp_path, monkeypatch, bomb):
     """With a bound of 256 KiB, so that the files are small."""
     suffix, place, read = BOMBS[bomb]
-    monkeypatch.setattr(sizes, "FREELY_INFLATED", SMALL)
+    monkeypatch.setattr(sizes.Growth, "freely", SMALL)
     path = tmp_path / f"named{suffix}"
     place(path, SMALL)
     assert path.stat().st_size < SMALL
@@ -215,7 +215,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, bomb):
 
 def test_honest_files_that_compress_well_are_read(tmp_path, monkeypatch):
     """A log of clicks with few keys, and vectors of few numbers."""
-    monkeypatch.setattr(sizes, "FREELY_INFLATED", SMALL)
+    monkeypatch.setattr(sizes.Growth, "freely", SMALL)
     rng = np.random.default_rng(0)
     count = 12_000
     keys = rng.integers(0, 200, count)
