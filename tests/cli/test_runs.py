@@ -200,7 +200,7 @@ def test_a_killed_diagnosis_leaves_the_runs_as_they_were(judged, run, monkeypatc
     Path("corrected.trec").chmod(0o600)
     pairs = ("--pairs", "numbers.qrels", "--pairs-queries", "vectors.npz")
 
-    def rankings(queries, gallery, depth, ranks):
+    def rankings(queries, gallery, depth, ranks, own=None):
         yield from list(wholly(queries, gallery, depth, ranks))[:20]
         raise KeyboardInterrupt
 

@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness import InvalidInput, Judgements, QueryBank, check
 from milvus_hubness.quality import measures, outcomes, retrieval
+from milvus_hubness.quality.data_faults import data_faults
 from milvus_hubness.quality.rankings import rankings
 
 DIM = 16
@@ -89,13 +90,22 @@ def past(data):
 
 def test_check_says_when_and_then_measures_as_evaluators_do(data):
     rows, keys, asked, right = data
-    first = check(rows, bank=past(data), judgements=judged(data), keys=keys, metric="IP")
-    [fault, *_] = [fault for fault in first.faults if fault.name == "items as queries"]
-    assert fault.is_grave
-    assert "the ids of queries are keys of rows" in str(fault)
-    assert "pass --ignore-identical, as evaluators do" in str(fault)
-    assert "wrong file" not in str(fault)
-    assert first.tuning.rows[0].value == 0.0
+    of_queries = judged(data)
+    found = data_faults(
+        rows,
+        past(data),
+        "IP",
+        queries=of_queries.queries.vectors,
+        positives=of_queries.positions(keys),
+        own=of_queries.own_positions(keys),
+    )
+    faults = [fault for fault in found if fault.name == "items as queries"]
+    assert len(faults) == 2, "of the bank and of the queries"
+    for fault in faults:
+        assert fault.is_grave
+        assert "the ids of queries are keys of rows" in str(fault)
+        assert "pass --ignore-identical, as evaluators do" in str(fault)
+        assert "wrong file" not in str(fault)
 
     checked = check(
         rows,
