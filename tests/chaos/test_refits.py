@@ -25,7 +25,7 @@ from tests.chaos.sources import DIM
 from tests.support.galleries import all_keys, vectors
 
 SECONDS_LATER = 60
-"""When queries were sampled, in seconds."""
+"""By how much samples are newer than any fit, within what the clock of a client may be ahead."""
 
 
 class Refit:
@@ -38,6 +38,7 @@ class Refit:
         real = folder / "real.npy"
         np.save(real, vectors(np.random.default_rng(4), 200, DIM))
         self.name = self.corrected.name
+        self.samples = ""
         argv = ("--refit-share", "0.2", "--queries", str(real), "--client-ttl", "0")
         self.command = Command(
             place, ("refresh", self.name, *argv, "--uri", place.address, "--json")
@@ -45,13 +46,14 @@ class Refit:
 
     def make(self, database):
         self.corrected.make(database, self.biases)
-        self.corrected.kept.add(f"{self.name}__query_samples_vector")
-        start_sampling(database.store, self.name, rate=1e-9)
+        sampled = start_sampling(database.store, self.name, rate=1e-9)
+        self.samples = sampled.sampling.samples_collection
+        self.corrected.kept.add(self.samples)
         self.corrected.insert_pending(database, 120)
         self.sample(database, 0, 250)
 
     def sample(self, database, first, count):
-        helper = samples_helper(f"{self.name}__query_samples_vector", SAMPLINGS_PROPERTY)
+        helper = samples_helper(self.samples, SAMPLINGS_PROPERTY)
         info = database.store.info(self.name, counted=False)
         asked = vectors(np.random.default_rng(first), count, DIM)
         later = int(time.time()) + SECONDS_LATER

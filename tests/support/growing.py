@@ -27,7 +27,6 @@ from tests.support.galleries import all_keys, plain_collection, vectors
 DIM, ITEMS, BANK = 12, 240, 300
 SECONDS_LATER = 60
 """By how much samples are newer than any fit, within what the clock of a client may be ahead."""
-"""The time at which queries were sampled, in seconds: after every fit of these tests."""
 
 
 class Growing:
