@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.cli.demo import demo
+from milvus_hubness.cli.demo import DemoConnection, demo
 from milvus_hubness.demo.run import Retriever, run
 
 
@@ -73,7 +73,7 @@ def test_a_failure_leaves_no_collection(lite, monkeypatch):
 @pytest.mark.lite_only
 @pytest.mark.usefixtures("small_demo")
 def test_the_command_ends_with_the_lines_to_type_next(tmp_path, capsys):
-    demo(uri=str(tmp_path / "demo.db"))
+    demo(DemoConnection(uri=str(tmp_path / "demo.db")))
     *_, for_files, for_collection = capsys.readouterr().out.splitlines()
     assert for_files == "milvus-hubness check --items items.npy --queries past_queries.npy"
     assert for_collection.startswith(
