@@ -16,3 +16,11 @@ def expect_word(name: str, value: object, words: Any) -> None:
     # A value that is no text may be equal to none of them, and need not be hashable.
     if not (isinstance(value, str) and value in choices):
         raise InvalidParameter(f"{name} is one of {', '.join(choices)}, not {value!r}")
+
+
+def expect_words(name: str, values: Any, words: Any) -> list[Any]:
+    """Return the words of a list, or of one word. Raises InvalidParameter as `expect_word` does."""
+    listed = list(values) if isinstance(values, list | tuple | set | frozenset) else [values]
+    for value in listed:
+        expect_word(name, value, words)
+    return listed

@@ -12,7 +12,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.waiting import Standing, reported, wait_until
-from milvus_hubness.basics.words import expect_word
+from milvus_hubness.basics.words import expect_words
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, HIDDEN_FIELDS
@@ -78,10 +78,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def denied(self, collection: str, rights: Iterable[Right]) -> list[Right]:
         """Return those of the rights on a collection that this store's user lacks."""
-        listed = list(rights)
-        for right in listed:
-            expect_word("rights", right, Right)
-        return denied(self.client, collection, listed)
+        known = expect_words("rights", rights, Right)
+        return denied(self.client, collection, known)
 
     # -- descriptions ------------------------------------------------------------------------------
 
