@@ -472,7 +472,7 @@ def test_the_job_counts_the_writes_that_miss_the_copy_and_says_why(lite, monkeyp
     def denied(targets, store):
         raise StoreError("PrivilegeQuery: permission deny to writer")
 
-    monkeypatch.setattr(state_cache, "migrations_to", denied)
+    monkeypatch.setattr(state_cache, "bodies_of", denied)
     client, name, bank = small(lite)
     plan = plan_migration(lite.store(), name, bank, estimator=NNN(4))
     with pytest.raises(NotCaughtUp) as raised:

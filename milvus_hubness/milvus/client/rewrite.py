@@ -537,7 +537,12 @@ def with_inner_bounds(params: Mapping[str, Any], metric: str) -> dict[str, Any]:
         direction = sign if name == "range_filter" else -sign
         for mapping in mappings:
             bound = bound_in(mapping, name)
-            if bound is None or direction * (bound - end) < 0:
+            if bound is None:
+                continue
+
+            # pymilvus writes no numbers of NumPy.
+            mapping[name] = bound
+            if direction * (bound - end) < 0:
                 continue
 
             # Milvus reads a range_filter only together with a radius.

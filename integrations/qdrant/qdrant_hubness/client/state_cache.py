@@ -292,7 +292,7 @@ class StateCache:
 
     def expect_banks(self, collection: str, state: CollectionState) -> Operation[None]:
         """Raise StateError unless the banks of a state belong to this collection."""
-        owner = CollectionId(name=(yield from self.cached_state(collection)).name)
+        owner = CollectionId(name=(yield from self._real_name(collection)))
         if keys := owner.bank_records(state):
             bodies = yield from self._bodies([point_id(key) for key in keys])
             owner.require_listed_banks(state, bodies)
