@@ -541,7 +541,8 @@ def with_inner_bounds(params: Mapping[str, Any], metric: str) -> dict[str, Any]:
                 continue
 
             # pymilvus writes no numbers of NumPy.
-            mapping[name] = bound
+            if isinstance(mapping[name], np.generic):
+                mapping[name] = bound
             if direction * (bound - end) < 0:
                 continue
 
