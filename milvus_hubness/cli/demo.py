@@ -46,7 +46,9 @@ def demo(
         console.progress_bars() as progress,
     ):
         uri = connection.uri or str(Path(folder, "demo.db"))
-        result = run(uri, keep=keep, progress=progress, **access)
+        # The temporary file goes with all collections in it.
+        stay = keep or not connection.uri
+        result = {**run(uri, keep=stay, progress=progress, **access), "kept": keep}
 
     console.show_result(as_json, result, lambda: _show(result))
 

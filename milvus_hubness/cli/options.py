@@ -173,7 +173,11 @@ def certificates_of(
     """Return the files for TLS; None for none. Raises InvalidParameter."""
     from milvus_hubness.basics.files.certificates import Certificates
 
-    return Certificates(*(str(file) if file else None for file in (ca, cert, key)))
+    return Certificates(
+        ca=str(ca) if ca else None,
+        cert=str(cert) if cert else None,
+        key=str(key) if key else None,
+    )
 
 
 def open_store(

@@ -169,12 +169,11 @@ def _certificates(table: ServerTable | None = None) -> Certificates:
 
     Raises InvalidParameter.
     """
-    variables = (os.environ.get(name) for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
-    written = (table.ca, table.cert, table.key) if table else (None, None, None)
-    ca, cert, key = (
-        file or of_environment for file, of_environment in zip(written, variables, strict=True)
+    return certificates_of(
+        ca=(table and table.ca) or os.environ.get(CA_VARIABLE),
+        cert=(table and table.cert) or os.environ.get(CERT_VARIABLE),
+        key=(table and table.key) or os.environ.get(KEY_VARIABLE),
     )
-    return certificates_of(ca, cert, key)
 
 
 def _uri_of_environment() -> str:

@@ -72,9 +72,11 @@ def test_a_failure_leaves_no_collection(lite, monkeypatch):
 
 @pytest.mark.lite_only
 @pytest.mark.usefixtures("small_demo")
-def test_the_command_ends_with_the_lines_to_type_next(tmp_path, capsys):
-    demo(DemoConnection(uri=str(tmp_path / "demo.db")))
+def test_the_command_ends_with_the_lines_to_type_next(capsys, caplog):
+    """Nothing is said of its temporary database, which goes as a whole."""
+    demo(DemoConnection())
     *_, for_files, for_collection = capsys.readouterr().out.splitlines()
+    assert not [each for each in caplog.records if each.name.startswith("milvus_hubness")]
     assert for_files == "milvus-hubness check --items items.npy --queries past_queries.npy"
     assert for_collection.startswith(
         "milvus-hubness check COLLECTION --bank past_queries.npy --uri "

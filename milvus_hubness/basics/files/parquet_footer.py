@@ -18,8 +18,16 @@ MAGIC = b"PAR1"
 MOST_NESTED = 32
 """Largest number of structs and lists that are within each other."""
 
-TRUE, FALSE, BYTE, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
-"""Types of the compact protocol; whole numbers have those between BYTE and DOUBLE."""
+# Types of the compact protocol. Whole numbers have those between BYTE and DOUBLE.
+TRUE = 1
+FALSE = 2
+BYTE = 3
+DOUBLE = 7
+BINARY = 8
+LIST = 9
+SET = 10
+MAP = 11
+STRUCT = 12
 
 
 class Chunk(NamedTuple):

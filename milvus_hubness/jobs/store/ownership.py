@@ -98,7 +98,7 @@ class CollectionId(FrozenModel):
             raise StateError(
                 f"the collection property {state.property_name!r} of {self.name!r} names the bank "
                 f"{min(strangers)!r}, which is not one of {self.name!r} and stays untouched: find "
-                f"out who wrote that property, and drop it{after_rename(self.name)}"
+                f"out who wrote that property, and drop it{harmless_causes(self.name)}"
             )
 
 
@@ -144,15 +144,16 @@ class Helper:
         raise StateError(
             f"the collection property {self.property_name!r} of {owner.name!r} names "
             f"{self.collection!r}, which is no helper collection of {owner.name!r} and stays "
-            f"untouched: find out who wrote that property, and drop it{after_rename(owner.name)}"
+            f"untouched: find out who wrote that property, and drop it{harmless_causes(owner.name)}"
         )
 
 
-def after_rename(collection: str) -> str:
-    """Return the end of a message about a helper that may be that of a renamed collection."""
+def harmless_causes(collection: str) -> str:
+    """Return the end of a message about a helper that may be the collection's own after all."""
     return (
-        f"; if the collection was renamed without HubnessClient, run milvus-hubness adopt "
-        f"{collection} --renamed-from NAME"
+        "; if the server has just been started again, it may hide rows of the ledger: repeat the "
+        "command in a minute; if the collection was renamed without HubnessClient, run "
+        f"milvus-hubness adopt {collection} --renamed-from NAME"
     )
 
 

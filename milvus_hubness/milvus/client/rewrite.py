@@ -353,9 +353,9 @@ class Rewrite:
                 return self.reading.hits_out(results, fields)
 
             # pymilvus and the proxy may change the parameters of a request.
-            own_params = copied(params) if params else {}
+            sent_params = copied(params) if params else {}
             return SearchRequest(
-                encoded, question.limit, question.offset, own_params, fields.requested, answer
+                encoded, question.limit, question.offset, sent_params, fields.requested, answer
             )
 
         return ask
@@ -532,18 +532,18 @@ def with_inner_bounds(params: Mapping[str, Any], metric: str) -> dict[str, Any]:
     """
     params = copied(params)
     mappings = parameters_in(params)
+    for mapping in mappings:
+        for name in RANGE_BOUNDS:
+            # pymilvus writes no numbers of NumPy.
+            if isinstance(mapping.get(name), np.generic):
+                mapping[name] = bound_in(mapping, name)
+
     sign = -1.0 if metric == "L2" else 1.0
     for name, end in ENDS_OF_RANGE.get(metric, {}).items():
         direction = sign if name == "range_filter" else -sign
         for mapping in mappings:
             bound = bound_in(mapping, name)
-            if bound is None:
-                continue
-
-            # pymilvus writes no numbers of NumPy.
-            if isinstance(mapping[name], np.generic):
-                mapping[name] = bound
-            if direction * (bound - end) < 0:
+            if bound is None or direction * (bound - end) < 0:
                 continue
 
             # Milvus reads a range_filter only together with a radius.

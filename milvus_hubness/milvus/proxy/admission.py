@@ -37,7 +37,7 @@ MOST_QUESTIONS = 16
 MOST_STRANGERS = 256
 """Calls of such callers that wait for Milvus's answer; further ones are refused."""
 
-REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+STATUS_CODES_OF_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 """How Milvus ends a call that it does not allow: nothing has changed."""
 
 
@@ -177,6 +177,6 @@ class Admission:
             )
 
         refusal = Refusal(code, details)
-        if code in REFUSALS:
+        if code in STATUS_CODES_OF_REFUSALS:
             self._refused.put(caller, refusal)
         return refusal

@@ -19,7 +19,7 @@ from milvus_hubness.milvus.client.steps import Operation, Step
 from milvus_hubness.milvus.proxy import messages
 from milvus_hubness.milvus.proxy.admission import (
     ASK_SECONDS,
-    REFUSALS,
+    STATUS_CODES_OF_REFUSALS,
     VALID_SECONDS,
     Admission,
 )
@@ -183,7 +183,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 yield message
             ending = refused[0] if refused else await _status_of(call, first_endings)
             if ending.code != grpc.StatusCode.OK:
-                may_outdate = may_outdate and ending.code not in REFUSALS
+                may_outdate = may_outdate and ending.code not in STATUS_CODES_OF_REFUSALS
                 self._forget_refused(heard, ending.code)
                 await context.abort(ending.code, ending.details or "", ending.trailing)
             context.set_trailing_metadata(ending.trailing)
@@ -474,7 +474,7 @@ class _Call:
         try:
             answer = await self._upstream.answer(call, name, self.heard)
         except grpc.aio.AioRpcError as error:
-            if is_the_callers and error.code() in REFUSALS:
+            if is_the_callers and error.code() in STATUS_CODES_OF_REFUSALS:
                 self.may_outdate = False
             raise
 

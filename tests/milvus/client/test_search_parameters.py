@@ -1,6 +1,7 @@
 """Search parameters that corrected searches change: those of the index, and the bounds of scores."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -33,6 +34,14 @@ def test_an_index_looks_at_least_at_as_many_rows_as_there_are_hits(name):
     for refused_by_the_server in (None, "many", [3], float("inf")):
         assert raised({name: refused_by_the_server}, 50) == {name: refused_by_the_server}
     assert raised({"nprobe": 3}, 50) == {"nprobe": 3}
+
+
+@pytest.mark.parametrize("metric", ["COSINE", "IP", "L2"])
+def test_bounds_may_be_numbers_of_numpy(metric):
+    """pymilvus writes parameters as JSON, which knows none of these."""
+    given = {"radius": np.float64(0.5), "params": {"range_filter": np.float32(0.75)}}
+    sent = with_inner_bounds(given, metric)
+    assert json.loads(json.dumps(sent)) == {"radius": 0.5, "params": {"range_filter": 0.75}}
 
 
 @pytest.mark.parametrize(
