@@ -89,7 +89,7 @@ PROFILE = {
     "slot": 0,
     "standby": 1,
     "mean_bias": 0.5,
-    "bank": {"collection": "b", "generation": "01", "fingerprint": "f", "count": 3},
+    "bank": {"collection": "b", "generation": "01", "fingerprint": "f", "count": 3, "size": 3},
     "epoch": 1,
     "refreshed_at": "2026-01-02T00:00:00Z",
     "fitted_at": "2026-01-02T00:00:00Z",
@@ -404,7 +404,7 @@ ROW = {
     ids=str,
 )  # fmt: skip
 def test_rows_that_are_none_of_a_bank_are_refused(change):
-    bank = BankReference(collection="b", generation="01", fingerprint="f", count=2)
+    bank = BankReference(collection="b", generation="01", fingerprint="f", count=2, size=2)
     rows = [ROW, {**ROW, "number": 1, **change}]
     if change == {"part": None}:
         del rows[1]["part"]
@@ -416,7 +416,7 @@ def test_rows_that_are_none_of_a_bank_are_refused(change):
 
 @pytest.mark.parametrize("group", [1, -1, 2**62, None])
 def test_queries_that_somebody_adds_by_hand_leave_a_bank_without_groups(group):
-    bank = BankReference(collection="b", generation="01", fingerprint="f", count=2)
+    bank = BankReference(collection="b", generation="01", fingerprint="f", count=2, size=2)
     rows = [ROW, {**ROW, "number": 1}, {**ROW, "number": 2, "group": group}]
     read = fitted_bank(bank, "milvus", np.ones((3, 8), np.float32), rows).queries
     assert len(read) == 3

@@ -155,6 +155,8 @@ class BankReference(FrozenModel):
     """Digest of the queries and targets alone, the same as that of a bank file."""
     count: int = Field(ge=1, le=MOST_ROWS)
     """Number of queries."""
+    size: int = Field(ge=1, le=MOST_ROWS)
+    """Number of rows that hold its queries, targets and clicks; readers read no endless rest."""
     nearest: str = Field(default="", max_length=512)
     """Name of the rows that list the nearest items of each query and target, for a gate; empty
     without a gate.

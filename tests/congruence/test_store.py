@@ -17,7 +17,7 @@ from tests.support.galleries import all_keys, vectors
 def copying(source):
     """The state of a copy that is still to be filled."""
     bank_name = f"{source.name}_hubness__bank"
-    bank = BankReference(collection=bank_name, generation="01", fingerprint="f", count=1)
+    bank = BankReference(collection=bank_name, generation="01", fingerprint="f", count=1, size=1)
     [field] = source.vector_fields
     made = {
         "field": field,

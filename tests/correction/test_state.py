@@ -23,7 +23,9 @@ def state():
         slot=0,
         standby=1,
         mean_bias=0.1234567890123,
-        bank=BankReference(collection="b", generation="01", fingerprint="sha256:00", count=3),
+        bank=BankReference(
+            collection="b", generation="01", fingerprint="sha256:00", count=3, size=3
+        ),
         epoch=4,
         refreshed_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
         fitted_at=datetime(2026, 1, 2, tzinfo=timezone.utc),

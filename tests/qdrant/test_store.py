@@ -99,7 +99,7 @@ def test_a_copy_has_the_settings_of_its_source(backend):
     described.config.params.replication_factor = 2
     described.config.metadata = {"owner": "search", "hubness_dual_write": "{}"}
     described.payload_schema["group"] = models.PayloadIndexInfo(data_type="integer", points=3)
-    bank = BankReference(collection="b", generation="01", fingerprint="f", count=1)
+    bank = BankReference(collection="b", generation="01", fingerprint="f", count=1, size=1)
     made = {"field": "", "suffix": "", "dtype": "float32", "source": name}
     state = initial_state(Layout(8, "COSINE"), NNN(1), bank, **made)
     config = schema.copy_config(info, state, schema.copied_metadata(info, state))

@@ -110,6 +110,10 @@ LONGEST_SOURCE = 512
 ROWS_PER_WRITE = 2_000
 """Rows of a bank in one request."""
 
+MOST_TIMES = 10
+MOST_ADDED = 100_000
+"""Most rows of a generation that are read: so many times those of its bank, and so many more."""
+
 MOST_WRITES = 3
 """How often `save_bank` writes a generation of which it then reads back only a part."""
 
@@ -159,7 +163,16 @@ def reference_to(collection: str, bank: StoredBank) -> BankReference:
         generation=generation_of(bank),
         fingerprint=bank.fingerprint,
         count=len(bank.queries),
+        size=_size_of(bank),
     )
+
+
+def _size_of(bank: StoredBank) -> int:
+    """Return how many rows of a database hold the queries, targets and clicks of a bank."""
+    banks = [bank.queries, *([bank.targets] if bank.targets is not None else [])]
+    vectors = [rows_of_bank(part) for part in banks]
+    count = sum(len(each.tokens) if is_multi(each) else len(each) for each in vectors)
+    return count + len(_click_rows(bank.clicks))
 
 
 def holds(reference: BankReference, bank: StoredBank) -> bool:
@@ -391,6 +404,21 @@ class BankGenerations(ABC):
     def parts_of(reference: BankReference) -> list[str]:
         """Return the parts whose rows `restored` takes."""
         return parts_of(reference)
+
+    @staticmethod
+    def expect_bounded(reference: BankReference, count: int) -> None:
+        """Raise StateError if `count` rows of a generation are more than anybody needs to read.
+
+        Whoever may write to a bank collection could otherwise fill the memory of its readers.
+        """
+        # Each list of nearest items has a row for each query and target. A user may add rows by hand,
+        # which a refresh takes as they are.
+        if count > MOST_TIMES * reference.size + MOST_ADDED:
+            raise StateError(
+                f"bank {reference.collection!r} holds more than {count - 1:,} rows of generation "
+                f"{reference.generation[:12]}…, which has {reference.size:,}: somebody adds rows to it; "
+                "drop it, and run refresh with --bank FILE"
+            )
 
     @staticmethod
     def restored(

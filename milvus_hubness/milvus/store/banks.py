@@ -43,15 +43,10 @@ LONGEST_ID = 512
 """Bytes of the id of a bank's row, and of its generation."""
 
 
-def bank_rows(
-    reference: BankReference, parts: Sequence[str] = (), start: int = 0, end: int | None = None
-) -> str:
-    """Return the filter that picks a generation's rows of these parts, or all parts, with start ≤
-    number < end.
-    """
+def bank_rows(reference: BankReference, parts: Sequence[str] = ()) -> str:
+    """Return the filter that picks a generation's rows of these parts, or all parts."""
     where = [f'generation == "{reference.generation}"']
     where += [is_one_of("part", parts)] if parts else []
-    where += [f"number >= {start} and number < {end}"] if end is not None else []
     return " and ".join(where)
 
 
@@ -142,6 +137,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
             ):
                 keys += page_keys
                 by_key |= page
+                self.expect_bounded(reference, len(keys))
                 # The empty page after the last one need not be read.
                 if len(keys) == counting.result():
                     break

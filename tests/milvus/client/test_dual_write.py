@@ -144,7 +144,9 @@ class Alias:
     DIM = 8
 
     def __init__(self, leads_to, *, mirrored):
-        bank = BankReference(collection="copy__bank", generation="ab", fingerprint="f", count=1)
+        bank = BankReference(
+            collection="copy__bank", generation="ab", fingerprint="f", count=1, size=1
+        )
         layout = Layout(self.DIM, "IP", 2)
         named = {"field": "vector", "suffix": "", "dtype": "float32", "source": "plain"}
         state = initial_state(layout, NNN(1), bank, **named)

@@ -52,7 +52,7 @@ class Field:
             slot=0,
             standby=1,
             mean_bias=0.0,
-            bank=BankReference(collection="b", generation="01", fingerprint="f", count=9),
+            bank=BankReference(collection="b", generation="01", fingerprint="f", count=9, size=9),
             epoch=1,
             refreshed_at=datetime.now(timezone.utc),
             fitted_at=datetime.now(timezone.utc),

@@ -34,7 +34,7 @@ SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 
 
 def corrected(metric="COSINE", dtype="float32", second=None):
-    reference = BankReference(collection="b", generation="01", fingerprint="", count=9)
+    reference = BankReference(collection="b", generation="01", fingerprint="", count=9, size=9)
     fixed = {**FIXED, "dtype": dtype}
     return initial_state(
         Layout(DIM, metric), NNN(4), reference, strength=0.75, second_vector=second, **fixed

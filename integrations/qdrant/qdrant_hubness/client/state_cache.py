@@ -365,6 +365,7 @@ class StateCache:
                 with_vectors=True,
             )
             records += page
+            BankGenerations.expect_bounded(reference, len(records))
             if offset is None:
                 break
 

@@ -41,7 +41,9 @@ class QdrantBanks(QdrantLedger, BankGenerations):
 
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         form = self.form(reference.collection, UNNAMED)
-        pages = self._pages(
+        batches: list[Batch] = []
+        count = 0
+        for page in self._pages(
             reference.collection,
             None,
             form.limits,
@@ -49,8 +51,11 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             where=rows_of(reference, parts),
             with_payload=True,
             with_vectors=True,
-        )
-        return Batch.joined([form.batch(page) for page in pages] or [form.batch([])])
+        ):
+            count += len(page)
+            self.expect_bounded(reference, count)
+            batches.append(form.batch(page))
+        return Batch.joined(batches or [form.batch([])])
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))
