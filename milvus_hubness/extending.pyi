@@ -43,7 +43,6 @@ from milvus_hubness.jobs.store.protocols import (
     LeavesKeys,
     Renaming,
     SearchGates,
-    SecondVectors,
     SideCollections,
     Store,
     WholeRows,
@@ -77,8 +76,6 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "LeavesKeys",
     # Optional: biases in a collection of their own.
     "SideCollections",
-    # Optional: a second vector field for the augmented vectors.
-    "SecondVectors",
     # Optional: clients of the database watch their writes for hubs.
     "HubGuards",
     # Optional: clients of the database gate their searches.

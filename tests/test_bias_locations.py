@@ -14,24 +14,23 @@ from milvus_hubness.basics.defaults import BiasLocation, LocationWithoutCopy
 from milvus_hubness.cli import app
 from milvus_hubness.correction.codec.base import VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
-from milvus_hubness.correction.codec.second_vector import SecondVectorCodec
 from tests.docs import pages
-from tests.support.bias_fields import with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import plain_collection, vectors
 
-LOCATIONS = ("vector", "second_vector", "fields", "side_collection")
-DIM, WIDTH = 8, 16
+LOCATIONS = ("vector", "fields", "side_collection")
+DIM = 8
 ROOT = Path(__file__).parents[1]
 BANK = QueryBank(vectors(np.random.default_rng(3), 30, DIM))
-OTHER_WORDS = r"vectors|side|second|second_field|copy|in_place"
+OTHER_WORDS = r"vectors|side|copy|in_place"
 OPTION = re.compile(rf"(--where[ =]|where=\")({OTHER_WORDS})\b")
 """Another word as the value of the option or of the parameter."""
 
 
-def test_the_four_words_are_those_of_the_glossary_and_of_the_codecs():
+def test_the_words_are_those_of_the_glossary_and_of_the_codecs():
     assert get_args(BiasLocation) == LOCATIONS
     assert get_args(LocationWithoutCopy) == LOCATIONS[1:]
-    codecs = (VectorCodec, SecondVectorCodec, FieldsCodec, SideCollectionCodec)
+    codecs = (VectorCodec, FieldsCodec, SideCollectionCodec)
     assert tuple(codec.location for codec in codecs) == LOCATIONS
     [row] = re.findall(
         r"^\| bias location \|(.*)\|$", (pages.DOCS / "reference/glossary.md").read_text(), re.M
@@ -43,12 +42,9 @@ def test_the_four_words_are_those_of_the_glossary_and_of_the_codecs():
 def test_plan_status_and_stored_state_name_it_alike(shared_lite, location):
     store, name = shared_lite.store(), shared_lite.name("located")
     shared_lite.made.append(f"{name}__bias")
-    create = {
-        "fields": with_bias_fields,
-        "second_vector": lambda *collection: with_second_field(*collection, WIDTH),
-    }
     items = vectors(np.random.default_rng(4), 30, DIM)
-    create.get(location, plain_collection)(shared_lite.client(), name, items, "COSINE")
+    create = with_bias_fields if location == "fields" else plain_collection
+    create(shared_lite.client(), name, items, "COSINE")
     if location == "vector":
         name = migrate(
             store, plan_migration(store, name, BANK, estimator=NNN(4)), no_writers=True
@@ -61,12 +57,9 @@ def test_plan_status_and_stored_state_name_it_alike(shared_lite, location):
 
     shown = status(store, name).to_dict()
     assert shown["where"] == location
-    # The name of a second vector field or a side collection stands under the word of its location.
-    named = {word for word in ("second_vector", "side_collection") if shown[word]}
-    assert named == {location} & {"second_vector", "side_collection"}
+    assert bool(shown["side_collection"]) == (location == "side_collection")
 
     stored = json.loads(shared_lite.client().describe_collection(name)["properties"]["hubness"])
-    assert bool(stored.get("second_vector")) == (location == "second_vector")
     reranking = stored.get("reranking") or {}
     assert bool(reranking) == (location in ("fields", "side_collection"))
     assert bool(reranking.get("side_collection")) == (location == "side_collection")

@@ -156,14 +156,6 @@ BROKEN = {
         "reranking.candidates",
     ),
     "candidates and more than two slots": ({**STATE, "reranking": RERANKING}, "layout.slots is 4"),
-    "two bias locations": (
-        {**STATE, "reranking": RERANKING, "second_vector": "hubness_vector"},
-        "second_vector and reranking are both set",
-    ),
-    "another second field": (
-        {**STATE, "second_vector": "price"},
-        "second_vector is 'price', not 'hubness_vector'",
-    ),
     "a foreign suffix": ({**STATE, "suffix": "_image"}, "suffix is '_image'"),
     "a mean bias of NaN": (
         json.dumps(with_profile(mean_bias=math.nan)),
@@ -247,7 +239,6 @@ def test_the_states_from_which_these_are_made_are_valid():
     assert read({**STATE, "incoming": {"name": "text", "profile": OTHER}}).incoming.name == "text"
     two = with_layout(slots=2)
     assert read({**two, "reranking": RERANKING}).codec.candidates == 50
-    assert read({**two, "second_vector": "hubness_vector"}).codec.leaves_vectors
 
 
 def test_an_estimator_of_another_package_is_no_reason_to_refuse_a_search():

@@ -122,11 +122,7 @@ def test_only_the_codec_and_enable_tell_the_bias_locations_apart():
             if isinstance(node, ast.Attribute)
         }
         if not name.startswith(allowed):
-            # What `status` reports has a field of that name, which the command line shows.
-            is_shown = name.startswith("cli/")
-            assert not attributes & (
-                {"reranking"} if is_shown else {"reranking", "second_vector"}
-            ), path
+            assert "reranking" not in attributes, path
 
 
 def test_each_name_of_the_stub_can_be_imported():

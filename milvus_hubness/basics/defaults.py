@@ -48,13 +48,12 @@ Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 
 
-BiasLocation = Literal["vector", "second_vector", "fields", "side_collection"]
-"""Where the bias of an item is kept: in columns of its vector, in those of a second vector, in
-fields of its row, or in a side collection. These four words are the same in the API, the CLI, the
-stored state and the documentation.
+BiasLocation = Literal["vector", "fields", "side_collection"]
+"""Where the bias of an item is kept: in columns of its vector, in fields of its row, or in a
+side collection. These words are the same in the API, the CLI, the stored state and the pages.
 """
 
-LocationWithoutCopy = Literal["second_vector", "fields", "side_collection"]
+LocationWithoutCopy = Literal["fields", "side_collection"]
 """The bias locations of `enable`, which leaves the vectors as they are."""
 
 MAX_MISS_RATE = 0.01

@@ -253,7 +253,6 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
         "agreement": agreement_sentence(plan["estimator"]),
         "gate": plan["gate"],
         "prior": prior_words(plan["prior"]),
-        "kinds": kind_words(plan["kinds"]),
     }
 
 

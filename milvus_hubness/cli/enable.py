@@ -26,11 +26,10 @@ def enable(
     target_bank: options.TargetBank = None,
     field: options.Field = None,
     gate: options.Gate = None,
-    kind: options.Kind = None,
     where: Annotated[
         Where,
-        "Bias location. second_vector: a second vector field, whose searches need no candidates. "
-        "fields: fields of the collection. side_collection: a collection with the same keys.",
+        "Bias location. fields: fields of the collection. side_collection: a collection with the "
+        "same keys.",
     ] = "auto",
     max_miss_rate: Annotated[
         float, "Share of the exact corrected top 10 that candidates may miss."
@@ -67,7 +66,6 @@ def enable(
             gate=gate,
             prior=preferring.read_prior(),
             prior_weight=preferring.prior_weight,
-            kind=kind,
             verdict=judging.verdict,
             on_hub=on_hub,
             progress=progress,
@@ -97,7 +95,7 @@ def disable(
 ) -> None:
     """Undo enable: searches are raw again and the side collection is dropped.
 
-    The bank stays, and so does a second vector field if the server cannot drop it.
+    The bank stays.
 
     Example: milvus-hubness disable products
     """
@@ -105,13 +103,8 @@ def disable(
 
     store = connection.open()
     dropped = disable(store, collection, field=field)
-    info = store.info(collection)
-    # Fields that this package has added and the server could not drop.
-    second_vectors = sorted(info.vector_fields.keys() - info.users_fields.keys())
-    facts = {"dropped": dropped, "stays": ", ".join(second_vectors) or None}
-    note = "searches by other clients must still name their field" if facts["stays"] else None
-    data = {"disable": {"collection": collection, **facts}}
-    text = {"corrected": "no", **facts, "note": note}
+    data = {"disable": {"collection": collection, "dropped": dropped}}
+    text = {"corrected": "no", "dropped": dropped}
     console.show_result(as_json, data, lambda: console.show_facts(f"Disabled {collection}", text))
 
 
@@ -122,43 +115,29 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         "vector field": f"{plan['field'] or console.UNNAMED}, {plan['metric']}, not changed",
         "rows": f"{plan['rows']:,}",
     }
-    if plan["where"] == "second_vector":
-        facts["second field"] = f"{plan['second_vector']}, {plan['width']} wide{added}"
-        facts["continues"] = "an interrupted run" if plan["carries_on"] else None
-    else:
-        side = f"collection {plan['side_collection']}, with the same keys"
-        facts["biases"] = (
-            side if plan["where"] == "side_collection" else f"fields of the collection{added}"
-        )
-        facts["candidates"] = f"{plan['candidates']} a search"
+    side = f"collection {plan['side_collection']}, with the same keys"
+    facts["biases"] = (
+        side if plan["where"] == "side_collection" else f"fields of the collection{added}"
+    )
+    facts["candidates"] = f"{plan['candidates']} a search"
 
-        # Up to the first number of candidates that misses nothing: more miss nothing either.
-        shares = list(plan["missed"].values())
-        until = shares.index(0) + 1 if 0 in shares else None
-        missed = ", ".join(
-            f"{share:.1%} beyond {number}" for number, share in list(plan["missed"].items())[:until]
-        )
-        queries = f"mean over {plan['measured_queries']:,} queries"
-        facts["missed"] = f"of the exact corrected top 10: {missed} candidates ({queries})"
+    # Up to the first number of candidates that misses nothing: more miss nothing either.
+    shares = list(plan["missed"].values())
+    until = shares.index(0) + 1 if 0 in shares else None
+    missed = ", ".join(
+        f"{share:.1%} beyond {number}" for number, share in list(plan["missed"].items())[:until]
+    )
+    queries = f"mean over {plan['measured_queries']:,} queries"
+    facts["missed"] = f"of the exact corrected top 10: {missed} candidates ({queries})"
 
     facts |= {**console.bank_words(plan), "note": "\n".join(plan["remarks"])}
     console.show_facts(f"Correction of {plan['source']} in place", facts)
 
 
-SEARCHED = (
-    "{second_vector}; of {searched} rows, searches return {in_second} "
-    "({in_field} in the first field)"
-)
-
-
 def show_enabled(result: dict[str, Any]) -> None:
     """Print what an enable has done."""
     facts = {"corrected": "{collection}, {rows:,} rows have a bias".format(**result)}
-    if result["second_vector"]:
-        facts["searched"] = SEARCHED.format(**result)
-    else:
-        facts["biases"] = result["side_collection"] or "fields of the collection"
-        facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
-
+    facts["biases"] = result["side_collection"] or "fields of the collection"
+    facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
     facts |= {"bank": result["bank"], "took": f"{result['seconds']} s"}
     console.show_facts("\nDone", facts)

@@ -497,8 +497,6 @@ def _bias_location(status: Status) -> str:
     if status.spread and status.spread > 1:
         columns = f", each in {status.spread} columns, times {status.bias_scale:g}, for a quantizer"
 
-    if status.second_vector:
-        return f"in {status.second_vector}, a second vector field{columns}"
     if status.missed is None:
         return f"in the vectors{columns}"
 

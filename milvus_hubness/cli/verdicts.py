@@ -167,7 +167,7 @@ def _show_comparison(kinds: dict[str, Any], measure: str) -> None:
 
     choice = "without kinds: leave --kind out"
     if kinds["chosen"]:
-        choice = f"with kinds: migrate and enable follow it with --kind {kinds['source']}"
+        choice = f"with kinds: migrate follows it with --kind {kinds['source']}"
     console.show_styled((f"\n{choice}", "bold"))
     console.say(kinds["reason"])
 

@@ -31,7 +31,6 @@ from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Met
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
 from milvus_hubness.correction.prior import Prior, problems_in, unusable
@@ -298,18 +297,13 @@ class CollectionState(FrozenModel):
     without a copy.
     """
     phase: Literal["copying", "ready"] = "ready"
-    """`copying` until the copy, or the second field, is verified."""
+    """`copying` until the copy is verified."""
     profiles: dict[Name, Profile]
     """Bias profiles by name."""
     active: Name = "default"
     """The profile that searches use when they name none."""
     reranking: CandidateReranking | None = None
     """None unless the bias location is `fields` or `side_collection`."""
-    second_vector: Name | None = None
-    """A second vector field with the augmented vectors, which is searched in place of `field`;
-    `field` then has the vectors as the user gave them. None if `field` itself has the augmented
-    vectors.
-    """
     incoming: Incoming | None = None
     """The next value of a profile that a refresh is changing."""
     outgoing: Incoming | None = None
@@ -340,17 +334,6 @@ class CollectionState(FrozenModel):
         return self
 
     def _expect_location(self) -> None:
-        if self.second_vector is not None and self.reranking is not None:
-            raise InvalidParameter(
-                "second_vector and reranking are both set: a field has one bias location"
-            )
-
-        if self.second_vector not in (None, SECOND_VECTOR_FIELD + self.suffix):
-            raise InvalidParameter(
-                f"second_vector is {self.second_vector!r}, "
-                f"not {SECOND_VECTOR_FIELD + self.suffix!r}"
-            )
-
         # Their scalar fields, or columns, have fixed names: they hold one profile.
         if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
             raise InvalidParameter(
@@ -435,8 +418,6 @@ class CollectionState(FrozenModel):
     def codec(self) -> RowCodec:
         """The codec of the field's rows, queries and scores: the one of its bias location."""
         common = (self.field, self.suffix, self.layout, self.dtype, self.shown_slot)
-        if self.second_vector is not None:
-            return SecondVectorCodec(*common, second=self.second_vector)
         if self.reranking is None:
             return VectorCodec(*common)
 
@@ -445,16 +426,6 @@ class CollectionState(FrozenModel):
         if side_collection is None:
             return FieldsCodec(*common, candidates=candidates)
         return SideCollectionCodec(*common, side_collection=side_collection, candidates=candidates)
-
-    @property
-    def searched_field(self) -> str:
-        """The vector field that searches of `field` use."""
-        return self.second_vector or self.field
-
-    @property
-    def serves(self) -> bool:
-        """Whether searches of `field` can be corrected yet."""
-        return self.second_vector is None or self.phase == "ready"
 
     @property
     def miss_rate(self) -> float | None:

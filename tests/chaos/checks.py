@@ -94,7 +94,7 @@ def _assert_biases(
         ]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
         got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))
-        if corrected.bias_location in ("vector", "second_vector"):
+        if corrected.bias_location == "vector":
             shown = np.array(
                 [row[state.codec.bias_field] for row in biased_rows.batch.rows]
             ).reshape(-1, 1)

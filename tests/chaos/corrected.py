@@ -30,7 +30,6 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -125,7 +124,7 @@ class Corrected:
 
     @staticmethod
     def _as_the_user_sees(row: dict[str, Any]) -> dict[str, Any]:
-        ours = {*SLOT_FIELDS, EPOCH_FIELD, SECOND_VECTOR_FIELD}
+        ours = {*SLOT_FIELDS, EPOCH_FIELD}
         return {name: value for name, value in row.items() if name not in ours}
 
     # -- the application ----------------------------------------------------------------------------------

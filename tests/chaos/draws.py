@@ -25,7 +25,7 @@ SURE_REQUESTS = 2
 HABITS = ((True, "between"), (True, ""), (False, "between"), (False, "throughout"))
 """Whether the application searches throughout, and when it writes. What a killed server took is uncertain."""
 PLACEMENTS = {
-    "lite": ["vector", "vector", "vector", "fields", "side_collection", "second_vector"],
+    "lite": ["vector", "vector", "vector", "fields", "side_collection"],
     "server-2.3.5": ["vector", "vector", "vector", "side_collection"],
     "qdrant-local": ["vector", "vector", "vector", "fields"],
 }

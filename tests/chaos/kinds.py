@@ -20,8 +20,8 @@ Command = Callable[[Scene], Sequence[str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """group: of the kinds that are counted together. place: where biases are kept: copy, second_vector, fields or
-    side_collection. first, seconds: the commands that overlap. servers: it runs on a Milvus server too.
+    """group: of the kinds that are counted together. place: where biases are kept: copy, fields or side_collection.
+    first, seconds: the commands that overlap. servers: it runs on a Milvus server too.
     renames: the application reads the source's own name."""
 
     group: str
@@ -47,7 +47,7 @@ class Kind:
             assert _is_switched(scene), (
                 "the last run exited with 0, and the application reads the source"
             )
-        elif scene.state() is None or not scene.state().serves:
+        elif scene.state() is None:
             _until_done(scene, enable(self.place))
         _until_done(scene, refresh(1))
 
@@ -178,14 +178,6 @@ KINDS: dict[str, Kind] = {
         (refresh(1), refresh(2), disable),
         servers=False,
     ),
-    "refresh-second-vector": Kind(
-        "refresh",
-        "second_vector",
-        enabled("second_vector"),
-        refresh(1),
-        (refresh(1), refresh(2), disable),
-        servers=False,
-    ),
     "pending": Kind("refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))),
     "enable-side-collection": Kind(
         "enable",
@@ -202,28 +194,12 @@ KINDS: dict[str, Kind] = {
         (enable("fields"), enable("side_collection")),
         servers=False,
     ),
-    "enable-second-vector": Kind(
-        "enable",
-        "second_vector",
-        nothing,
-        enable("second_vector"),
-        (enable("second_vector"), disable),
-        servers=False,
-    ),
     "disable-side-collection": Kind(
         "disable",
         "side_collection",
         enabled("side_collection"),
         disable,
         (disable, enable("side_collection"), refresh(1)),
-    ),
-    "disable-second-vector": Kind(
-        "disable",
-        "second_vector",
-        enabled("second_vector"),
-        disable,
-        (disable, enable("second_vector")),
-        servers=False,
     ),
     "migrate": Kind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
     "migrate-rename": Kind("migrate", "copy", nothing, run, (run, restart), renames=True),
@@ -257,6 +233,6 @@ def claims(scene: Scene, job: Job) -> dict[str, Any]:
 def holds(scene: Scene, claim: dict[str, Any]) -> bool:
     found: dict[str, Callable[[], bool]] = {
         "switched": lambda: scene.read_collection() != scene.source,
-        "corrected": lambda: (state := scene.state()) is not None and state.serves,
+        "corrected": lambda: scene.state() is not None,
     }
     return all(found[name]() == value for name, value in claim.items())

@@ -15,9 +15,8 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.grpc_gen import milvus_pb2_grpc
 
 from milvus_hubness import HubnessClient, MilvusStore
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.store.server import connect
@@ -27,21 +26,12 @@ from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
 from tests.support.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
 from tests.support.servers import MilvusServer, aliases_of, lite_uri
 
-_STORED_WIDTH = 32
 _FLOAT, _EPOCH = (
     {"datatype": DataType.FLOAT, "default_value": 0.0},
     {"datatype": DataType.INT64, "default_value": 0},
 )
 FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
-    "second_vector": {
-        SECOND_VECTOR_FIELD: (
-            {"datatype": DataType.FLOAT_VECTOR, "dim": _STORED_WIDTH},
-            np.zeros(_STORED_WIDTH, np.float32),
-        ),
-        BIAS_FIELD: (_FLOAT, 0.0),
-        EPOCH_FIELD: (_EPOCH, 0),
-    },
 }
 """What Milvus Lite cannot add to a collection later, by where biases are to lie."""
 

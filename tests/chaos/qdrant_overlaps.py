@@ -181,7 +181,7 @@ class QdrantKind(Kind):
             assert _is_switched(scene), (
                 "the last run exited with 0, and the application reads the source"
             )
-        elif scene.state() is None or not scene.state().serves:
+        elif scene.state() is None:
             _until_done(scene, enable("fields"))
         _until_done(scene, refresh(1))
 

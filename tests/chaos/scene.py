@@ -324,8 +324,7 @@ class Scene:
 
 
 def _same(row: Row, other: Row) -> bool:
-    """Whether a row that was read is this one of the model. Fields of others do not count: after `disable` a
-    second vector field stays where the server cannot drop it."""
+    """Whether a row that was read is this one of the model. Fields of others do not count."""
     if any(row.get(name) != value for name, value in other.items() if name != "vec"):
         return False
     return bool(np.allclose(row["vec"], other["vec"], rtol=1e-5, atol=1e-6))

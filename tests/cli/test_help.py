@@ -93,7 +93,7 @@ def test_every_option_is_in_a_panel_of_the_help(words):
 @pytest.mark.parametrize(
     ("words", "choices"),
     [
-        ("enable", "auto|second_vector|fields|side_collection"),
+        ("enable", "auto|fields|side_collection"),
         ("migrate run", "local|ray"),
         ("hubs", "off|warn|refuse"),
     ],
@@ -123,7 +123,7 @@ def completed(text):
         ("milvus-hubness migrate r", ["rehearse", "run", "rollback"]),
         (
             "milvus-hubness enable products --where ",
-            ["auto", "second_vector", "fields", "side_collection"],
+            ["auto", "fields", "side_collection"],
         ),
         ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn", "demand"]),
     ],

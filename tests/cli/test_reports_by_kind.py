@@ -38,7 +38,7 @@ def test_tune_shows_both_sides_and_migrate_follows_the_better_one(shop, run):
     assert done.returncode == 0, done.stderr
     text = words(done)
     assert "Without and with the kinds of modality" in text
-    assert "with kinds: migrate and enable follow it with --kind modality" in text
+    assert "with kinds: migrate follows it with --kind modality" in text
     assert "R@1 with kinds differs by +" in text
     assert "rows have no kind" in text
 

@@ -31,7 +31,7 @@ from milvus_hubness.jobs.store.records import (
     DualWrite,
     WriteIntentLog,
 )
-from tests.support.bias_fields import with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import plain_collection, vectors
 from tests.support.ledgers import let_write
 
@@ -265,7 +265,7 @@ def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(
     store = shared_lite.store()
     with pytest.raises(CannotMigrate, match=reason):
         plan_migration(store, name, bank_of(1), estimator=NNN(K))
-    for where in ("side_collection", "fields", "second_vector"):
+    for where in ("side_collection", "fields"):
         with pytest.raises(CannotMigrate, match=reason):
             plan_enable(store, name, bank_of(1), estimator=NNN(K), where=where)
 
@@ -285,7 +285,7 @@ def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
 
 @pytest.mark.parametrize(
     ("metric", "location"),
-    [("COSINE", "vector"), ("L2", "vector"), ("COSINE", "second_vector"), ("IP", "fields")],
+    [("COSINE", "vector"), ("L2", "vector"), ("IP", "fields")],
 )
 def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path, metric, location):
     """Milvus Lite imports no files: what they hold is inserted by a plain client, and compared."""
@@ -298,10 +298,7 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
             store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
         ).target
     else:
-        if location == "fields":
-            with_bias_fields(plain, name, old, metric)
-        else:
-            with_second_field(plain, name, old, metric, 16)
+        with_bias_fields(plain, name, old, metric)
         enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where=location))
     new = [
         {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"}

@@ -109,9 +109,6 @@ JOBS = {
     "enable side": lambda store, name: plan_enable(
         store, name, BANK, field="meaning", where="side_collection"
     ),
-    "enable vectors": lambda store, name: plan_enable(
-        store, name, BANK, field="meaning", where="second_vector"
-    ),
     "tune": lambda store, name: tune(store, name, BANK, field="meaning"),
 }
 

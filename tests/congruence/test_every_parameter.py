@@ -42,13 +42,13 @@ from milvus_hubness import (
     plan_migration,
 )
 from tests.support.async_clients import opened
-from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 60, 3, 30, 6, 0.75
-LOCATIONS = ["vector", "second_vector", "fields", "side_collection"]
+LOCATIONS = ["vector", "fields", "side_collection"]
 """What `plan_enable` calls them."""
-STORED = LOCATIONS[:2]
+STORED = LOCATIONS[:1]
 """Where the server ranks inner products of augmented form."""
 
 
@@ -90,13 +90,8 @@ class World:
             return migrate(store, plan, no_writers=True).target
         name = self.backend.name(location)
         self.backend.made.append(f"{name}__bias")
-        if location == "second_vector":
-            with_second_field(
-                self.backend.client(), name, self.items, self.metric, width_for(self.metric)
-            )
-        else:
-            make = with_bias_fields if location == "fields" else plain_collection
-            make(self.backend.client(), name, self.items, self.metric)
+        make = with_bias_fields if location == "fields" else plain_collection
+        make(self.backend.client(), name, self.items, self.metric)
         enable(store, plan_enable(store, name, bank, estimator=estimator, where=location))
         return name
 
@@ -740,7 +735,7 @@ def test_clients_for_asyncio_decide_alike(worlds, shared_lite):
     def questions():
         for metric, location in (
             ("IP", "vector"),
-            ("L2", "second_vector"),
+            ("L2", "vector"),
             ("L2", "side_collection"),
         ):
             for name, how in SEARCH.items():

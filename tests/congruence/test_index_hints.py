@@ -18,12 +18,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.generations import Batch
-from tests.support.bias_fields import TWO_FIELDS, with_second_field
-from tests.support.galleries import nnn, plain_collection, similarity, single_queries, vectors
-from tests.support.index_hints import ALL, BANK, CELLS, DIM, ITEMS, Divided, K
-
-MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}
-
+from tests.support.galleries import plain_collection, single_queries, vectors
+from tests.support.index_hints import BANK, CELLS, DIM, ITEMS, Divided, K
 
 GRAPH = {"M": 16, "efConstruction": 100}
 
@@ -72,51 +68,11 @@ def test_rows_that_wait_for_their_bias_wait_for_them_too(backend):
     here.assert_found(items=np.vstack([here.items, here.new]))
 
 
-def test_a_second_vector_field_has_them(backend):
-    """An index of the copy's kind searches it."""
-    rng = np.random.default_rng(5)
-    items, new, bank = (vectors(rng, count, DIM) for count in (ITEMS, 3, BANK))
-    plain, store, name = backend.client(), backend.store(), backend.name("beside")
-    made = with_second_field if backend.is_lite else plain_collection
-    options = {"width": 48} if backend.is_lite else {}
-    made(plain, name, items, "IP", **options, index_type="HNSW", params=GRAPH)
-    enable(
-        store,
-        plan_enable(store, name, single_queries(bank), where="second_vector", estimator=NNN(K)),
-    )
-    state = store.info(name).state
-    assert state.layout.locality_hint_count == 13
-    correction = load_correction(store, state, state.profile)
-
-    def held(keys):
-        rows = plain.get(name, ids=list(keys), output_fields=[state.searched_field])
-        stored = {row["id"]: row[state.searched_field] for row in rows}
-        return state.layout.held_locality_hints(np.array([stored[key] for key in keys], np.float32))
-
-    np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
-    keys = range(ITEMS, ITEMS + 3)
-    rows = [{"id": key, "vector": row, "group": 0} for key, row in zip(keys, new, strict=True)]
-    backend.hubness_client().insert(name, rows)
-    np.testing.assert_allclose(held(keys), correction.locality_hints(new), atol=1e-5)
-    backend.hubness_client().upsert(name, rows, bias="pending")
-    assert not held(keys).any()
-    done = refresh(store, name, refit=True)
-    assert (done.action, done.written) == ("full", len(keys))
-    np.testing.assert_allclose(held(keys), correction.locality_hints(new), atol=1e-5)
-    np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
-    stored = np.vstack([items, new])
-    wanted = similarity(items[:4], stored, "IP") - nnn(bank, stored, "IP", K, 0.75)
-    found = backend.hubness_client().search(
-        name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}}
-    )
-    assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
-
-
 def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(lite):
     rng = np.random.default_rng(6)
     items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
     store, name = lite.store(), lite.name("beside")
-    with_second_field(lite.client(), name, items, "IP", 48, index_type="HNSW", params=GRAPH)
+    plain_collection(lite.client(), name, items, "IP")
     writer = lite.hubness_client()
 
     class WrittenBefore(MilvusStore):
@@ -126,7 +82,8 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
             writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
             return super().scan_keys(*args, **options)
 
-    plan = plan_enable(store, name, single_queries(bank), where="second_vector", estimator=NNN(K))
+    plan = plan_enable(store, name, single_queries(bank), where="side_collection", estimator=NNN(K))
+    lite.made.append(plan.side_collection)
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
 

@@ -1,4 +1,4 @@
-"""Kinds of items in Milvus: copies, second fields, writes, refreshes and their reversal, with a float64 oracle."""
+"""Kinds of items in Milvus: copies, writes, refreshes and their reversal, with a float64 oracle."""
 
 import numpy as np
 import pytest
@@ -10,15 +10,12 @@ from milvus_hubness import (
     InvalidInput,
     InvalidParameter,
     QueryBank,
-    enable,
     migrate,
-    plan_enable,
     plan_migration,
     refresh,
     rollback,
     status,
 )
-from tests.support.bias_fields import WIDTH, with_second_field
 from tests.support.galleries import plain_collection, single_queries, vectors
 
 ON_SERVERS = {"lasting": ["COSINE"]}
@@ -35,9 +32,9 @@ def unit(rows):
 class Mixed:
     """A gallery of images and texts, which lie apart, some rows of neither; queries lie near the texts."""
 
-    def __init__(self, backend, metric, where="vector"):
+    def __init__(self, backend, metric):
         rng = np.random.default_rng(12)
-        self.backend, self.metric, self.where = backend, metric, where
+        self.backend, self.metric = backend, metric
         gap = 1.5 * rng.normal(size=DIM) / np.sqrt(DIM)
         numbers = rng.permutation(np.r_[np.zeros(70, int), np.ones(70, int), np.full(10, -1)])
         items = vectors(rng, ITEMS, DIM) + np.outer(numbers == 1, gap).astype(np.float32)
@@ -47,19 +44,8 @@ class Mixed:
         self.bank, self.other_bank = (vectors(rng, n, DIM) + np.float32(gap) for n in (90, 110))
         self.source = self.name = backend.name("mixed")
         self.plain = backend.client()
-        if where == "second_vector":
-            with_second_field(self.plain, self.source, items, metric, WIDTH)
-        else:
-            plain_collection(self.plain, self.source, items, metric)
-        blank = {
-            "hubness_vector": np.zeros(WIDTH, np.float32),
-            "hubness_bias": 0,
-            "hubness_epoch": 0,
-        }
-        rows = [self.row(i) for i in self.items]
-        if where == "second_vector":
-            rows = [{**row, **blank} for row in rows]
-        self.plain.upsert(self.source, rows)
+        plain_collection(self.plain, self.source, items, metric)
+        self.plain.upsert(self.source, [self.row(i) for i in self.items])
         self.store = backend.store()
         self.client = backend.hubness_client()
 
@@ -69,14 +55,8 @@ class Mixed:
 
     def correct(self, **options):
         options = {"estimator": NNN(K, ALPHA), "kind": "modality", **options}
-        if self.where == "second_vector":
-            plan = plan_enable(
-                self.store, self.source, single_queries(self.bank), where=self.where, **options
-            )
-            enable(self.store, plan, client_ttl=0)
-        else:
-            plan = plan_migration(self.store, self.source, single_queries(self.bank), **options)
-            self.name = migrate(self.store, plan).target
+        plan = plan_migration(self.store, self.source, single_queries(self.bank), **options)
+        self.name = migrate(self.store, plan).target
         return plan
 
     @property
@@ -163,9 +143,8 @@ def test_both_kinds_are_found_where_queries_prefer_one(lasting):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("where", ["vector", "second_vector"])
-def test_written_rows_get_their_kind(backend, where):
-    mixed = Mixed(backend, "IP", where)
+def test_written_rows_get_their_kind(backend):
+    mixed = Mixed(backend, "IP")
     mixed.correct()
     mixed.assert_found()
     rng = np.random.default_rng(3)
@@ -185,9 +164,8 @@ def test_written_rows_get_their_kind(backend, where):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("where", ["vector", "second_vector"])
-def test_rows_that_wait_for_biases_and_strangers_rows_are_filled(backend, where):
-    mixed = Mixed(backend, "COSINE", where)
+def test_rows_that_wait_for_biases_and_strangers_rows_are_filled(backend):
+    mixed = Mixed(backend, "COSINE")
     mixed.correct()
     mixed.items[300] = mixed.items[0] + 0.1
     mixed.kinds[300] = "image"
@@ -203,9 +181,8 @@ def test_rows_that_wait_for_biases_and_strangers_rows_are_filled(backend, where)
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("where", ["vector", "second_vector"])
-def test_a_refresh_renews_the_means_and_is_taken_back(backend, where):
-    mixed = Mixed(backend, "COSINE", where)
+def test_a_refresh_renews_the_means_and_is_taken_back(backend):
+    mixed = Mixed(backend, "COSINE")
     mixed.correct()
     former = mixed.state.profile.kinds
     shifted = mixed.other_bank + np.float32(1)
@@ -511,11 +488,6 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend):
             CannotMigrate,
             "compared by L2",
             lambda: plan_migration(mixed.store, far, bank, kind="auto"),
-        ),
-        (
-            InvalidInput,
-            "kinds need columns in the searched vectors",
-            lambda: plan_enable(mixed.store, mixed.source, bank, kind="modality"),
         ),
     ]:
         with pytest.raises(error, match=message) as caught:

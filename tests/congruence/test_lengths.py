@@ -7,19 +7,15 @@ from milvus_hubness import (
     NNN,
     CorrectionConfig,
     QueryBank,
-    enable,
     migrate,
-    plan_enable,
     plan_migration,
     refresh,
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
-from tests.support.bias_fields import TWO_FIELDS, with_second_field
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K = 20, 120, 60, 6
-MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}
 
 
 class Varied:
@@ -152,34 +148,6 @@ def test_a_rebuild_measures_the_lengths_again(backend):
     np.testing.assert_array_equal(
         [row["vector"] for row in sorted(found, key=lambda row: row["id"])], 4 * items
     )
-
-
-def test_a_second_vector_field_has_them(backend):
-    rng = np.random.default_rng(31)
-    items, bank, new = (vectors(rng, count, DIM) for count in (ITEMS, BANK, 3))
-    plain, store, name = backend.client(), backend.store(), backend.name("beside")
-    made = with_second_field if backend.is_lite else plain_collection
-    options = {"width": 32} if backend.is_lite else {}
-    made(plain, name, items, "IP", **options)
-    enable(
-        store, plan_enable(store, name, QueryBank(bank), where="second_vector", estimator=NNN(K))
-    )
-    state = store.info(name).state
-    assert state.layout.length_pull > 0
-    new[0] *= 300
-    lines = [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
-    backend.hubness_client().insert(name, lines)
-    rows = plain.query(name, filter="id >= 0", output_fields=[state.searched_field], limit=1_000)
-    stored = np.array(
-        [row[state.searched_field] for row in sorted(rows, key=lambda row: row["id"])], np.float32
-    )
-    everything = np.vstack([items, new])
-    biases = nnn(bank, everything, "IP", K, 0.75) - state.profile.mean_bias
-    layout = state.layout
-    wanted = layout.augment(everything, biases)
-    hints = slice(layout.width - 1 - layout.locality_hint_count, layout.width - 1)
-    wanted[:, hints] = stored[:, hints]
-    np.testing.assert_allclose(stored, wanted, rtol=2e-5, atol=1e-5 * layout.anchor)
 
 
 def test_cells_and_half_precision_do_without():

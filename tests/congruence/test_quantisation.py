@@ -11,15 +11,12 @@ from milvus_hubness import (
     NNN,
     CorrectionConfig,
     QueryBank,
-    enable,
     migrate,
-    plan_enable,
     plan_migration,
     refresh,
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
-from tests.support.bias_fields import with_second_field
 from tests.support.galleries import METRICS, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K, SPREAD = 12, 120, 6, 4
@@ -102,22 +99,6 @@ def test_a_new_collection_has_the_spread_from_its_first_row_on(backend, spread, 
     assert layout.spread == SPREAD
     assert layout.bias_scale != 1
     assert_scores(client, name, items, query, bank, metric)
-
-
-@pytest.mark.lite_only
-def test_a_second_vector_has_the_spread_too(backend, spread):
-    items, bank, _, query = drawn()
-    name, store = backend.name(), backend.store()
-    with_second_field(backend.client(), name, items, "IP", 32)
-    enable(
-        store, plan_enable(store, name, QueryBank(bank), estimator=NNN(K), where="second_vector")
-    )
-    assert store.info(name).state.layout.spread == SPREAD
-    assert_scores(backend.hubness_client(), name, items, query, bank, "IP")
-    spread.append(2 * SPREAD)
-    refused = refresh(store, name, refit=True)
-    assert refused.action == "refused"
-    assert "disable the correction and enable it again" in refused.reason
 
 
 def test_rabitq_alone_needs_a_spread_and_indexes_with_one_range_take_no_hint():

@@ -274,7 +274,7 @@ def test_a_collection_that_was_created_empty_counts_from_its_first_thousand_rows
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["second_vector", "fields", "side_collection"])
+@pytest.mark.parametrize("where", ["fields", "side_collection"])
 def test_biases_at_other_locations_are_refitted_too(backend, where):
     growing = Growing(OnMilvus.of(backend), where=where)
     assert growing.share() == 0

@@ -274,9 +274,10 @@ def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(backend, m
     assert judged.verdict.kind == "modality"
 
 
-def test_enable_follows_a_choice_with_kinds(lasting):
+def test_enable_says_that_a_choice_with_kinds_takes_a_copy(lasting):
     shop = lasting
     shop.keep({"kind": "modality", "kind_tried": "modality"})
     plan = plan_enable(shop.store, shop.name, shop.bank, verdict="warn")
-    assert any("--where second_vector" in remark for remark in plan.remarks)
+    advice = "pass --kind modality to migrate"
+    assert any(remark.endswith(advice) for remark in plan.remarks)
     assert plan.to_dict()["estimator"]["name"] != "NNN"

@@ -69,8 +69,6 @@ def test_fields_that_a_server_adds_do_not_take_the_place_of_such_keys(backend, m
     info = store.info(name)
     assert store.bias_fields(info, "") == "none"
     assert store.bias_fields(info, "_image") == "can be added"
-    with pytest.raises(CannotMigrate, match=r"hubness_epoch \(3 rows\)"):
-        store.second_vector_field(info, "vector", "", 16)
 
 
 @pytest.mark.lite_only

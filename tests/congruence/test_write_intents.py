@@ -28,7 +28,7 @@ from milvus_hubness.jobs.common.row_writer import rewriting
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from tests.support.async_clients import opened
-from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import all_keys, plain_collection, rich_rows, rich_schema, vectors
 from tests.support.write_intents import BANK, DIM, ITEMS, K, Written
 
@@ -223,13 +223,6 @@ class InFields(Written):
         with_bias_fields(self.plain, self.name, self.items, self.metric)
 
 
-class InSecondVector(InFields):
-    where = "second_vector"
-
-    def fill(self):
-        with_second_field(self.plain, self.name, self.items, self.metric, width_for(self.metric))
-
-
 class InSideCollection(InFields):
     where = "side_collection"
 
@@ -238,9 +231,8 @@ class InSideCollection(InFields):
         plain_collection(self.plain, self.name, self.items, self.metric)
 
 
-@pytest.mark.parametrize("kind", [InFields, InSecondVector])
-def test_wherever_the_biases_lie_in_rows_these_are_put_right(lite, kind):
-    written = kind(lite)
+def test_biases_in_fields_of_rows_are_put_right(lite):
+    written = InFields(lite)
     with written.rewriting() as writer:
         for _, write in writes(written):
             written.rewrite(writer, write)

@@ -15,14 +15,13 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.arrays import decode
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import Incoming
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
-from tests.support.bias_fields import width_for, with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.born import born
 from tests.support.databases import write_state
 from tests.support.galleries import (
@@ -38,7 +37,7 @@ UNSEEN_LATE_UPDATE = (
     "the server writes the whole row, which it read before the refresh, after the refresh has ended: a refresh that "
     "rewrites live rows cannot know of it"
 )
-PLACES = ["vector", "second_vector", "fields", "side_collection"]
+PLACES = ["vector", "fields", "side_collection"]
 
 
 class Refreshed:
@@ -77,13 +76,9 @@ class Refreshed:
     def _enable(self):
         if self.place == "fields":
             with_bias_fields(self.plain, self.name, self.items, self.metric)
-        elif self.place == "side_collection":
+        else:
             self.backend.made.append(f"{self.name}__bias")
             plain_collection(self.plain, self.name, self.items, self.metric)
-        else:
-            with_second_field(
-                self.plain, self.name, self.items, self.metric, width_for(self.metric)
-            )
         bank = QueryBank(self.old)
         plan = plan_enable(
             self.store, self.name, bank, estimator=NNN(K), where=self.place, verdict="warn"
@@ -122,7 +117,7 @@ class Refreshed:
 
     def slots(self, keys):
         """(n, slots) what the collection holds, and the rows beside."""
-        form, layout = self.state.codec.form, self.state.layout
+        layout = self.state.layout
         if self.place == "side_collection":
             found = self.store.get(f"{self.name}__bias", keys, SIDE_FIELD)
             return found.vectors, found.rows
@@ -131,10 +126,6 @@ class Refreshed:
             columns = [[row[field] for field in self.state.codec.slot_fields] for row in batch.rows]
             return np.array(columns), batch.rows
         stored = batch.vectors
-        if self.place == "second_vector":
-            stored = form.joined(
-                decode([row[self.state.second_vector] for row in batch.rows], form.dtype)
-            )
         return np.column_stack(
             [layout.biases(stored, slot) for slot in range(layout.slots)]
         ), batch.rows
@@ -155,7 +146,7 @@ class Refreshed:
         slot = self.incoming.profile.slot
         np.testing.assert_allclose(held[:, slot], self.after(rows), atol=3e-4)
         np.testing.assert_allclose(held[:, 1 - slot], self.before(rows), atol=3e-4)
-        if self.place in ("vector", "second_vector"):
+        if self.place == "vector":
             shown = [row["hubness_bias"] for row in side_biases]
             np.testing.assert_allclose(shown, self.after(rows), atol=3e-4)
 

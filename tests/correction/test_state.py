@@ -45,29 +45,6 @@ def test_it_reads_what_it_wrote(state):
     assert state.profile.epoch == 4
 
 
-def test_a_state_from_before_second_fields_is_read(state):
-    text = state.to_json().replace(',"second_vector":null', "")
-    assert "second_vector" not in text
-    assert read_states({"hubness": text}, "products") == {state.field: state}
-
-
-def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
-    second = state.model_copy(update={"second_vector": "hubness_vector", "phase": "copying"})
-    assert (second.searched_field, second.serves, second.codec.leaves_vectors) == (
-        "hubness_vector",
-        False,
-        True,
-    )
-    assert second.model_copy(update={"phase": "ready"}).serves
-    assert set(second.codec.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
-    assert second.codec.form.width == 400
-    assert (state.searched_field, state.serves, state.codec.leaves_vectors) == (
-        "vector",
-        True,
-        False,
-    )
-
-
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
     plain = state.model_copy(update={"layout": Layout(384, "L2")})
     text = (

@@ -225,10 +225,6 @@ REFUSED = {
         f"enable items {BANK} --plan --where side_collection",
         "no side collections",
     ),
-    "a second vector": (
-        f"enable items {BANK} --plan --where second_vector",
-        "no second vector fields",
-    ),
     "samples": ("bank sample items --rate 0.5", "keeps no query samples"),
     "an adoption": ("adopt items --renamed-from former", "cannot rename collections"),
 }

@@ -17,7 +17,6 @@ from milvus_hubness import (
     InvalidParameter,
     QueryBank,
     migrate,
-    plan_enable,
     plan_migration,
     refresh,
     status,
@@ -364,8 +363,6 @@ def test_what_cannot_have_kinds_is_refused_in_one_line(backend, monkeypatch):
 
     message = refused(CannotMigrate, lambda: plan_migration(store, far, bank, **options))
     assert message.startswith("the vector is compared by L2")
-    message = refused(InvalidInput, lambda: plan_enable(store, plain, bank, **options))
-    assert "migrate the collection with --kind" in message
 
     monkeypatch.setattr(schema, "quantization", lambda source, field: INT8)
     message = refused(CannotMigrate, lambda: plan_migration(store, plain, bank, **options))
@@ -459,5 +456,3 @@ def test_the_command_takes_the_key_of_the_kinds(quick_folder, monkeypatch, comma
     told = json.loads(run("status", "items_hubness", "--json").stdout)["status"]
     assert told["kinds"]["names"] == ["image", "text"]
     assert "image" in run("status", "items_hubness").stdout
-    done = run("enable", "items", "--bank", bank, "--kind", "kind", code=1)
-    assert "kinds need columns in the searched vectors" in str(done.exception)

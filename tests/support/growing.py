@@ -21,7 +21,7 @@ from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER, samples_helper
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
 from milvus_hubness.milvus.store.banks import put_samples
-from tests.support.bias_fields import WIDTH, with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 240, 300
@@ -58,9 +58,7 @@ class Growing:
     def _enabled(self, where):
         name, client = self.database.name(), self.database.database.client
         self.database.made.append(f"{name}__bias")
-        if where == "second_vector":
-            with_second_field(client, name, self.items, "IP", WIDTH)
-        elif where == "fields":
+        if where == "fields":
             with_bias_fields(client, name, self.items, "IP")
         else:
             plain_collection(client, name, self.items, "IP")

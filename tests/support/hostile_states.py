@@ -42,7 +42,7 @@ from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
-from tests.support.bias_fields import with_bias_fields, with_second_field
+from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 24
@@ -53,7 +53,6 @@ NAMES_ALL = re.compile(r"the collection property 'hubness\S*' of 'hostile_\d+\S*
 PLACES = (
     "vector",
     "vector of L2",
-    "second_vector",
     "fields",
     "side_collection",
     "profiles",
@@ -284,8 +283,6 @@ def crossed(text: str) -> Iterator[Mutation]:
         "queries": 1,
     }
     yield Mutation("10^9 candidates", dumped({**value, "reranking": reranked}))
-    yield Mutation("reranking and a second vector", dumped({**value, "reranking": {**reranked, "candidates": 9},
-                                                            "second_vector": "hubness_vector"}))  # fmt: skip
     for count in (1, 2, 3, 17, 20_000):
         yield Mutation(f"{count} kinds", dumped(changed(value, ("layout", "kinds"), count)))
         values = list(range(count))
@@ -296,7 +293,6 @@ def crossed(text: str) -> Iterator[Mutation]:
         yield Mutation(f"means of kinds {means[:9]}", dumped(with_profile(kinds=of_profile)))
         rule = {"field": "", "values": [], "direction": means, "threshold": 0.0}
         yield Mutation(f"a direction {means[:9]}", dumped({**value, "kinds": rule}))
-    yield Mutation("a second vector", dumped({**value, "second_vector": "vector"}))
     yield Mutation(
         "a bank that is not there",
         dumped(with_profile(bank={**profile["bank"], "collection": "nowhere"})),
@@ -356,9 +352,7 @@ class World:
             self.backend.clean()
         name = self.backend.name("hostile")
         metric = "L2" if self.place == "vector of L2" else "COSINE"
-        if self.place == "second_vector":
-            with_second_field(self.plain, name, self.items, metric, 16)
-        elif self.place == "fields":
+        if self.place == "fields":
             with_bias_fields(self.plain, name, self.items, metric, default_value=0)
         else:
             plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
@@ -371,7 +365,7 @@ class World:
                     for key, row in rows
                 ],
             )
-        if self.place in ("second_vector", "fields", "side_collection"):
+        if self.place in ("fields", "side_collection"):
             plan = plan_enable(
                 self.store,
                 name,

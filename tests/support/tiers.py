@@ -81,7 +81,7 @@ each by the other tests of the module."""
 PLACES = (
     ("COSINE", "IP", "L2"),
     ("Cosine", "Dot", "Euclid"),
-    ("vector", "second_vector", "fields", "side_collection"),
+    ("vector", "fields", "side_collection"),
     ("local", "states"),
     ("qdrant-local", "qdrant-states"),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from milvus_hubness.cli.console import (
     UNNAMED,
     bank_words,
+    kind_words,
     say,
     show_facts,
     show_json,
@@ -53,6 +54,7 @@ def show_plan(plan: dict[str, Any]) -> None:
         "partitions": ", ".join(plan["partitions"]),
         "fields added": ", ".join(plan["hidden_fields"]),
         **bank_words(plan),
+        "kinds": kind_words(plan["kinds"]),
         "alias": plan["alias"],
         "rename": f"{plan['source']} becomes an alias of the copy" if plan["rename"] else None,
         "server": plan["server"],

@@ -111,8 +111,6 @@ class RowCodec(ABC):
     """Whether `field` holds the vectors as the user gave them."""
     needs_candidates: ClassVar[bool] = False
     """Whether searches fetch candidates, whose scores the client corrects by their biases."""
-    updates_in_place: ClassVar[bool] = False
-    """Whether a job updates the hidden fields of a row and leaves the others to its user."""
 
     @property
     def writes_rows(self) -> bool:
@@ -143,13 +141,8 @@ class RowCodec(ABC):
         return EPOCH_FIELD + self.suffix
 
     @property
-    def searched_field(self) -> str:
-        """The vector field that searches of `field` use."""
-        return self.field
-
-    @property
     def served_metric(self) -> Metric:
-        """The metric by which the database ranks the searched field."""
+        """The metric by which the database ranks the field."""
         return "IP"
 
     @property
@@ -159,7 +152,7 @@ class RowCodec(ABC):
 
     @cached_property
     def form(self) -> StorageFormat:
-        """The storage format of the searched field."""
+        """The storage format of the field."""
         return form_of(self.layout, self.dtype)
 
     def _slots(self, biases: RowBiases, slots: int | Floats) -> Floats:
@@ -211,13 +204,12 @@ class RowCodec(ABC):
 
         Raises InvalidInput for a number too large.
         """
-        # A candidate codec searches the user's own vectors, and a change of biases may have none.
-        searches_own_vectors = self.leaves_vectors and self.searched_field == self.field
-        if searches_own_vectors or self.searched_field not in columns:
+        # A change of biases may have no vectors.
+        if self.leaves_vectors or self.field not in columns:
             return columns
 
-        packed = self.form.encode_rows(columns[self.searched_field])
-        return {**columns, self.searched_field: packed}
+        packed = self.form.encode_rows(columns[self.field])
+        return {**columns, self.field: packed}
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
         """Return the columns that are stored in place of, or in addition to, those of the user.
@@ -228,7 +220,7 @@ class RowCodec(ABC):
         """
         slots = self._slots(biases, len(vectors))
         augmented = self.layout.augment(vectors, slots, biases.locality_hints, biases.kinds)
-        return {self.searched_field: augmented, **self._hidden(biases, len(vectors))}
+        return {self.field: augmented, **self._hidden(biases, len(vectors))}
 
     def decode_rows(self, columns: Columns) -> Floats:
         """Return the vectors as the user gave them, (n, d)."""
@@ -242,11 +234,11 @@ class RowCodec(ABC):
 
     def read_biases(self, columns: Columns) -> Floats:
         """Return the biases of stored rows, (n, slots), 0 where a row has none."""
-        return self.layout.biases(columns[self.searched_field], slice(None))
+        return self.layout.biases(columns[self.field], slice(None))
 
     def read_kinds(self, columns: Columns) -> npt.NDArray[np.int64]:
         """Return the kinds of stored rows, (n,), −1 where a row has none."""
-        return self.layout.held_kinds(columns[self.searched_field])
+        return self.layout.held_kinds(columns[self.field])
 
     @abstractmethod
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
@@ -261,13 +253,9 @@ class RowCodec(ABC):
         epochs = columns[self.epoch_field]
         return np.array([(epoch or PENDING) < PENDING for epoch in epochs], np.bool_)
 
-    def stale(self, columns: Columns) -> Flags:
-        """Return (n,) whether the biases of a row are visibly those of another vector."""
-        return np.zeros(len(columns[self.field]), np.bool_)
-
     def lacks_locality_hints(self, columns: Columns) -> Flags:
         """Return (n,) whether the locality hint columns of a row are empty but could be filled."""
-        return self.layout.lacks_locality_hints(columns[self.searched_field])
+        return self.layout.lacks_locality_hints(columns[self.field])
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Return (n,) whether the biases in these slots are finite and not pending."""
@@ -316,7 +304,7 @@ class RowCodec(ABC):
         slot: int = 0,
         kinds: KindWeights | None = None,
     ) -> Floats:
-        """Return the queries (m, d) as the searched field takes them, (m, width).
+        """Return the queries (m, d) as the field takes them, (m, width).
 
         kinds: the means of kinds to compare with; None for none. Raises as `Layout.encode_queries`
         does.

@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
+from milvus_hubness.errors import NotCaughtUp, name_some
 from milvus_hubness.jobs.common.progress import absent, key_pages
 from milvus_hubness.jobs.common.row_writer import RowWriter
 from milvus_hubness.jobs.store.generations import Batch
@@ -37,7 +37,7 @@ class BiasedRows:
     """n rows of a corrected collection, as they were read, and the state of their biases.
 
     A bias belongs to one vector. A job compares it with the bias that it computes, and writes rows
-    again whose bias is missing, of another vector, or too far from the new one.
+    again whose bias is missing or too far from the new one.
     """
 
     batch: Batch
@@ -54,11 +54,8 @@ class BiasedRows:
     biases: Floats
     """(n, slots), as stored; NaN where a side collection has none."""
 
-    stale: Flags
-    """(n,) whether the stored bias is visibly that of another vector."""
-
     unbiased: Flags
-    """(n,) whether the vector has no bias: none is stored, or the stored one is stale."""
+    """(n,) whether no bias is stored."""
 
     incomplete: Flags
     """(n,) whether the row has no bias, lacks locality hints that it could have, or is stored with
@@ -81,7 +78,6 @@ class BiasedRows:
             columns=columns,
             vectors=self.vectors[positions],
             biases=self.biases[positions],
-            stale=self.stale[positions],
             unbiased=self.unbiased[positions],
             incomplete=self.incomplete[positions],
             new=self.new[positions],
@@ -128,8 +124,7 @@ class BiasBackend:
         else:
             columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
 
-        stale = self.codec.stale(columns)
-        unbiased = self.codec.pending(columns) | stale
+        unbiased = self.codec.pending(columns)
         vectors = self.codec.decode_rows(columns)
         incomplete = unbiased | self.codec.lacks_locality_hints(columns)
         if self.state.kinds is not None:
@@ -141,7 +136,6 @@ class BiasBackend:
             columns=columns,
             vectors=vectors,
             biases=self.codec.read_biases(columns),
-            stale=stale,
             unbiased=unbiased,
             incomplete=incomplete,
             new=new,
@@ -194,8 +188,6 @@ class BiasBackend:
         changed = list(columns)
         vectors = columns.pop(codec.field, batch.vectors)
         rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
-        if codec.updates_in_place:
-            return self._update(self.writer, rows, partition, changed)
 
         # The epoch of a row that had a bias before is history,
         # which does not justify a change of the field.
@@ -216,7 +208,7 @@ class BiasBackend:
         A writer of whole rows repairs them itself. Raises
         NotCaughtUp for rows that change faster than this.
         """
-        if self.codec.writes_rows and not self.codec.updates_in_place:
+        if self.codec.writes_rows:
             return
 
         # A client may write a vector before this job writes the bias of the
@@ -236,7 +228,7 @@ class BiasBackend:
                 )
             ]
 
-            biased_rows = current.only(np.array(has_moved, np.bool_) | current.stale)
+            biased_rows = current.only(np.array(has_moved, np.bool_))
             if not len(biased_rows.batch):
                 return
 
@@ -286,21 +278,6 @@ class BiasBackend:
             {self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]}
         )
         return biases, new
-
-    def _update(
-        self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]
-    ) -> int:
-        """Update the rows that still exist: the database refuses some fields of other rows."""
-        try:
-            return writer.rewrite(rows, changed, partition, in_place=True)
-        except StoreError:
-            existing = set(self._rows(rows.keys, partition).keys)
-            if len(existing) == len(rows):
-                raise
-
-            # Somebody has deleted rows since they were read; the others can be updated.
-            positions = [i for i, key in enumerate(rows.keys) if key in existing]
-            return writer.rewrite(rows.take(positions), changed, partition, in_place=True)
 
 
 def _prior_values(corrections: Mapping[int, Correction], batch: Batch) -> Values:

@@ -108,7 +108,7 @@ def kind_remarks(
     if kind is None and record.kind:
         return [
             f"tune found searches better by the kinds of {record.kind!r}: pass --kind {record.kind} "
-            "(with --where second_vector, if without a copy)"
+            "to migrate"
         ]
     if kinds is not None and not record.kind and record.kind_tried == kinds.source:
         return [

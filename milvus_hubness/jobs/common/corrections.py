@@ -168,5 +168,5 @@ def _nearest(
         slot=profile.slot,
         kinds=None if kinds is None else kinds.weights(),
     )
-    nearest = iter(store.nearest(collection, state.searched_field, query_vectors, k))
+    nearest = iter(store.nearest(collection, state.field, query_vectors, k))
     return [next(nearest) if is_valid else [] for is_valid in valid]

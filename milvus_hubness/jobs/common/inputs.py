@@ -58,13 +58,13 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
 
     collection = spec.removeprefix(COLLECTION_PREFIX)
     info = store.info(collection)
-    if column is None and len(info.users_fields) != 1:
-        names = ", ".join(map(repr, info.users_fields)) or "none"
+    if column is None and len(info.vector_fields) != 1:
+        names = ", ".join(map(repr, info.vector_fields)) or "none"
         raise InvalidInput(
             f"{collection!r} does not have one vector field to read: choose one of {names}"
         )
 
-    field = column or next(iter(info.users_fields))
+    field = column or next(iter(info.vector_fields))
     info.require_field(field)
     state = info.states.get(field)
     vector = info.vector_fields[field]
@@ -162,13 +162,13 @@ def only_field(info: CollectionInfo) -> str:
     """Return the vector field if there is exactly one. Raises InvalidInput, CannotMigrate."""
     if state := info.state_of(None):
         return state.field
-    if len(info.users_fields) == 1:
-        return next(iter(info.users_fields))
+    if len(info.vector_fields) == 1:
+        return next(iter(info.vector_fields))
 
-    if info.users_fields:
+    if info.vector_fields:
         raise InvalidInput(
             f"{info.name!r} has several vector fields: choose one with --field: "
-            f"{', '.join(info.users_fields)}"
+            f"{', '.join(info.vector_fields)}"
         )
 
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")

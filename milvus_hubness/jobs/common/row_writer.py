@@ -199,12 +199,11 @@ class RowWriter:
 
         return rows() if are_noted else reading.result()
 
-    def rewrite(
-        self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False
-    ) -> int:
-        """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as
-        Store.update does. Return how many the database acknowledged. Raises LeaseLost, and
-        NotCaughtUp for rows that change faster than the writer can repair them.
+    def rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None) -> int:
+        """Write rows with new biases and their content as read, as Store.rewrite does.
+
+        Return how many the database acknowledged. Raises LeaseLost, and NotCaughtUp for rows that
+        change faster than the writer can repair them.
         """
         if not len(batch):
             return 0
@@ -217,8 +216,8 @@ class RowWriter:
         rows: Rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
 
-        write = store.update if in_place else store.rewrite
-        count = write(self._info.name, batch, self._content.field, changed, partition=partition)
+        field = self._content.field
+        count = store.rewrite(self._info.name, batch, field, changed, partition=partition)
         if self._intent_log is None:
             return count
 

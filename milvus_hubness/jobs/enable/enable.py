@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,12 @@ from milvus_hubness.jobs.common.fits import forget_fits, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.common.progress import key_chunks, key_pages
+from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.common.row_writer import drop_intents, rewriting
 from milvus_hubness.jobs.enable.plan import EnablePlan
-from milvus_hubness.jobs.migration.catch_up import (
-    find_themselves,
-    misses_too_many,
-    searched_rows,
-)
-from milvus_hubness.jobs.migration.compare import same_rows
 from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helper
 from milvus_hubness.jobs.store.protocols import (
-    SecondVectors,
     SideCollections,
     Store,
     capability,
@@ -76,14 +68,6 @@ class Enabled(ShownAsTable):
     """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
     """What these miss, see state.CandidateReranking."""
-    second_vector: str | None = None
-    """The second vector field."""
-    searched: int | None = None
-    """Number of rows whose own vectors were searched for."""
-    in_field: int | None = None
-    """How many of these are among the ten best in the user's field."""
-    in_second: int | None = None
-    """How many of these are among the ten best in the second field."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -97,10 +81,8 @@ def enable(
     write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for fields that a
-    server added. With a second vector field, everything stays: clients write both fields and search
-    the user's until all rows are filled; the same plan, made again, continues the run, and
-    `disable` undoes it. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds
-    by default. Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one
+    server added. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by
+    default. Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one
     against it, LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
     made, VerificationFailed and the exceptions of the store.
     """
@@ -119,15 +101,14 @@ def enable(
         suffix = plan.suffix
         if plan.field not in info.states:
             suffix = suffix_for(plan.field, info.states.values())
-        if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
+        if plan.field in info.states or suffix != plan.suffix:
             raise AlreadyCorrected(
                 f"another job has changed the correction of {field_words(plan.field)} of {name!r} "
                 "since this plan was made: plan again"
             )
 
-        run = _fill_second_vector if plan.where == "second_vector" else _enable_reranking
         with lease.explained():
-            facts = run(lease, replace(plan, source=info), ttl, progress)
+            facts = _enable_reranking(lease, replace(plan, source=info), ttl, progress)
             corrected = lease.store.info(name, counted=False)
             note_fits(lease.store, corrected, corrected.states[plan.field])
 
@@ -188,50 +169,10 @@ def _enable_reranking(
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
 
-    assert plan.reranking is not None
     return {
         "rows": rows,
         **plan.reranking.model_dump(include={"side_collection", "candidates", "missed"}),
     }
-
-
-def _fill_second_vector(
-    lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
-) -> dict[str, Any]:
-    """Add the second field, fill it after `client_ttl`
-    seconds, check it, and let clients search it.
-    """
-    store = lease.store
-    name = plan.source.name
-    second_vectors = capability(store, SecondVectors)
-    state = plan.unfinished
-    if state is None:
-        with _undone() as undo:
-            state = _new_state(store, plan, undo)
-            # The fields come before the state: clients write them once they read it.
-            if plan.adds_fields:
-                second_vectors.add_second_vector(plan.source, plan.field, plan.suffix, plan.width)
-            store.write_property(name, state.property_name, state)
-
-    info = store.info(name)
-    second_vectors.load_second_vector(info, state)
-    with rewriting(lease, info, state, client_ttl=client_ttl) as writer:
-        backend = BiasBackend(store, info, state, writer)
-        rows = _fill_all(backend, plan.correction, "filling the second field", progress)
-
-    store.flush(name)
-    searched, in_field, in_second = _find_themselves(store, info, state)
-    if misses_too_many(searched, in_field, in_second):
-        raise VerificationFailed(
-            f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by "
-            f"their own vectors, {in_field} are found in {state.field!r} and {in_second} in "
-            f"{state.searched_field!r}: wait until the index is built, and run the command again"
-        )
-
-    ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
-    store.write_property(name, ready.property_name, ready)
-    measured = {"searched": searched, "in_field": in_field, "in_second": in_second}
-    return {"rows": rows, "second_vector": plan.second_vector, **measured}
 
 
 def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionState:
@@ -249,14 +190,12 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         suffix=plan.suffix,
         dtype=plan.source.vector_fields[plan.field].dtype,
         source=plan.source.name,
-        phase="copying" if plan.where == "second_vector" else "ready",
+        phase="ready",
         mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
         prior=correction.prior,
-        kinds=correction.kinds,
         reranking=plan.reranking,
-        second_vector=plan.second_vector,
         evidence=correction.evidence,
         on_hub=plan.on_hub,
     )
@@ -314,52 +253,11 @@ def _fill(
     return rows, wrong
 
 
-def _find_themselves(
-    store: Store, info: CollectionInfo, state: CollectionState
-) -> tuple[int, int, int]:
-    """Return the number of rows searched for, and of those
-    that each field returns; changed rows do not count.
-    """
-    counts = np.zeros(3, np.int64)
-    every = max(1, -(-info.rows // searched_rows(info.rows)))
-    seen = 0
-    for partition in info.partitions:
-        sampled: list[Key] = []
-        for page in key_pages(store, info.name, partition, rows=info.rows):
-            # Every so many rows, counted over pages and partitions.
-            sampled += page[-seen % every :: every]
-            seen += len(page)
-
-        rows = store.get(info.name, sampled, state.field, partition=partition)
-        valid = ~state.layout.invalid(rows.vectors)
-        keys = [key for key, usable in zip(rows.keys, valid, strict=True) if usable]
-        vectors = rows.vectors[valid]
-        if not keys:
-            continue
-
-        encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
-        searches = [
-            partial(store.nearest, info.name, field, query_vectors)
-            for field, query_vectors in ((state.field, vectors), (state.searched_field, encoded))
-        ]
-        steady, by_field, by_second = find_themselves(keys, *searches)
-
-        # A row that a client has written meanwhile was searched for by a vector that it had.
-        rows_now = store.get(info.name, keys, state.field, partition=partition)
-        same = same_rows(rows, rows_now)
-        counted = steady & np.array([same.get(key, False) for key in keys])
-        counts += [counted.sum(), (counted & by_field).sum(), (counted & by_second).sum()]
-
-    searched, in_field, in_second = counts.tolist()
-    return searched, in_field, in_second
-
-
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
     """Remove the biases that are stored outside a collection's vectors; the bank stays.
 
-    A second vector field is removed too if the server can drop it. After an interruption, call it
-    again. Return the name of the dropped side collection or field. Raises NotCorrected, and
-    InvalidInput if several fields are corrected and none is named.
+    After an interruption, call it again. Return the name of the dropped side collection. Raises
+    NotCorrected, and InvalidInput if several fields are corrected and none is named.
     """
     expect_store(store)
     with leasing(store, collection) as (lease, info):
@@ -377,10 +275,6 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         # The state goes before the biases, so that no client or job looks for them.
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
-        if state.second_vector:
-            dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
-            return state.second_vector if dropped else None
-
         side = side_helper(state)
         if side is None:
             return None

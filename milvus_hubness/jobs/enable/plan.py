@@ -19,26 +19,14 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.correction.codec.arrays import as_metric
-from milvus_hubness.correction.codec.base import form_of
-from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
-from milvus_hubness.correction.estimators.base import expect_estimator, is_same
+from milvus_hubness.correction.estimators.base import expect_estimator
 from milvus_hubness.correction.fitted import Correction, grouped
-from milvus_hubness.correction.kinds import AUTO
-from milvus_hubness.correction.state import (
-    CandidateReranking,
-    CollectionState,
-    slots_for,
-    suffix_for,
-)
+from milvus_hubness.correction.state import CandidateReranking, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
-    InvalidInput,
     InvalidParameter,
-    ResumeRefused,
 )
 from milvus_hubness.jobs.common.choice import (
     bank_facts,
@@ -47,27 +35,16 @@ from milvus_hubness.jobs.common.choice import (
     kind_remarks,
     verdict_remarks,
 )
-from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.inputs import (
     FitRows,
     Gallery,
-    fit_measured,
     fit_with_mean,
     only_field,
     read_gallery,
 )
 from milvus_hubness.jobs.common.judging import Judging, judged, stored_verdict
-from milvus_hubness.jobs.common.kinds import (
-    NO_KINDS,
-    ChosenKinds,
-    KindRequest,
-    chosen_kinds,
-    with_kind_offsets,
-    with_kinds,
-)
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
-    ChosenPrior,
     PriorLike,
     PriorRequest,
     chosen_prior,
@@ -81,7 +58,6 @@ from milvus_hubness.jobs.store.protocols import (
     HubGuards,
     Presence,
     SearchGates,
-    SecondVectors,
     SideCollections,
     Store,
     capability,
@@ -120,14 +96,10 @@ class EnablePlan(ShownAsTable):
     """What the user should know before the run."""
     judging: Judging
     """What the run does with the verdict."""
-    reranking: CandidateReranking | None = None
-    """The number of candidates, chosen by measurement; None in `vectors`."""
-    missed: dict[int, float] | None = None
+    reranking: CandidateReranking
+    """The number of candidates, chosen by measurement."""
+    missed: dict[int, float]
     """For each number of candidates, the mean share of the exact corrected top 10 outside them."""
-    kinds: ChosenKinds = NO_KINDS
-    """The kinds of the rows; those of an unfinished run are in its state."""
-    unfinished: CollectionState | None = None
-    """The state that an interrupted run left, which the next run continues."""
     verdict: TuningRecord | None = None
     """The verdict on the bank; None if it was not judged."""
     on_hub: OnHub = "off"
@@ -136,17 +108,7 @@ class EnablePlan(ShownAsTable):
     @property
     def side_collection(self) -> str | None:
         """The side collection; None if biases go elsewhere."""
-        return self.reranking.side_collection if self.reranking else None
-
-    @property
-    def second_vector(self) -> str | None:
-        """The second vector field; None if biases go elsewhere."""
-        return SECOND_VECTOR_FIELD + self.suffix if self.where == "second_vector" else None
-
-    @property
-    def width(self) -> int:
-        """The numbers per vector of the augmented form."""
-        return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
+        return self.reranking.side_collection
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
@@ -156,33 +118,19 @@ class EnablePlan(ShownAsTable):
             "metric": self.correction.layout.metric,
             "rows": self.source.rows,
             "where": self.where,
-            **self._location_facts(),
+            "side_collection": self.side_collection,
+            "candidates": self.reranking.candidates,
+            "missed": {str(candidates): share for candidates, share in self.missed.items()},
+            "measured_queries": self.reranking.queries,
             "adds_fields": self.adds_fields,
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             "estimator": to_dict(self.correction.fitted.estimator),
             "strength": self.strength,
             "gate": self.gate,
             "prior": prior_facts(self.correction.prior, len(self.correction.clicks)),
-            "kinds": self.kinds.facts,
             "verdict": self.verdict.facts if self.verdict else None,
             "on_hub": self.on_hub,
             "remarks": list(self.remarks),
-        }
-
-    def _location_facts(self) -> dict[str, Any]:
-        if self.reranking is None:
-            return {
-                "second_vector": self.second_vector,
-                "width": self.width,
-                "carries_on": self.unfinished is not None,
-            }
-
-        missed = self.missed or {}
-        return {
-            "side_collection": self.reranking.side_collection,
-            "candidates": self.reranking.candidates,
-            "missed": {str(candidates): share for candidates, share in missed.items()},
-            "measured_queries": self.reranking.queries,
         }
 
 
@@ -200,8 +148,6 @@ class EnableRequest:
     """The caller's gate, which overrules that of tuning; 0 for none."""
     prior: PriorRequest
     """The caller's prior."""
-    kinds: KindRequest
-    """The kinds that the caller asks for."""
     field: str | None
     """The vector field to correct; None for the only one."""
     where: LocationWithoutCopy | None
@@ -218,13 +164,6 @@ class EnableRequest:
             expect_word("where", self.where, LocationWithoutCopy)
         checked_gate(self.gate)
         self.prior.expect_source()
-        self.kinds.expect_no_targets(self.target_bank)
-        if self.kinds.name is not None and self.where != "second_vector":
-            raise InvalidInput(
-                "kinds need columns in the searched vectors, or the items of one kind fill the "
-                "candidates: migrate the collection with --kind or, on Milvus, use --where "
-                "second_vector"
-            )
         if not 0 < self.max_miss_rate < 1:
             raise InvalidParameter(
                 f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
@@ -239,8 +178,6 @@ class Location:
     presence: Presence
     """Whether the collection has the fields for it, can get them, or neither."""
     remarks: list[str]
-    layout: Layout | None = None
-    """The columns of the second vector field; None for other locations, which have none."""
 
     @property
     def adds_fields(self) -> bool:
@@ -249,19 +186,17 @@ class Location:
 
 @dataclass(frozen=True)
 class FittedPlan:
-    """The biases of a plan, newly fitted or those of an interrupted run."""
+    """The biases of a plan, newly fitted."""
 
     correction: Correction
     strength: float
     gate: int | None
     bank_collection: str
     remarks: list[str]
-    reranking: CandidateReranking | None = None
-    missed: dict[int, float] | None = None
-    verdict: TuningRecord | None = None
+    reranking: CandidateReranking
+    missed: dict[int, float]
+    verdict: TuningRecord | None
     """The verdict on the bank; None if it was not judged."""
-    kinds: ChosenKinds = NO_KINDS
-    """The kinds of the rows."""
 
 
 def plan_enable(
@@ -279,7 +214,6 @@ def plan_enable(
     gate: int | None = None,
     prior: PriorLike | None = None,
     prior_weight: float | None = None,
-    kind: str | None = None,
     verdict: VerdictMode | None = None,
     on_hub: OnHub = "off",
     progress: Progress = silent,
@@ -291,14 +225,12 @@ def plan_enable(
     estimator, verdict: as in plan_migration. queries: real ones, apart from the bank, on which the
     bank is judged and the candidates are measured; by default some of the bank's.
     where: by default "fields" if the collection has them or the server can add them and its rows do
-    not expire, else "side_collection"; searches of "second_vector" need no candidates.
+    not expire, else "side_collection".
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    prior, prior_weight, on_hub: as in plan_migration. kind: as there, for
-    "second_vector" only.
+    prior, prior_weight, on_hub: as in plan_migration.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator,
-    gate or prior, AlreadyCorrected, CannotMigrate, InvalidParameter,
-    EmptyCollection, CollectionNotFound, BankTooSmall.
+    Raises AlreadyCorrected, CannotMigrate, InvalidParameter, EmptyCollection, CollectionNotFound,
+    BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -309,7 +241,6 @@ def plan_enable(
         estimator=estimator,
         gate=gate,
         prior=PriorRequest.of(prior, prior_weight),
-        kinds=KindRequest.of(kind),
         field=field,
         where=where,
         bank_collection=bank_collection,
@@ -327,32 +258,10 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
     if request.gate:
         capability(store, SearchGates).expect_gates()
     info, field = _correctable(store, request)
-    unfinished = info.states.get(field)
-    suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
-
-    gallery: Gallery | None = None
-    kinds = NO_KINDS
-    if request.where == "second_vector":
-        layout = unfinished.layout if unfinished else _second_vector_layout(store, info, field)
-        request.kinds.expect_possible(layout, field)
-        # Their columns count in the width of the second field, so the kinds come before that.
-        if request.kinds.name is not None and unfinished is None:
-            gallery = read_gallery(store, info, field, progress=progress)
-            kinds = chosen_kinds(
-                store, info, request.kinds, gallery.layout, gallery.vectors, request.bank
-            )
-            layout = with_kinds(layout, kinds.rule, gallery.vectors)
-            if store.takes_kind_offsets(info, field):
-                layout = with_kind_offsets(layout, kinds.rule, gallery.vectors, gallery.items)
-        location = _second_vector_location(store, info, field, suffix, layout)
-    else:
-        location = _field_or_side_location(store, info, suffix, request.where)
-
-    if unfinished is not None:
-        fitted = _continued(store, request, unfinished)
-    else:
-        gallery = gallery or read_gallery(store, info, field, progress=progress)
-        fitted = _fitted(store, request, info, gallery, suffix, location, kinds, progress)
+    suffix = suffix_for(field, info.states.values())
+    location = _location(store, info, suffix, request.where)
+    gallery = read_gallery(store, info, field, progress=progress)
+    fitted = _fitted(store, request, info, gallery, suffix, location, progress)
 
     return EnablePlan(
         source=info,
@@ -373,11 +282,8 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         ),
         reranking=fitted.reranking,
         missed=fitted.missed,
-        kinds=fitted.kinds,
-        unfinished=unfinished,
         verdict=fitted.verdict,
-        # Who continues a run has decided already.
-        judging=request.judging if unfinished is None else Judging("skip"),
+        judging=request.judging,
         on_hub=request.on_hub,
     )
 
@@ -399,9 +305,7 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
             "often not among the raw candidates: migrate the collection, which corrects all rows"
         )
 
-    state = info.states.get(field)
-    # Only the filling of a second vector field can be continued.
-    if state is not None and (request.where != "second_vector" or state.serves):
+    if field in info.states:
         raise AlreadyCorrected(
             f"{field_words(field)} of {info.name!r} is corrected already: refresh it instead"
         )
@@ -409,35 +313,7 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
     return info, field
 
 
-def _second_vector_layout(store: Store, info: CollectionInfo, field: str) -> Layout:
-    """Return the columns of a second vector field, without kinds. Raises CannotMigrate."""
-    vector = info.vector_fields[field]
-    if not vector.metric:
-        raise CannotMigrate(
-            f"{field_words(field)} has no index, so its metric is unknown: create an index first"
-        )
-
-    return Layout(
-        vector.dim,
-        as_metric(vector.metric),
-        slots_for(1),
-        store.width_multiple(vector),
-        spread=store.bias_spread(info, field),
-    )
-
-
-def _second_vector_location(
-    store: Store, info: CollectionInfo, field: str, suffix: str, layout: Layout
-) -> Location:
-    """Return the location of biases in a second vector field. Raises CannotMigrate."""
-    second_vectors = capability(store, SecondVectors)
-    width = form_of(layout, info.vector_fields[field].dtype).width
-    presence = second_vectors.second_vector_field(info, field, suffix, width)
-    remarks = second_vectors.second_vector_remarks(info, suffix)
-    return Location("second_vector", presence, remarks, layout)
-
-
-def _field_or_side_location(
+def _location(
     store: Store, info: CollectionInfo, suffix: str, where: LocationWithoutCopy | None
 ) -> Location:
     """Return the location of biases in fields of the rows, or in a side collection.
@@ -459,20 +335,6 @@ def _field_or_side_location(
     return Location(where, presence, remarks)
 
 
-def _continued(store: Store, request: EnableRequest, unfinished: CollectionState) -> FittedPlan:
-    """Return the biases that an interrupted run writes. Raises ResumeRefused."""
-    profile = unfinished.profile
-    correction = load_correction(store, unfinished, profile)
-    _require_same(unfinished, request, ChosenPrior(correction.prior, correction.clicks))
-    return FittedPlan(
-        correction=correction,
-        strength=profile.strength,
-        gate=profile.gate,
-        bank_collection=profile.bank.collection,
-        remarks=[],
-    )
-
-
 def _fitted(
     store: Store,
     request: EnableRequest,
@@ -480,7 +342,6 @@ def _fitted(
     gallery: Gallery,
     suffix: str,
     location: Location,
-    kinds: ChosenKinds,
     progress: Progress,
 ) -> FittedPlan:
     """Choose and fit an estimator on the gallery, and measure what candidates miss."""
@@ -491,55 +352,39 @@ def _fitted(
     # corrected.
     resolved(gallery.layout, gallery.vectors, request.bank, field, dtype)
 
-    verdict = stored_verdict(info, field, request.bank, request.judging, kinds.source)
+    verdict = stored_verdict(info, field, request.bank, request.judging, kind="")
     if verdict is None and request.judging.mode != "skip":
-        judged_rows = FitRows.of(gallery.vectors, gallery.items, NO_PRIOR, kinds.rule)
-        verdict = judged(
-            gallery.layout, judged_rows, field, request.bank, request.judging, kinds.rule
-        )
+        judged_rows = FitRows.of(gallery.vectors, gallery.items, NO_PRIOR, None)
+        verdict = judged(gallery.layout, judged_rows, field, request.bank, request.judging)
     remarks = verdict_remarks(verdict, info, request.judging, is_followed=request.estimator is None)
     choice = choose(
         verdict,
         request.estimator,
         request.gate,
-        by_kind=kinds.rule is not None,
         are_gated=isinstance(store, SearchGates),
     )
     chosen = chosen_prior(request.prior, verdict, is_followed=request.estimator is None)
     chosen = on_gallery(store, info, chosen, progress=progress)
     remarks += filter(None, [chosen.remark])
-    remarks += kinds.remarks
-    remarks += kind_remarks(info, field, request.bank, request.kinds.name, kinds.rule)
+    remarks += kind_remarks(info, field, request.bank, None, None)
     estimator = joined_with(choice.estimator, request.prior, chosen)
-    rows = FitRows.of(gallery.vectors, gallery.items, chosen, kinds.rule)
+    rows = FitRows.of(gallery.vectors, gallery.items, chosen, None)
     bank = grouped(gallery.layout, request.bank, gallery.vectors)
-    banks = (
-        estimator,
-        bank,
-        request.target_bank,
-        choice.strength,
-        chosen,
-        kinds.rule,
+    correction = fit_with_mean(
+        gallery.layout, rows, estimator, bank, request.target_bank, choice.strength, chosen
     )
-
-    reranking: CandidateReranking | None = None
-    missed: dict[int, float] | None = None
-    if location.layout is not None:
-        correction = fit_measured(store, info, field, location.layout, rows, *banks)
-    else:
-        correction = fit_with_mean(gallery.layout, rows, *banks)
-        side = _free_side(store, info, suffix) if location.where == "side_collection" else None
-        most = store.most_candidates(info)
-        reranking, missed = measure(
-            gallery,
-            correction,
-            request.judging.queries or request.bank,
-            choice.strength,
-            request.max_miss_rate,
-            side,
-            most,
-        )
-        _require_few_missed(info, reranking, most)
+    side = _free_side(store, info, suffix) if location.where == "side_collection" else None
+    most = store.most_candidates(info)
+    reranking, missed = measure(
+        gallery,
+        correction,
+        request.judging.queries or request.bank,
+        choice.strength,
+        request.max_miss_rate,
+        side,
+        most,
+    )
+    _require_few_missed(info, reranking, most)
 
     return FittedPlan(
         correction=correction,
@@ -550,7 +395,6 @@ def _fitted(
         reranking=reranking,
         missed=missed,
         verdict=verdict,
-        kinds=kinds,
     )
 
 
@@ -635,30 +479,3 @@ def measure(
         queries=len(query_vectors),
     )
     return reranking, missed
-
-
-def _require_same(state: CollectionState, request: EnableRequest, present: ChosenPrior) -> None:
-    """Raise ResumeRefused if the unfinished run used another bank, estimator, gate or prior.
-
-    present: the prior that it used.
-    """
-    profile = state.profile
-    targets = request.target_bank
-    estimator = request.estimator
-    fingerprint = request.bank.fingerprint + (f"+{targets.fingerprint}" if targets else "")
-    gate = request.gate
-    prior = chosen_prior(request.prior, None, present)
-    kinds = state.kinds
-    requested = request.kinds.name
-    differences = {
-        "kind": requested is not None and (kinds is None or requested != (kinds.field or AUTO)),
-        "bank": fingerprint != profile.bank.fingerprint,
-        "estimator": estimator is not None and not is_same(estimator, profile.estimator),
-        "gate": gate is not None and checked_gate(gate) != profile.gate,
-        "prior": prior.arguments != present.arguments,
-    }
-    if names := [name for name, differs in differences.items() if differs]:
-        raise ResumeRefused(
-            f"an unfinished enable of {state.source!r} was started with another "
-            f"{', '.join(names)}: run it with the same options, or disable the collection first"
-        )

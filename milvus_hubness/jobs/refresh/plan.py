@@ -526,10 +526,7 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
-        what = f"a copy of {state.source!r}"
-        if state.codec.leaves_vectors:
-            what = "filled only in part: enable it again"
-        raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
+        raise UnfinishedMigration(f"{info.name!r} is unfinished, a copy of {state.source!r}")
     return state
 
 
@@ -636,7 +633,7 @@ def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionSta
     columns than stored vectors have. Biases in more columns than necessary are as good.
     """
     # A state can name a field that its owner has dropped meanwhile; other checks say so.
-    if state.codec.needs_candidates or state.searched_field not in info.vector_fields:
+    if state.codec.needs_candidates or state.field not in info.vector_fields:
         return False
     return store.bias_spread(info, state.field) > state.layout.spread
 

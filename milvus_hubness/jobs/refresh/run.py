@@ -478,8 +478,6 @@ class Refreshing:
 
         spread = self.store.bias_spread(self.info, self.state.field)
         remedy = f"give {self.info.name!r} one alias and refresh by it"
-        if self.state.codec.leaves_vectors:
-            remedy = "disable the correction and enable it again"
         return (
             f"{plan.reason}, but the quantizer of {field_words(self.state.field)} needs each bias in "
             f"{spread} columns, where its vectors have {self.state.layout.spread}, and no copy "

@@ -73,8 +73,6 @@ class Status(ShownAsTable):
     """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy
     that has them.
     """
-    second_vector: str | None = None
-    """The second vector field, if it holds the biases."""
     side_collection: str | None = None
     """The side collection, if it holds the biases."""
     candidates: int | None = None
@@ -167,7 +165,6 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         spread=None if codec.needs_candidates else state.layout.spread,
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
         needs_other_columns=needs_other_columns(store, info, state),
-        second_vector=codec.searched_field if codec.searched_field != codec.field else None,
         side_collection=codec.side_collection,
         candidates=codec.candidates or None,
         missed=state.miss_rate,

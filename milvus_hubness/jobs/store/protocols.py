@@ -245,19 +245,6 @@ class Rows(Protocol):
     ) -> None:
         """Insert or replace rows, acknowledged on return."""
 
-    def update(
-        self,
-        collection: str,
-        batch: Batch,
-        field: str,
-        changed: Sequence[str],
-        *,
-        partition: str | None,
-    ) -> int:
-        """Replace the fields named `changed` of existing rows,
-        or the whole rows; return how many were acknowledged.
-        """
-
     def rewrite(
         self,
         collection: str,
@@ -465,29 +452,6 @@ class WholeRows(Protocol):
 
 
 @runtime_checkable
-class SecondVectors(Protocol):
-    """A second vector field for the augmented vectors of a field, with hidden fields of its own."""
-
-    def second_vector_field(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> Literal["present", "can be added"]:
-        """Whether `source` has the second field. Raises CannotMigrate if it cannot get one."""
-
-    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
-
-    def add_second_vector(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> None:
-        """Add the second vector field and its hidden fields, as far as they are missing."""
-
-    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
-        """Index the second field as the first one is indexed, but by inner product, and load it."""
-
-    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
-        """Drop the second field and its hidden fields. Return whether the database can do that."""
-
-
-@runtime_checkable
 class SideCollections(Protocol):
     """Side collections, which hold the biases of another collection's rows."""
 
@@ -552,8 +516,6 @@ class LeavesKeys(Protocol):
 _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
     WholeRows: "replaces no whole rows: every note is replayed",
-    SecondVectors: "has no second vector fields for augmented vectors: choose another bias "
-    "location",
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: pass the reference queries as a file",
     SearchGates: "has no clients that gate searches: leave gate out",

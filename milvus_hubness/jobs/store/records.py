@@ -32,7 +32,6 @@ from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import spread_for
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     REMEDY,
@@ -463,11 +462,11 @@ class CollectionInfo:
         for state in self.states.values():
             # A user who may change properties or drop fields can make a state wrong:
             # jobs and clients that index by these names rely on this check.
-            for missing in {state.field, state.searched_field} - self.vector_fields.keys():
+            if state.field not in self.vector_fields:
                 what = described_property(state.property_name, self.name)
                 raise StateError(
-                    f"{what} is about the vector field {shown(missing)!r}, which the collection "
-                    f"does not have: {REMEDY}"
+                    f"{what} is about the vector field {shown(state.field)!r}, which the "
+                    f"collection does not have: {REMEDY}"
                 )
 
     @property
@@ -497,15 +496,6 @@ class CollectionInfo:
     def bias_spread(self, field: str) -> int:
         """Return in how many columns a quantiser that treats all columns alike needs a bias."""
         return spread_for(*self.users_shape(field))
-
-    @property
-    def users_fields(self) -> dict[str, VectorField]:
-        """The vector fields without second vector fields, which hold augmented vectors."""
-        return {
-            name: vector
-            for name, vector in self.vector_fields.items()
-            if not name.startswith(SECOND_VECTOR_FIELD)
-        }
 
     @property
     def state(self) -> CollectionState | None:

@@ -71,7 +71,6 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
     hubness_state = _coroutine(Methods.hubness_state)
     describe_collection = _coroutine(Methods.describe_collection)
     describe_index = _coroutine(Methods.describe_index)
-    list_indexes = _coroutine(Methods.list_indexes)
     list_aliases = _coroutine(Methods.list_aliases)
     create_collection = _coroutine(Methods.create_collection)
     create_index = _coroutine(Methods.create_index)

@@ -133,10 +133,9 @@ class Biases:
         hints; and their evidence, if the collection has a hub guard.
 
         are_new: whether these rows are inserted together. While a job computes
-        all biases, new rows get the biases that the job would give them: for
-        incoming profiles, and for a copy or a second field that is being
-        filled. watches: whether to gather evidence. Raises BankTooLarge if the budget has no room
-        for the banks.
+        all biases, new rows get the biases that the job would give them: for incoming profiles, and
+        for a copy that is being filled. watches: whether to gather evidence. Raises BankTooLarge if
+        the budget has no room for the banks.
         """
         watches = watches and is_guarded(state)
         if watches:

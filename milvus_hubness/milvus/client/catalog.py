@@ -102,22 +102,6 @@ class Reads:
         cached = yield from self._states.cached_state(collection, timeout)
         return index_out(cached.states.values(), index)
 
-    def list_indexes(
-        self, collection: str, field_name: str | None, options: Mapping[str, Any]
-    ) -> Operation[list[str]]:
-        names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
-        cached = yield from self._states.cached_state(collection)
-
-        for state in cached.states.values():
-            # A second vector field has an index of its own, which the user did not create.
-            if state.searched_field != state.field and not field_name:
-                hidden = yield Ask(
-                    "list_indexes", (collection, state.searched_field), dict(options)
-                )
-                names = [name for name in names if name not in hidden]
-
-        return names
-
 
 HELPER_PROPERTIES = frozenset(
     {

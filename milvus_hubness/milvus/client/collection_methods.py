@@ -48,10 +48,6 @@ class CollectionMethods(EscapedKeys):
             self._operations.reads.describe_index(collection_name, index_name, timeout, kwargs)
         )
 
-    def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> Any:
-        """List indexes as pymilvus does, without that of a hidden vector field."""
-        return self._run(self._operations.reads.list_indexes(collection_name, field_name, kwargs))
-
     def list_aliases(
         self,
         collection_name: str = "",

@@ -135,10 +135,10 @@ class Pages:
             return with_escaped_keys((yield Ask("search_iterator", (collection, data), further)))
 
         expect_whole_hits(output_fields, cached.states, options)
-        state = cached.searched(options["anns_field"])
+        state = cached.state_of(options["anns_field"])
         if state is None:
             fields = cached.reading.fields(output_fields)
-            further = {**cached.uncorrected(further), "output_fields": fields.requested}
+            further = {**further, "output_fields": fields.requested}
             answer = partial(cached.reading.hits_out, fields=fields)
             return (yield from _opened(collection, data, further, answer))
 
@@ -153,7 +153,7 @@ class Pages:
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
 
-        options = {**options, "anns_field": state.searched_field}
+        options = {**options, "anns_field": state.field}
         request = yield from self._ordered(collection, cached.key_field, rewrite, question, options)
         further |= options
         further["output_fields"] = request.output_fields

@@ -116,7 +116,7 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     queries = rewrite.queries(question)
     return AnnSearchRequest(
         data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
-        anns_field=rewrite.state.searched_field,
+        anns_field=rewrite.state.field,
         param=rewrite.search_params(question),
         limit=request.limit,
         expr=request.expr,

@@ -98,7 +98,7 @@ class Searches:
                     raise
 
                 cached = yield from self._states.cached_state(collection, timeout)
-                if cached.searched(options.get("anns_field")) is None:
+                if cached.state_of(options.get("anns_field")) is None:
                     raise
 
                 held.recovered.append(error)
@@ -152,7 +152,7 @@ class Searches:
         """Search in as many steps as needed; prepare this kind if one request answers it."""
         expect_candidates(question.rerank, question.candidates)
         expect_whole_hits(question.output_fields, cached.states, options)
-        state = cached.searched(options.get("anns_field"))
+        state = cached.state_of(options.get("anns_field"))
         if state is None:
             return (yield from self._uncorrected(collection, cached, question, options))
 
@@ -218,7 +218,7 @@ class Searches:
             fields.requested,
             question.search_params,
         )
-        results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
+        results = yield Ask("search", args, {**options, "ids": question.ids})
         if question.ids is None:
             self.sample_uncorrected(cached, options.get("anns_field"), question.data)
         return cached.reading.hits_out(results, fields) if cached.states else results
@@ -341,7 +341,7 @@ class Searches:
                     raise
 
                 cached = yield from self._states.cached_state(collection, options.get("timeout"))
-                if all(cached.searched(request.anns_field) is None for request in requests):
+                if all(cached.state_of(request.anns_field) is None for request in requests):
                     raise
 
                 held.recovered.append(error)
@@ -396,7 +396,7 @@ class Searches:
     ) -> Operation[Any]:
         """Search by this collection state, by one request if the server can merge the answers."""
         expect_whole_hits(output_fields, cached.states, options)
-        states = [cached.searched(request.anns_field) for request in requests]
+        states = [cached.state_of(request.anns_field) for request in requests]
         ranking.require_profile(profile, [state for state in states if state])
 
         parts: list[_Part] = []
@@ -518,11 +518,11 @@ def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
 def field_arguments(state: CollectionState) -> dict[str, Any]:
     """Return the arguments of pymilvus's search that name the field and its type."""
     if state.dtype != "float32":
-        return {"anns_field": state.searched_field}
+        return {"anns_field": state.field}
 
     # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
-    description = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
-    return {"anns_field": state.searched_field, "schema": {"fields": [description]}}
+    description = {"name": state.field, "type": DataType.FLOAT_VECTOR}
+    return {"anns_field": state.field, "schema": {"fields": [description]}}
 
 
 def _request(

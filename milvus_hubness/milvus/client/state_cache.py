@@ -246,21 +246,6 @@ class CachedState:
             return self.states.get(anns_field)
         return next(iter(self.states.values())) if len(self.states) == 1 else None
 
-    def searched(self, anns_field: str | None) -> CollectionState | None:
-        """Return the state that corrects a search on this field; None if nothing corrects it."""
-        state = self.state_of(anns_field)
-        return state if state and state.serves else None
-
-    def uncorrected(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of an uncorrected search, with the field's name where it is needed.
-
-        If the augmented vectors are in a second field, Milvus would not know which one to search.
-        """
-        state = self.state_of(options.get("anns_field"))
-        if state is None or state.searched_field == state.field:
-            return options
-        return {**options, "anns_field": state.field}
-
 
 NOTHING = CachedState("", {})
 """The state of a collection that does not exist."""

@@ -315,11 +315,7 @@ def _values_of(scalars: Any) -> list[Any]:
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:
-    """Convert index descriptions to the user's metrics,
-    without the index of a second vector field, in place.
-    """
-    hidden = {name for state in cached.states.values() for name in state.codec.hidden_fields}
-    put_all(indexes, [index for index in indexes if index.field_name not in hidden])
+    """Convert index descriptions to the user's metrics, in place."""
     for index in indexes:
         if state := cached.states.get(index.field_name):
             put_pair(index.params, METRIC, state.metric)

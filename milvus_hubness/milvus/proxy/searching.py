@@ -95,7 +95,7 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
             raise
 
         cached = yield from operations.states.cached_state(request.collection_name)
-        if cached.searched(SearchParameters(request, overrides).value(FIELD)) is None:
+        if cached.state_of(SearchParameters(request, overrides).value(FIELD)) is None:
             raise
 
     return (yield from _joined(search(operations, part, overrides) for part in parts))
@@ -148,7 +148,7 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
         params = SearchParameters(request, overrides)
         options = _options(params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
-        state = cached.searched(params.value(FIELD))
+        state = cached.state_of(params.value(FIELD))
         if state is None:
             return (yield from _uncorrected(operations, cached, request))
 
@@ -238,10 +238,7 @@ def _direct(
 
 
 def _uncorrected(operations: Operations, cached: CachedState, request: Any) -> Operation[Any]:
-    params = SearchParameters(request)
-    if field := cached.uncorrected({FIELD: params.value(FIELD)})[FIELD]:
-        params.put(FIELD, field)
-    answer = yield from send_for_rows(cached, params.sent())
+    answer = yield from send_for_rows(cached, SearchParameters(request).sent())
     _sample_uncorrected(operations, cached, request)
     return answer
 
@@ -356,7 +353,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
 
         cached = yield from operations.states.cached_state(request.collection_name)
         if all(
-            cached.searched(SearchParameters(part).value(FIELD)) is None
+            cached.state_of(SearchParameters(part).value(FIELD)) is None
             for part in request.requests
         ):
             raise
@@ -382,7 +379,7 @@ def _hybrid_search_at_once(
             return content
 
         params = [SearchParameters(part, overrides) for part in request.requests]
-        states = [cached.searched(part.value(FIELD)) for part in params]
+        states = [cached.state_of(part.value(FIELD)) for part in params]
         for profile in {part.overrides.profile for part in params}:
             ranking.require_profile(profile, [state for state in states if state])
 
@@ -509,8 +506,6 @@ def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: Searc
     # In an aggregation, hits are in buckets; the server rounds them.
     if not params.request.HasField("search_aggregation"):
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
-    if params.value(FIELD) or rewrite.codec.searched_field != rewrite.codec.field:
-        params.put(FIELD, rewrite.codec.searched_field)
     params.put("topk", search_request.limit)
     if search_request.offset or params.value("offset") is not None:
         params.put("offset", search_request.offset)

@@ -260,11 +260,7 @@ def _encode_columns(
     guard_rows(request.collection_name, state, evidence, key_at)
     encoded = codec.pack(codec.encode_rows(vectors, biases))
 
-    augmented = encoded.pop(codec.searched_field)
-    if codec.searched_field != codec.field:
-        # The user's vectors stay in their own field.
-        column = columns.add(type=column.type, field_name=codec.searched_field)
-    put_vectors(column, augmented, codec.form.width, codec.dtype)
+    put_vectors(column, encoded.pop(codec.field), codec.form.width, codec.dtype)
     _add_hidden_columns(columns, codec, encoded)
 
 

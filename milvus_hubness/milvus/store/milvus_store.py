@@ -7,17 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
-from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.waiting import Standing, reported, wait_until
 from milvus_hubness.basics.words import expect_words
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, HIDDEN_FIELDS
+from milvus_hubness.correction.codec.base import HIDDEN_FIELDS
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
-from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
     CannotMigrate,
@@ -47,9 +44,6 @@ from milvus_hubness.milvus.store.bulk import MilvusBulk
 from milvus_hubness.milvus.store.rights import denied
 from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
 from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
-
-_SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
-"""The hidden fields of a second vector field that are no vectors."""
 
 CHUNK_BYTES = 8_000_000
 """Bytes of the rows that a job copies at a time."""
@@ -163,9 +157,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         milvus_server.validate_index(planned, source, self._version)
 
     def bias_spread(self, source: CollectionInfo, field: str) -> int:
-        state = source.states.get(field)
-        searched = source.vector_fields[state.searched_field if state else field]
-        return milvus_schema.bias_spread(searched, *source.users_shape(field))
+        vector = source.vector_fields[field]
+        return milvus_schema.bias_spread(vector, *source.users_shape(field))
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         return milvus_schema.takes_graph_hint(source.vector_fields[field])
@@ -329,140 +322,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             # Each search asks the side collection, which is to be as available as the source.
             self.client.load_collection(side, **self._load_settings(source.name))
 
-    # -- second vector fields ----------------------------------------------------------------------
-
-    def second_vector_field(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> Literal["present", "can be added"]:
-        if obstacles := self._second_vector_obstacles(source, field, suffix, width):
-            raise CannotMigrate(
-                f"{source.name!r} cannot hold corrected vectors in a second field: "
-                f"{'; '.join(obstacles)}"
-            )
-
-        names = milvus_schema.fields_by_name(source.schema)
-        return (
-            "present"
-            if names.keys() >= _second_fields(source, field, suffix).keys()
-            else "can be added"
-        )
-
-    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        remarks = [
-            "clients other than HubnessClient must name one of the two fields in their searches"
-        ]
-        required = milvus_schema.required_fields(
-            source, [name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)]
-        )
-        if required:
-            remarks.append(
-                "neither nullable nor with a default, so their inserts must set: "
-                f"{', '.join(required)}"
-            )
-        else:
-            remarks.append(
-                "rows that they insert are found by corrected searches after the next refresh"
-            )
-
-        if not supports(self._version, "partial updates"):
-            remarks.append(
-                "this server replaces whole rows: one that changes in the instant in which its "
-                "second field is filled may come back as it was"
-            )
-
-        return remarks
-
-    def add_second_vector(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> None:
-        present = milvus_schema.fields_by_name(source.schema)
-        with translated(source.name):
-            for name, field_type in _second_fields(source, field, suffix).items():
-                if name in present:
-                    continue
-
-                options: dict[str, Any] = {"dim": width}
-                if name != SECOND_VECTOR_FIELD + suffix:
-                    options = {"default_value": milvus_schema.NO_BIAS[field_type]}
-                self.client.add_collection_field(
-                    source.name, name, field_type, nullable=True, **options
-                )
-
-    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
-        users_field = source.vector_fields[state.field]
-        name = state.searched_field
-        with translated(source.name):
-            if not self.client.list_indexes(source.name, name):
-                index = MilvusClient.prepare_index_params(
-                    name,
-                    index_type=users_field.index_type,
-                    index_name=name,
-                    metric_type="IP",
-                    params=users_field.index_params,
-                )
-                self._create_index(source.name, index)
-
-            if self.is_lite:
-                self._load(source.name)
-                return
-
-            settings = self._load_settings(source.name)
-            with reported(f"the load of field {name!r} of {source.name!r}") as limit:
-                self.client.refresh_load(source.name, timeout=limit, **settings)
-
-    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
-        if not supports(self._version, "dropped fields"):
-            return False
-
-        for name in state.codec.hidden_fields:
-            self.client.drop_collection_field(collection, name)
-            audit("dropped", collection, field=name)
-        return True
-
-    def _second_vector_obstacles(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> list[str]:
-        fields = milvus_schema.fields_by_name(source.schema)
-        hidden = _second_fields(source, field, suffix)
-
-        reasons = milvus_schema.kind_obstacles(source.schema) + [
-            f"field {name!r} is {DataType(fields[name]['type']).name}, not {field_type.name}"
-            for name, field_type in hidden.items()
-            if name in fields and fields[name]["type"] != field_type
-        ]
-        second = SECOND_VECTOR_FIELD + suffix
-        stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
-        if stored != width and not reasons:
-            reasons.append(
-                f"field {second!r} has {stored} dimensions, the augmented vectors have {width}"
-            )
-        reasons += self._taken_keys(source, list(hidden))
-
-        missing = [name for name in hidden if name not in fields]
-        if missing and not supports(self._version, "new vector fields"):
-            needed = [f"{name} ({field_type.name})" for name, field_type in hidden.items()]
-            reasons.append(
-                f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection "
-                f"from 2.6.18 on, this is {self._version} (where several vector fields are "
-                f"allowed, make the collection with {', '.join(needed)}, the first of {width} "
-                "dimensions)"
-            )
-
-        if fields[field].get("nullable"):
-            reasons.append(
-                f"field {field!r} is nullable: rows without a vector cannot carry a bias"
-            )
-        if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
-            reasons.append(
-                "auto_id: on this server no upsert keeps the key of its row, and biases are "
-                "written into rows by upserts"
-            )
-        reasons += [
-            f"{reason}: use a side collection (--where side_collection)"
-            for reason in milvus_schema.struct_obstacles(source.schema)
-        ]
-        return reasons
-
     # -- whole collections -------------------------------------------------------------------------
 
     def collection_names(self) -> list[str]:
@@ -544,12 +403,3 @@ def _sampled_for(copy: str, source: CollectionInfo) -> Samplings:
         for each in source.samplings.fields
     ]
     return Samplings(fields=tuple(fields))
-
-
-def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
-    """Return the names and types of the hidden fields:
-    the augmented vector, its bias and its epoch.
-    """
-    vector_type = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
-    types = {SECOND_VECTOR_FIELD: vector_type, **_SCALARS}
-    return {name + suffix: field_type for name, field_type in types.items()}

@@ -415,24 +415,6 @@ class MilvusRequests:
         self.upsert(collection, batch, field, partition=partition)
         return len(batch)
 
-    def update(
-        self,
-        collection: str,
-        batch: Batch,
-        field: str,
-        changed: Sequence[str],
-        *,
-        partition: str | None,
-    ) -> int:
-        if not supports(self._version, "partial updates"):
-            self.upsert(collection, batch, field, partition=partition)
-            return len(batch)
-
-        key_field = self._key_field(collection)
-        rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
-        self._upsert(collection, rows, partition, partial_update=True)
-        return len(batch)
-
     def insert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
     ) -> None:

@@ -170,7 +170,7 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     that of its augmented vectors if it is corrected.
     """
     for state in read_states(schema["properties"], schema["collection_name"]).values():
-        if field == state.searched_field:
+        if field == state.field:
             return state.codec.form
     described = fields_by_name(schema)[field]
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))

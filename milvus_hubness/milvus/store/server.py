@@ -407,9 +407,6 @@ def _translating(method: Callable[..., T]) -> Callable[..., T]:
 Feature = Literal[
     "function chains",
     "new fields",
-    "new vector fields",
-    "dropped fields",
-    "partial updates",
     "load fields",
     "the right to list aliases",
 ]
@@ -422,9 +419,6 @@ NEWEST = NEVER
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "function chains": ((3, 0), (3, 2)),
     "new fields": ((2, 6), NEVER),
-    "new vector fields": ((2, 6, 18), NEVER),
-    "dropped fields": ((3, 0), NEVER),
-    "partial updates": ((2, 6), (3, 2)),
     "load fields": ((2, 5), NEVER),
     "the right to list aliases": ((2, 4), (0,)),
 }

@@ -9,9 +9,7 @@ from milvus_hubness import (
     NNN,
     QueryBank,
     VerificationFailed,
-    enable,
     migrate,
-    plan_enable,
     plan_migration,
 )
 from milvus_hubness.jobs.migration.catch_up import (
@@ -21,7 +19,6 @@ from milvus_hubness.jobs.migration.catch_up import (
     searched_rows,
 )
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.support.bias_fields import with_second_field
 from tests.support.galleries import plain_collection, vectors
 
 ROWS, DIM = 60, 12
@@ -34,20 +31,12 @@ def copied(lite, name, items, bank):
     return lambda: migrate(lite.store(), plan, client_ttl=0.0)
 
 
-def enabled(lite, name, items, bank):
-    with_second_field(lite.client(), name, items, "IP", 16)
-    plan = plan_enable(
-        lite.store(), name, bank, estimator=NNN(4), where="second_vector", verdict="warn"
-    )
-    return lambda: enable(lite.store(), plan, client_ttl=0.0)
-
-
-@pytest.fixture(params=[copied, enabled])
-def world(request, lite):
+@pytest.fixture
+def world(lite):
     """(name, items, job) of a collection whose rows are mostly among their own ten best."""
     rng = np.random.default_rng(5)
     name, items = lite.name(), vectors(rng, ROWS, DIM)
-    return name, items, request.param(lite, name, items, QueryBank(vectors(rng, 40, DIM)))
+    return name, items, copied(lite, name, items, QueryBank(vectors(rng, 40, DIM)))
 
 
 def watched(monkeypatch, change):

@@ -33,12 +33,10 @@ FIXED = {"field": "vector", "suffix": "", "dtype": "float32", "source": NAME, "p
 SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 
 
-def corrected(metric="COSINE", dtype="float32", second=None):
+def corrected(metric="COSINE", dtype="float32"):
     reference = BankReference(collection="b", generation="01", fingerprint="", count=9, size=9)
     fixed = {**FIXED, "dtype": dtype}
-    return initial_state(
-        Layout(DIM, metric), NNN(4), reference, strength=0.75, second_vector=second, **fixed
-    )
+    return initial_state(Layout(DIM, metric), NNN(4), reference, strength=0.75, **fixed)
 
 
 def answer_to(request, columns=()):
@@ -132,7 +130,6 @@ STATES = st.builds(
     corrected,
     st.sampled_from(["IP", "COSINE", "L2"]),
     st.sampled_from(["float32", "float16", "bfloat16"]),
-    st.sampled_from([None, "hubness_vector"]),
 )
 QUERIES = st.lists(
     st.lists(numbers, min_size=DIM, max_size=DIM).filter(any), min_size=1, max_size=3
@@ -216,8 +213,6 @@ def expect_rewritten(sent, request, state, queries, pairs, inner, header):
     # A bound at the end of the metric's range bounds nothing, as corrected scores pass it.
     assert json.loads(params.pop("params")) == with_inner_bounds(inner, state.layout.metric)
     pairs.pop("metric_type", None)
-    if "anns_field" in pairs or state.second_vector:
-        pairs["anns_field"] = state.searched_field
     assert params == {**pairs, "round_decimal": "-1"}
     assert set(sent.output_fields) - set(request.output_fields) <= set(state.codec.decoding_fields)
     assert set(request.output_fields) <= set(sent.output_fields)

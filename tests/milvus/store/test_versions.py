@@ -33,26 +33,6 @@ def test_versions(version, adds, chains):
     assert supports(version, "function chains") == chains
 
 
-@pytest.mark.parametrize(
-    ("version", "adds", "drops", "updates"),
-    [
-        ("v2.3.5-lite", False, False, False),
-        ("2.5.14", False, False, False),
-        ("v2.6.2", False, False, True),
-        ("v2.6.17", False, False, True),
-        ("v2.6.18", True, False, True),
-        ("2.7.0", True, False, True),
-        ("3.0.0-rc1", True, True, True),
-        ("milvus_lite-3.1.4", False, False, False),
-        ("milvus_lite-3.2.2", False, False, True),
-    ],
-)
-def test_versions_for_a_second_vector_field(version, adds, drops, updates):
-    assert supports(version, "new vector fields") == adds
-    assert supports(version, "dropped fields") == drops
-    assert supports(version, "partial updates") == updates
-
-
 class NotImplementedByServer(grpc.RpcError):
     def code(self):
         return grpc.StatusCode.UNIMPLEMENTED

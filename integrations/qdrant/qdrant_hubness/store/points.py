@@ -385,18 +385,6 @@ class QdrantPoints:
             gone |= self._set_payloads(collection, dict(some_payloads))
         return len(batch) - len(gone)
 
-    def update(
-        self,
-        collection: str,
-        batch: Batch,
-        field: str,
-        changed: Sequence[str],
-        *,
-        partition: str | None,
-    ) -> int:
-        """As Store.update."""
-        return self.rewrite(collection, batch, field, changed, partition=partition)
-
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """As Store.delete."""
         for start in range(0, len(keys), KEYS_PER_PAGE):

@@ -304,7 +304,7 @@ class QdrantStore(QdrantWriteIntents):
                 "it to 1.14 or newer, or migrate the collection"
             )
 
-        metrics = {field.metric for field in source.users_fields.values()}
+        metrics = {field.metric for field in source.vector_fields.values()}
         if not metrics & BIAS_METRICS:
             raise CannotMigrate(
                 f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of "
