@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from milvus_hubness.milvus.client.rewrite import (
     rescore,
     with_inner_bounds,
 )
+from milvus_hubness.milvus.client.side_memory import SideBiases
 
 MEASURED_DEPTH = 10
 """The number of results for which a job measures how many candidates are needed."""
@@ -71,16 +72,16 @@ class CandidateRewrite(Rewrite):
         params = raised(with_inner_bounds(requested, self.state.metric), candidates)
         bounds = _without_bounds(params)
         gated = self.is_gated(question)
-        slot = self.profile(question).slot
-        slot_field = self.codec.slot_field(slot)
+        profile = self.profile(question)
+        slot_field = self.codec.slot_field(profile.slot)
         if self.chains and slot_field and not (bounds or gated or question.with_raw_score):
             return self._chained(question, data, slot_field, params, fields)
 
-        def answer(results: Any, biases: Mapping[Any, Sequence[float]] | None = None) -> Any:
+        def answer(results: Any, biases: Mapping[Any, float] | None = None) -> Any:
             for hits, query in zip(results, queries, strict=True):
                 is_corrected = not gated or (bool(hits) and hits[0].id in question.activated)
                 weight = strength if is_corrected else 0.0
-                of_hits = _biases(hits, biases, slot, slot_field)
+                of_hits = _biases(hits, biases, slot_field)
                 self._rank(hits, query, of_hits, weight, bounds, question)
 
             return self.reading.hits_out(results, fields)
@@ -97,7 +98,7 @@ class CandidateRewrite(Rewrite):
             params,
             output_fields,
             answer,
-            biases_of=self.codec.side_collection,
+            biases_of=SideBiases.of(self.state, profile),
         )
 
     def _uncorrected(
@@ -168,15 +169,13 @@ def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False
     return Rewrite(state, reading)
 
 
-def _biases(
-    hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None
-) -> list[float]:
+def _biases(hits: Any, biases: Mapping[Any, float] | None, slot_field: str | None) -> list[float]:
     """Return the bias of each hit, from its slot field or else by key; 0 is the mean bias."""
     if slot_field is not None:
         return [hit["entity"].get(slot_field) or 0.0 for hit in hits]
 
     by_key = biases or {}
-    return [by_key[hit.id][slot] if hit.id in by_key else 0.0 for hit in hits]
+    return [by_key.get(hit.id, 0.0) for hit in hits]
 
 
 def _rounding(question: Question) -> dict[str, Any]:

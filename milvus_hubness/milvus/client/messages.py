@@ -16,6 +16,7 @@ from pymilvus.exceptions import ParamError
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
+from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 
@@ -239,8 +240,8 @@ class SearchRequest:
     """Converts the results for the user, in place."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the search."""
-    biases_of: str | None = None
-    """The side collection, if `answer` also takes biases by key from it, after the results."""
+    biases_of: SideBiases | None = None
+    """The biases of a side collection, if `answer` also takes them, by key, after the results."""
     works: bool = False
     """Whether `answer` may take long, and so must not run in an event loop."""
 

@@ -229,7 +229,7 @@ def reranked(
     # The candidates keep their stored vectors, from which `_rank` computes.
     search_request = replace(rewrite, reading=Reading(())).ask(for_candidates)
 
-    def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
+    def answer(results: Any, *biases: Mapping[Any, float]) -> Any:
         candidates = search_request.answer(results, *biases)
         _rank(rewrite, question, how, queries, candidates)
         return rewrite.reading.hits_out(candidates, fields)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from pymilvus import AnnSearchRequest, DataType
 
+from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.kinds import expect_factor
@@ -34,6 +35,7 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.client.parts import REFUSALS, held_for_parts, in_two
 from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
+from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
 from milvus_hubness.milvus.filters import is_one_of
@@ -262,32 +264,43 @@ class Searches:
         """Send a request, and convert its results, with biases from a side collection if needed."""
         results = yield request
         arguments = [results]
-        if side := search_request.biases_of:
+        if of := search_request.biases_of:
             keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
-            arguments.append((yield from self.side_biases(cached, side, keys, request.options)))
+            arguments.append((yield from self.side_biases(cached, of, keys, request.options)))
         if search_request.works:
             return (yield Compute(lambda: search_request.answer(*arguments)))
         return search_request.answer(*arguments)
 
     def side_biases(
-        self, cached: CachedState, side: str, keys: Sequence[Any], options: Mapping[str, Any]
-    ) -> Operation[dict[Any, Sequence[float]]]:
-        """Return the biases in every slot, by key.
+        self, cached: CachedState, of: SideBiases, keys: Sequence[Key], options: Mapping[str, Any]
+    ) -> Operation[dict[Key, float]]:
+        """Return biases by key, from memory as far as they were read before.
 
-        options: of the search, whose consistency level applies. Raises StateError if `side` belongs
-        to another collection.
+        options: of the search, whose consistency level applies to those that are read. Raises
+        StateError if the side collection belongs to another collection.
         """
+        ask = partial(self._read_side, cached, of, options)
+        return self._states.side_memory.read(of, keys, ask)
+
+    def _read_side(
+        self,
+        cached: CachedState,
+        of: SideBiases,
+        options: Mapping[str, Any],
+        keys: Sequence[Key],
+    ) -> Operation[dict[Key, float]]:
+        side = of.collection
         timeout = options.get("timeout")
         key_field = cached.key_field
         yield from self._states.expect_sides(cached, timeout)
         yield from self._states.ensure_loaded(side, timeout)
-        biases: dict[Any, Sequence[float]] = {}
+        biases: dict[Key, float] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
             where = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
             rows = yield Ask(
                 "query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options)
             )
-            biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
+            biases |= {row[key_field]: row[SIDE_FIELD][of.slot] for row in rows}
 
         return biases
 

@@ -38,6 +38,7 @@ from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import Target, samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading, Rewrite
+from milvus_hubness.milvus.client.side_memory import SideMemory
 from milvus_hubness.milvus.client.steps import (
     Ask,
     ClientPolicy,
@@ -261,6 +262,7 @@ class StateCache:
         expect_state_ttl(state_ttl)
         self.policy = policy
         self._state_ttl = state_ttl
+        self.side_memory = SideMemory(state_ttl)
 
         self._states: dict[str, tuple[float, CachedState]] = {}
         """States and the ends of their TTL, by collection."""
@@ -286,6 +288,7 @@ class StateCache:
         if collection is None:
             self._states.clear()
             self._last.clear()
+            self.side_memory.clear()
         else:
             self._states.pop(collection, None)
 

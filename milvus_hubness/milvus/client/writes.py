@@ -22,6 +22,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
+from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import (
     BankReference,
@@ -46,6 +47,7 @@ from milvus_hubness.milvus.client.new_collections import CorrectionConfig
 from milvus_hubness.milvus.client.parts import write_in_parts
 from milvus_hubness.milvus.client.rewrite import Row, rounded_vectors
 from milvus_hubness.milvus.client.rights import SideRights
+from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.milvus.client.write_intents import ROWS_PER_REQUEST, WriteIntents
@@ -58,8 +60,8 @@ PUT_BACK_TRIES = 5
 PUT_BACK_PAUSE = 0.2
 """Waits, in seconds, until a job has put back a row that it hides for an instant."""
 
-SideRows = tuple[str, list[dict[str, Any]]]
-"""A side collection, and the rows with biases for it."""
+SideRows = tuple[SideBiases, list[dict[str, Any]]]
+"""Biases of a side collection, and the rows with them."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Writes:
 
         # The rows are stored at this point: a later failure must not write them again.
         if sent.side_rows:
-            yield from self._put_biases(write, sent.side_rows)
+            yield from self._put_biases(write, cached.key_field, sent.side_rows)
         return answer, cached
 
     def _put(
@@ -147,12 +149,16 @@ class Writes:
         upsert = replace(write, method="upsert")
         return (yield from self._put(upsert, are_new, valid, cached))
 
-    def _put_biases(self, write: Write, side_rows: Iterable[SideRows]) -> Operation[None]:
+    def _put_biases(
+        self, write: Write, key_field: str, side_rows: Iterable[SideRows]
+    ) -> Operation[None]:
         """Write the biases of written rows to their side collections."""
         try:
-            for side, rows in side_rows:
-                upsert = partial(_upsert, side, write.timeout)
-                yield from write_in_parts(replace(write, collection=side), rows, upsert)
+            for of, rows in side_rows:
+                upsert = partial(_upsert, of.collection, write.timeout)
+                send = write_in_parts(replace(write, collection=of.collection), rows, upsert)
+                biases = {row[key_field]: float(row[SIDE_FIELD][of.slot]) for row in rows}
+                yield from self._states.side_memory.write(of, biases, send)
         except (*PERHAPS_OUTDATED, grpc.RpcError):
             self._states.forget(write.collection)
             self._rights.forget()
@@ -160,14 +166,14 @@ class Writes:
 
     def _encoded(
         self, cached: CachedState, write: Write, are_new: bool, valid: bool
-    ) -> Operation[tuple[Any, list[tuple[str, Columns]]]]:
+    ) -> Operation[tuple[Any, list[tuple[SideBiases, Columns]]]]:
         """Return the rows as they are stored, and the columns of each side collection.
 
         Raises HubRefused.
         """
         rows = write.rows
         stored = write.data
-        side_columns: list[tuple[str, Columns]] = []
+        side_columns: list[tuple[SideBiases, Columns]] = []
         for state in cached.states.values():
             if not _bring_vectors(rows, state.field):
                 if _are_rows(rows):
@@ -189,11 +195,12 @@ class Writes:
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
 
-            if codec.side_collection is None:
+            side = SideBiases.of(state, state.profile)
+            if side is None:
                 rows = stored = with_columns(rows, columns)
             elif write.bias == "compute":
                 yield from self._rights.expect(cached, "upsert", write.timeout)
-                side_columns.append((codec.side_collection, columns))
+                side_columns.append((side, columns))
 
         return stored, side_columns
 
@@ -274,8 +281,10 @@ class Writes:
             answer = yield deletion.ask()
 
         for state in cached.states.values():
-            if deletion.ids and (side := state.codec.side_collection):
-                yield Ask("delete", (side, deletion.ids, deletion.timeout))
+            if deletion.ids and (side := SideBiases.of(state, state.profile)):
+                send = _delete(side.collection, deletion)
+                gone = dict.fromkeys(_listed(deletion.ids))
+                yield from self._states.side_memory.write(side, gone, send)
         return answer
 
     def create_collection(
@@ -421,7 +430,7 @@ def _side_rows(
     cached: CachedState,
     write: Write,
     answer: Mapping[str, Any],
-    side_columns: Iterable[tuple[str, Columns]],
+    side_columns: Iterable[tuple[SideBiases, Columns]],
 ) -> list[SideRows]:
     """Return the rows of side collections for the keys of an answer."""
     side_rows: list[SideRows] = []
@@ -465,6 +474,10 @@ def _update_noted(request: Ask) -> Operation[dict[str, Any]]:
 def _upsert(collection: str, timeout: float | None, rows: Any) -> Operation[dict[str, Any]]:
     answer: dict[str, Any] = yield Ask("upsert", (collection, rows, timeout))
     return answer
+
+
+def _delete(collection: str, deletion: Deletion) -> Operation[None]:
+    yield Ask("delete", (collection, deletion.ids, deletion.timeout))
 
 
 def _listed(keys: Any) -> list[Any]:

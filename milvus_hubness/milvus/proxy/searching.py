@@ -326,9 +326,9 @@ def _answer(
     # In an aggregation, hits are in buckets, and their scores are the user's.
     if not request.HasField("search_aggregation"):
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
-        if side := search_request.biases_of:
+        if of := search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
-            biases = yield from operations.searches.side_biases(cached, side, keys, _level(request))
+            biases = yield from operations.searches.side_biases(cached, of, keys, _level(request))
             chosen = search_request.answer(hits, biases)
         else:
             chosen = search_request.answer(hits)

@@ -1,0 +1,201 @@
+"""Biases of side collections that a client keeps in memory. No I/O.
+
+A search whose candidates have all been seen needs no second request for their biases.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple, TypeVar
+
+from milvus_hubness.basics.bounds import Moment
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.state import CollectionState, Profile
+from milvus_hubness.milvus.client.steps import Operation
+
+T = TypeVar("T")
+
+MAX_KEYS = 1_000_000
+"""Largest number of biases in the memory of a client."""
+
+
+class SideBiases(NamedTuple):
+    """Biases of a side collection: one column of it, as one refresh filled it."""
+
+    collection: str
+    """The side collection."""
+    slot: int
+    epoch: int
+    fitted_at: Moment
+
+    @classmethod
+    def of(cls, state: CollectionState, profile: Profile) -> SideBiases | None:
+        """Return the biases of a profile; None if they are not in a side collection."""
+        side = state.codec.side_collection
+        if side is None:
+            return None
+        return cls(side, profile.slot, profile.epoch, profile.fitted_at)
+
+
+class _Entry(NamedTuple):
+    bias: float
+    read_at: float
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request to a side collection that has no answer yet."""
+
+    of: SideBiases
+    began: float
+    written: set[Key] = field(default_factory=set)
+    """Keys that another request of this client wrote meanwhile: what this one read, or in which
+    order the two were stored, is unknown.
+    """
+
+
+class SideMemory:
+    """Biases by key, those least recently used go first; threads and tasks may share it.
+
+    ttl: seconds for which a bias is used after the request that read it. A bias that another client
+    has written is seen after this time.
+    """
+
+    def __init__(self, ttl: float, max_keys: int = MAX_KEYS) -> None:
+        self._ttl = ttl
+        self._max_keys = max_keys
+        self._lock = Lock()
+        self._kept: OrderedDict[str, tuple[SideBiases, OrderedDict[Key, _Entry]]] = OrderedDict()
+        """Biases by key, by side collection; what was used last is at the end of both."""
+        self._requests: set[_Request] = set()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return self._count()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+    def read(
+        self,
+        of: SideBiases,
+        keys: Iterable[Key],
+        ask: Callable[[list[Key]], Operation[Mapping[Key, float]]],
+    ) -> Operation[dict[Key, float]]:
+        """Return the bias of each key.
+
+        ask: reads the biases of keys that are not in memory. A key without a row has the mean bias,
+        which is 0.
+        """
+        biases, missing = self._known(of, keys)
+        if missing:
+            with self._under_way(of) as request:
+                found = yield from ask(missing)
+                read = {key: float(found.get(key, 0.0)) for key in missing}
+                self._keep(request, read.items())
+
+            biases |= read
+        return biases
+
+    def write(
+        self, of: SideBiases, biases: Mapping[Key, float | None], send: Operation[T]
+    ) -> Operation[T]:
+        """Send a write to a side collection, and keep what it stored.
+
+        biases: by key, as the write stores them; None for deleted ones. After an error nothing is
+        known of these keys.
+        """
+        with self._under_way(of) as request:
+            stored: Mapping[Key, float | None] = {}
+            try:
+                result = yield from send
+                stored = biases
+                return result
+            finally:
+                self._forget(request, biases)
+                changed = ((key, bias) for key, bias in stored.items() if bias is not None)
+                self._keep(request, changed)
+
+    @contextmanager
+    def _under_way(self, of: SideBiases) -> Iterator[_Request]:
+        request = _Request(of, time.monotonic())
+        with self._lock:
+            self._requests.add(request)
+        try:
+            yield request
+        finally:
+            with self._lock:
+                self._requests.discard(request)
+
+    def _known(self, of: SideBiases, keys: Iterable[Key]) -> tuple[dict[Key, float], list[Key]]:
+        """Return the biases that are in memory and not too old, and the other keys."""
+        with self._lock:
+            entries = self._entries(of)
+            oldest = time.monotonic() - self._ttl
+            known: dict[Key, float] = {}
+            missing: list[Key] = []
+            for key in keys:
+                entry = entries.get(key)
+                if entry is None or entry.read_at <= oldest:
+                    missing.append(key)
+                else:
+                    known[key] = entry.bias
+                    entries.move_to_end(key)
+
+            return known, missing
+
+    def _keep(self, request: _Request, biases: Iterable[tuple[Key, float]]) -> None:
+        """Keep biases that a request has read or written."""
+        with self._lock:
+            entries = self._entries(request.of)
+            for key, bias in biases:
+                if key not in request.written:
+                    entries[key] = _Entry(bias, request.began)
+                    entries.move_to_end(key)
+
+            self._evict()
+
+    def _forget(self, request: _Request, keys: Iterable[Key]) -> None:
+        """Forget keys that a request has written, here and in the answers that are still to come."""
+        with self._lock:
+            for other in self._requests:
+                if other is not request and other.of.collection == request.of.collection:
+                    other.written.update(keys)
+
+            entries = self._entries(request.of)
+            for key in keys:
+                entries.pop(key, None)
+
+    def _entries(self, of: SideBiases) -> OrderedDict[Key, _Entry]:
+        """Return what is kept of these biases. Others of the same side collection are dropped."""
+        kept = self._kept.get(of.collection)
+        if kept is None or kept[0] != of:
+            kept = self._kept[of.collection] = (of, OrderedDict())
+
+        self._kept.move_to_end(of.collection)
+        return kept[1]
+
+    def _evict(self) -> None:
+        """Drop what is too old or too much, from the least recently used on."""
+        oldest = time.monotonic() - self._ttl
+        too_many = self._count() - self._max_keys
+        for collection, (_, entries) in list(self._kept.items()):
+            while entries:
+                first = next(iter(entries))
+                if too_many <= 0 and entries[first].read_at > oldest:
+                    break
+                del entries[first]
+                too_many -= 1
+
+            # The last one was used just now.
+            if not entries and collection != next(reversed(self._kept)):
+                del self._kept[collection]
+
+    def _count(self) -> int:
+        return sum(len(entries) for _, entries in self._kept.values())
