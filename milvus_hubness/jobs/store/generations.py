@@ -111,8 +111,8 @@ ROWS_PER_WRITE = 2_000
 """Rows of a bank in one request."""
 
 MOST_TIMES = 10
-MOST_ADDED = 100_000
-"""Most rows of a generation that are read: so many times those of its bank, and so many more."""
+FEW_ROWS = 1_000
+"""Most rows of a generation that are read: so many times those of its bank, or of so small a one."""
 
 MOST_WRITES = 3
 """How often `save_bank` writes a generation of which it then reads back only a part."""
@@ -413,7 +413,7 @@ class BankGenerations(ABC):
         """
         # Each list of nearest items has a row for each query and target. A user may add rows by hand,
         # which a refresh takes as they are.
-        if count > MOST_TIMES * reference.size + MOST_ADDED:
+        if count > MOST_TIMES * max(reference.size, FEW_ROWS):
             raise StateError(
                 f"bank {reference.collection!r} holds more than {count - 1:,} rows of generation "
                 f"{reference.generation[:12]}…, which has {reference.size:,}: somebody adds rows to it; "
