@@ -42,8 +42,6 @@ from milvus_hubness import (
 )
 from milvus_hubness.basics.defaults import MAX_MISS_RATE
 from milvus_hubness.correction.banks.bank import Vectors
-from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.jobs.enable.plan import MEASURED_QUERIES
 from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_ranks
@@ -64,13 +62,11 @@ COMPACTION_SECONDS = 120
 TIE = 1e-6
 LEAST_RECALL = 0.98
 
-PLAIN, WITH_FIELDS = "captions", "captions_fields"
+PLAIN = "captions"
 RAW, IN_VECTORS = "raw", "in the vectors"
 OVERFETCHED = "raw, all candidates fetched"
 SIDE = "beside, in a side collection"
-FIELDS = "beside, in fields, by the client"
-CHAINED = "beside, in fields, by function chain"
-BESIDE = (FIELDS, CHAINED, SIDE)
+BESIDE = (SIDE,)
 
 Search = Callable[[Sequence[Vectors], int], Any]
 
@@ -190,24 +186,16 @@ class System:
         self.found += found
 
 
-def fill(client: MilvusClient, name: str, items: Vectors, *, with_fields: bool) -> None:
-    """A loaded collection under HNSW, with room for biases in every row or without."""
+def fill(client: MilvusClient, name: str, items: Vectors) -> None:
+    """A loaded collection under HNSW."""
     schema = client.create_schema(enable_dynamic_field=False)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
-    room: dict[str, Any] = {}
-    if with_fields:
-        for slot in SLOT_FIELDS:
-            schema.add_field(slot, DataType.FLOAT)
-        schema.add_field(EPOCH_FIELD, DataType.INT64)
-        room = {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
     index = client.prepare_index_params("vector", index_type="HNSW", metric_type="IP", params=HNSW)
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, len(items), 1_000):
         part = items[start : start + 1_000]
-        client.insert(
-            name, [{"id": start + i, "vector": vector, **room} for i, vector in enumerate(part)]
-        )
+        client.insert(name, [{"id": start + i, "vector": vector} for i, vector in enumerate(part)])
 
 
 def settle(store: MilvusStore, name: str) -> None:
@@ -226,28 +214,15 @@ def settle(store: MilvusStore, name: str) -> None:
 def correct(store: MilvusStore) -> dict[str, Any]:
     """All ways at once; the number of candidates that `enable` takes, and how long each took."""
     bank, estimator, seconds = QueryBank(load_task(SERVED_TASK).bank), ESTIMATORS[SERVED], {}
-    taken = 0
-    for name, collection, where in (
-        (SIDE, PLAIN, "side_collection"),
-        (FIELDS, WITH_FIELDS, "fields"),
-    ):
-        started = time.monotonic()
-        taken = enable(
-            store, plan_enable(store, collection, bank, estimator=estimator, where=where)
-        ).candidates
-        seconds[name] = time.monotonic() - started
+    started = time.monotonic()
+    done = enable(store, plan_enable(store, PLAIN, bank, estimator=estimator))
+    seconds[SIDE] = time.monotonic() - started
     started = time.monotonic()
     target = migrate(store, plan_migration(store, PLAIN, bank, estimator=estimator)).target
     seconds[IN_VECTORS] = time.monotonic() - started
-    state = store.info(PLAIN).state
-    sides = (
-        [state.reranking.side_collection]
-        if state and state.reranking and state.reranking.side_collection
-        else []
-    )
-    for collection in (PLAIN, WITH_FIELDS, target, *sides):
+    for collection in (PLAIN, target, done.side_collection):
         settle(store, collection)
-    return {"target": target, "candidates": taken, "seconds_to_correct": seconds}
+    return {"target": target, "candidates": done.candidates, "seconds_to_correct": seconds}
 
 
 def searching(client: MilvusClient, collection: str, limit: int = LIMIT) -> Search:
@@ -267,19 +242,12 @@ def systems(uri: str, store: MilvusStore, target: str, taken: int) -> Iterator[S
     yield System(IN_VECTORS, None, searching(remembering(uri, LIMIT, target), target))
     for candidates in (FEW, taken):
         yield System(OVERFETCHED, candidates, searching(plain, PLAIN, candidates))
-        for collection in (PLAIN, WITH_FIELDS):
-            state = store.info(collection).state
-            if state and state.reranking:
-                reranking = state.reranking.model_copy(update={"candidates": candidates})
-                changed = state.model_copy(update={"reranking": reranking})
-                store.write_property(collection, state.property_name, changed)
-        client = remembering(uri, candidates, PLAIN, WITH_FIELDS)
+        state = store.info(PLAIN).state
+        reranking = state.reranking.model_copy(update={"candidates": candidates})
+        changed = state.model_copy(update={"reranking": reranking})
+        store.write_property(PLAIN, state.property_name, changed)
+        client = remembering(uri, candidates, PLAIN)
         yield System(SIDE, candidates, searching(client, PLAIN))
-        if client._operations.states.chains:
-            yield System(CHAINED, candidates, searching(client, WITH_FIELDS))
-            client = remembering(uri, candidates, WITH_FIELDS)
-            client._operations.states.chains = False
-        yield System(FIELDS, candidates, searching(client, WITH_FIELDS))
 
 
 def remembering(uri: str, candidates: int, *collections: str) -> HubnessClient:
@@ -294,14 +262,12 @@ def serve(uri: str, truth: Truth) -> dict[str, Any]:
     """Every system on one database, at every ef."""
     client = connect(uri)
     store = MilvusStore(client)
-    for name, with_fields in ((PLAIN, False), (WITH_FIELDS, True)):
-        fill(client, name, truth.gallery, with_fields=with_fields)
-        store.flush(name)
+    fill(client, PLAIN, truth.gallery)
+    store.flush(PLAIN)
     done = correct(store)
     asked = list(systems(uri, store, done["target"], done["candidates"]))
     result = {
         "version": client.get_server_version(),
-        "chains": any(each.name == CHAINED for each in asked),
         "load_average": os.getloadavg(),
         **done,
     }

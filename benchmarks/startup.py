@@ -103,9 +103,7 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     store = MilvusStore(client)
     enable(
         store,
-        plan_enable(
-            store, "items", bank, estimator=NNN(8), where="side_collection", verdict="warn"
-        ),
+        plan_enable(store, "items", bank, estimator=NNN(8), verdict="warn"),
     )
     return uri, "items"
 

@@ -19,7 +19,7 @@ from milvus_hubness.correction.codec.arrays import (
 )
 from milvus_hubness.correction.codec.arrays import packed as packed_vectors
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, PENDING, RowBiases, RowCodec
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.codec.beside import SLOT_KEYS
 from milvus_hubness.correction.estimators.base import FitInputs
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.prior import Items
@@ -39,8 +39,8 @@ from milvus_hubness.jobs.store.generations import BankGenerations, Batch, Made
 from milvus_hubness.jobs.store.helpers import HelperLists
 from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
 from milvus_hubness.jobs.store.protocols import (
+    BiasKeys,
     HubGuards,
-    LeavesKeys,
     Renaming,
     SearchGates,
     SideCollections,
@@ -73,7 +73,7 @@ __all__ = [  # noqa: RUF022 - by what they are for
     # Optional: whole rows can be replaced, and so a deleted one comes back.
     "WholeRows",
     # Optional: biases under keys of rows that have no schema.
-    "LeavesKeys",
+    "BiasKeys",
     # Optional: biases in a collection of their own.
     "SideCollections",
     # Optional: clients of the database watch their writes for hubs.
@@ -145,7 +145,7 @@ __all__ = [  # noqa: RUF022 - by what they are for
     # A store that normalises vectors says whether a copy has the same ones.
     "same_directions",
     # The hidden fields with biases, which a store adds for `enable`.
-    "SLOT_FIELDS",
+    "SLOT_KEYS",
     # The hidden field with the epoch of a row's bias, which a store adds and counts.
     "EPOCH_FIELD",
     # The epoch of a row without a bias, which a store looks for.

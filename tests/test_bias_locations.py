@@ -1,98 +1,106 @@
-"""A bias location has one word: in the API, on the command line, in the stored state and on the pages."""
+"""A bias location has one word: in the API, in statuses and on the pages. Nothing chooses it: each database has one."""
 
+import inspect
 import json
 import re
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration, status
-from milvus_hubness.basics.defaults import BiasLocation, LocationWithoutCopy
+from milvus_hubness import (
+    NNN,
+    QueryBank,
+    StateError,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    status,
+)
+from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.cli import app
 from milvus_hubness.correction.codec.base import VectorCodec
-from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
+from milvus_hubness.correction.codec.beside import PayloadKeysCodec, SideCollectionCodec
+from milvus_hubness.errors import HubnessError
 from tests.docs import pages
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import plain_collection, vectors
 
-LOCATIONS = ("vector", "fields", "side_collection")
+LOCATIONS = ("vector", "beside")
 DIM = 8
-ROOT = Path(__file__).parents[1]
 BANK = QueryBank(vectors(np.random.default_rng(3), 30, DIM))
-OTHER_WORDS = r"vectors|side|copy|in_place"
-OPTION = re.compile(rf"(--where[ =]|where=\")({OTHER_WORDS})\b")
-"""Another word as the value of the option or of the parameter."""
 
 
 def test_the_words_are_those_of_the_glossary_and_of_the_codecs():
     assert get_args(BiasLocation) == LOCATIONS
-    assert get_args(LocationWithoutCopy) == LOCATIONS[1:]
-    codecs = (VectorCodec, FieldsCodec, SideCollectionCodec)
-    assert tuple(codec.location for codec in codecs) == LOCATIONS
+    codecs = (VectorCodec, SideCollectionCodec, PayloadKeysCodec)
+    assert tuple(codec.location for codec in codecs) == ("vector", "beside", "beside")
     [row] = re.findall(
         r"^\| bias location \|(.*)\|$", (pages.DOCS / "reference/glossary.md").read_text(), re.M
     )
     assert tuple(re.findall(r"`(\w+)`", row)) == LOCATIONS
 
 
-@pytest.mark.parametrize("location", LOCATIONS)
-def test_plan_status_and_stored_state_name_it_alike(shared_lite, location):
-    store, name = shared_lite.store(), shared_lite.name("located")
-    shared_lite.made.append(f"{name}__bias")
+def filled(database):
+    name = database.name("located")
+    database.made.append(f"{name}__bias")
     items = vectors(np.random.default_rng(4), 30, DIM)
-    create = with_bias_fields if location == "fields" else plain_collection
-    create(shared_lite.client(), name, items, "COSINE")
+    plain_collection(database.client(), name, items, "COSINE")
+    return database.store(), name
+
+
+@pytest.mark.parametrize("location", LOCATIONS)
+def test_status_and_stored_state_tell_them_apart(shared_lite, location):
+    store, name = filled(shared_lite)
     if location == "vector":
-        name = migrate(
-            store, plan_migration(store, name, BANK, estimator=NNN(4)), no_writers=True
-        ).target
+        plan = plan_migration(store, name, BANK, estimator=NNN(4))
+        name = migrate(store, plan, no_writers=True).target
         shared_lite.made.append(name)
     else:
-        plan = plan_enable(store, name, BANK, estimator=NNN(4), where=location)
-        assert plan.to_dict()["where"] == location
-        enable(store, plan, client_ttl=0.0)
+        enable(store, plan_enable(store, name, BANK, estimator=NNN(4)), client_ttl=0.0)
 
     shown = status(store, name).to_dict()
     assert shown["where"] == location
-    assert bool(shown["side_collection"]) == (location == "side_collection")
-
+    assert bool(shown["side_collection"]) == (location == "beside")
     stored = json.loads(shared_lite.client().describe_collection(name)["properties"]["hubness"])
-    reranking = stored.get("reranking") or {}
-    assert bool(reranking) == (location in ("fields", "side_collection"))
-    assert bool(reranking.get("side_collection")) == (location == "side_collection")
+    assert bool(stored.get("reranking")) == (location == "beside")
 
 
-def test_the_command_line_offers_the_words_of_the_api():
-    shown = CliRunner().invoke(app, ["enable", "--help"]).output
-    choices = re.search(r"--where <(.*?)>", shown)[1]
-    assert tuple(choices.split("|")) == ("auto", *get_args(LocationWithoutCopy))
+def test_nothing_chooses_the_place():
+    assert "where" not in inspect.signature(plan_enable).parameters
+    assert "--where" not in CliRunner().invoke(app, ["enable", "--help"]).output
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
-def test_a_page_uses_no_other_word(page):
-    assert [match[0] for match in OPTION.finditer(page.read_text())] == []
+def test_no_page_has_a_choice(page):
+    assert not re.findall(r"--where\b|where=\"", page.read_text())
 
 
-@pytest.mark.parametrize("page", ["how-to/enable", "concepts/augmented-vectors"])
-def test_the_tables_of_locations_name_each(page):
-    rows = re.findall(r"^\| `(\w+)` \|", (pages.DOCS / f"{page}.md").read_text(), re.M)
-    assert set(LOCATIONS[1:]) <= set(rows) <= {*LOCATIONS, "auto"}
+def test_the_table_of_locations_names_each():
+    text = (pages.DOCS / "concepts/augmented-vectors.md").read_text()
+    assert tuple(re.findall(r"^\| `(\w+)` \|", text, re.M)) == LOCATIONS
 
 
-def test_the_code_uses_no_other_word():
-    files = [
-        *ROOT.glob("milvus_hubness/**/*.py"),
-        *ROOT.glob("integrations/*/*_hubness/**/*.py"),
-        *ROOT.glob("benchmarks/*.py"),
-        *ROOT.glob("examples/*.py"),
-        *ROOT.glob("tests/**/*.py"),
-    ]
-    uses = {
-        path.relative_to(ROOT).as_posix(): match[0]
-        for path in files
-        for match in OPTION.finditer(path.read_text("utf-8"))
+@pytest.mark.parametrize("call", ["search", "upsert", "refresh"])
+def test_milvus_refuses_a_state_with_biases_in_payloads(lite, call):
+    """Such a state is Qdrant's: no search is silently uncorrected, and no row gets keys of biases."""
+    store, name = filled(lite)
+    enable(store, plan_enable(store, name, BANK, estimator=NNN(4)), client_ttl=0.0)
+    client = lite.hubness_client()
+    state = store.info(name).state
+    reranking = state.reranking.model_copy(update={"side_collection": None})
+    foreign = state.model_copy(update={"reranking": reranking})
+    store.write_property(name, state.property_name, foreign)
+    before = lite.client().query(name, filter="id >= 0", output_fields=["*"])
+    row = {"id": 1, "vector": BANK.vectors[0], "group": 1}
+    calls = {
+        "search": lambda: client.search(name, data=[BANK.vectors[0]]),
+        "upsert": lambda: client.upsert(name, [row]),
+        "refresh": lambda: refresh(store, name, force=True),
     }
-    assert uses == {}
+    with pytest.raises(HubnessError, match="names no side collection") as refused:
+        calls[call]()
+    assert isinstance(refused.value, StateError) or isinstance(refused.value.__cause__, StateError)
+    assert lite.client().query(name, filter="id >= 0", output_fields=["*"]) == before

@@ -69,7 +69,7 @@ def assert_no_faults(lite, place, share, record_property, per_mutation=1):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("place", ["vector", "side_collection", "kinds"])
+@pytest.mark.parametrize("place", ["vector", "beside", "kinds"])
 def test_no_hostile_record_ends_in_anything_but_one_line(lite, place, record_property):
     assert_no_faults(lite, place, FEW, record_property, per_mutation=4)
 
@@ -430,7 +430,6 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
         name,
         QueryBank(vectors(rng, 20, 8)),
         estimator=NNN(3),
-        where="side_collection",
         verdict="warn",
     )
     enable(store, plan, client_ttl=0.0)

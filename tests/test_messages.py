@@ -118,10 +118,6 @@ COMMANDS = {
     "hubs songs_hubness --csv --json": "Invalid value: give --csv or --json, not both",
     "enable songs__bank --bank bank.npy": "'songs__bank' is a query bank: name the collection of the items",
     "enable products --bank bank.npy --max-miss-rate 2": "max_miss_rate must be between 0 and 1, not 2.0",
-    "enable products --bank bank.npy --where fields": (
-        "'products' has no fields for biases and this server cannot add any: use a side "
-        "collection (--where side_collection)"
-    ),
     "migrate plan products": f"Invalid value: no reference queries: pass --bank FILE {README}",
     "migrate plan photos --bank bank.npy": (
         "'photos' has several vector fields: choose one with --field: image, text"

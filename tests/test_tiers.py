@@ -80,10 +80,10 @@ def test_what_is_no_place_stays_whatever_its_type():
 
 
 def test_places_within_a_tuple_count_too():
-    pairs = [("IP", "fields"), ("L2", "side_collection"), ("L2", "gate"), ("IP", "gate")]
+    pairs = [("IP", "vector"), ("L2", "beside"), ("L2", "gate"), ("IP", "gate")]
     cases = [case("tests/congruence/test_it.py", "test_it", pair=pair) for pair in pairs]
     first, second = (params["pair"][1] for params in shown(cases))
-    assert (first in {"fields", "side_collection"}, second) == (True, "gate")
+    assert (first in {"vector", "beside"}, second) == (True, "gate")
 
 
 def test_functions_of_a_module_have_one_metric_and_modules_have_all():

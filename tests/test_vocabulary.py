@@ -32,7 +32,6 @@ REPLACED = {
     "locality hint columns": "cell column, cell columns, takes_cells, axes",
     "excess answers taken by hubs": "unevenness, Robin Hood, robin_hood",
     "bias location": "stored_in, keeps_vectors, placement, Placed",
-    "candidate re-ranking": "beside",
     "query samples": "traffic",
     "collection state": "says of itself, say of themselves",
     "state cache": "knowledge",

@@ -48,13 +48,11 @@ Engine = Literal["local", "ray"]
 """Where biases are computed: on this machine, or on a Ray cluster."""
 
 
-BiasLocation = Literal["vector", "fields", "side_collection"]
-"""Where the bias of an item is kept: in columns of its vector, in fields of its row, or in a
-side collection. These words are the same in the API, the CLI, the stored state and the pages.
+BiasLocation = Literal["vector", "beside"]
+"""Where the bias of an item is kept: in columns of its vector, in a copy, or beside it: in a side
+collection on Milvus, in keys of its payload on Qdrant. These words are the same in the API, the CLI
+and the pages.
 """
-
-LocationWithoutCopy = Literal["fields", "side_collection"]
-"""The bias locations of `enable`, which leaves the vectors as they are."""
 
 MAX_MISS_RATE = 0.01
 """Share of the exact corrected top 10 that may be outside the candidates."""

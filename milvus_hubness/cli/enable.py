@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL, LocationWithoutCopy
+from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL
 from milvus_hubness.cli import console, options
-
-Where = Literal["auto", LocationWithoutCopy]
-"""A bias location; "auto" takes the first one that the server and the collection allow."""
 
 
 def enable(
@@ -26,11 +23,6 @@ def enable(
     target_bank: options.TargetBank = None,
     field: options.Field = None,
     gate: options.Gate = None,
-    where: Annotated[
-        Where,
-        "Bias location. fields: fields of the collection. side_collection: a collection with the "
-        "same keys.",
-    ] = "auto",
     max_miss_rate: Annotated[
         float, "Share of the exact corrected top 10 that candidates may miss."
     ] = MAX_MISS_RATE,
@@ -60,7 +52,6 @@ def enable(
             target_bank=options.read_vectors(store, target_bank),
             queries=judging.read_queries(store),
             field=field,
-            where=None if where == "auto" else where,
             bank_collection=bank_name,
             max_miss_rate=max_miss_rate,
             gate=gate,
@@ -108,17 +99,20 @@ def disable(
     console.show_result(as_json, data, lambda: console.show_facts(f"Disabled {collection}", text))
 
 
+def _biases_beside(side_collection: str | None) -> str:
+    """Return where biases beside the rows are, in words."""
+    if side_collection is None:
+        return "keys of the payloads"
+    return f"collection {side_collection}, with the same keys"
+
+
 def show_enable_plan(plan: dict[str, Any]) -> None:
     """Print the facts of a plan."""
-    added = " (added to it)" if plan["adds_fields"] else ""
     facts: dict[str, object] = {
         "vector field": f"{plan['field'] or console.UNNAMED}, {plan['metric']}, not changed",
         "rows": f"{plan['rows']:,}",
     }
-    side = f"collection {plan['side_collection']}, with the same keys"
-    facts["biases"] = (
-        side if plan["where"] == "side_collection" else f"fields of the collection{added}"
-    )
+    facts["biases"] = _biases_beside(plan["side_collection"])
     facts["candidates"] = f"{plan['candidates']} a search"
 
     # Up to the first number of candidates that misses nothing: more miss nothing either.
@@ -137,7 +131,7 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
 def show_enabled(result: dict[str, Any]) -> None:
     """Print what an enable has done."""
     facts = {"corrected": "{collection}, {rows:,} rows have a bias".format(**result)}
-    facts["biases"] = result["side_collection"] or "fields of the collection"
+    facts["biases"] = _biases_beside(result["side_collection"])
     facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
     facts |= {"bank": result["bank"], "took": f"{result['seconds']} s"}
     console.show_facts("\nDone", facts)

@@ -500,7 +500,7 @@ def _bias_location(status: Status) -> str:
     if status.missed is None:
         return f"in the vectors{columns}"
 
-    location = "in fields of the collection"
+    location = "in keys of the payloads"
     if status.side_collection:
         location = f"in the side collection {status.side_collection}"
     missed = f"{status.candidates} candidates a search miss {status.missed:.1%} of the top 10"

@@ -29,7 +29,7 @@ from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
-from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
+from milvus_hubness.correction.codec.beside import PayloadKeysCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
@@ -244,14 +244,14 @@ class Profile(FrozenModel):
 
 
 class CandidateReranking(FrozenModel):
-    """Candidate re-ranking of the bias locations `fields` and `side_collection`.
+    """Candidate re-ranking of the bias location `beside`.
 
     Vectors are stored as the user gave them; searches read `candidates` rows and subtract the
     biases from their scores.
     """
 
     side_collection: CollectionName | None
-    """The collection that holds the biases under the same keys; None if fields of the collection
+    """The collection that holds the biases under the same keys; None if keys of the rows' payloads
     hold them.
     """
     candidates: int = Field(ge=1, le=MOST_CANDIDATES)
@@ -303,7 +303,7 @@ class CollectionState(FrozenModel):
     active: Name = "default"
     """The profile that searches use when they name none."""
     reranking: CandidateReranking | None = None
-    """None unless the bias location is `fields` or `side_collection`."""
+    """None unless the bias location is `beside`."""
     incoming: Incoming | None = None
     """The next value of a profile that a refresh is changing."""
     outgoing: Incoming | None = None
@@ -334,11 +334,10 @@ class CollectionState(FrozenModel):
         return self
 
     def _expect_location(self) -> None:
-        # Their scalar fields, or columns, have fixed names: they hold one profile.
+        # Their keys, or columns, have fixed names: they hold one profile.
         if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
             raise InvalidParameter(
-                f"layout.slots is {self.slots}: fields and side collections have "
-                f"{SLOTS_PER_PROFILE} slots"
+                f"layout.slots is {self.slots}: biases beside have {SLOTS_PER_PROFILE} slots"
             )
 
     def _expect_kinds(self) -> None:
@@ -424,7 +423,7 @@ class CollectionState(FrozenModel):
         side_collection = self.reranking.side_collection
         candidates = self.reranking.candidates
         if side_collection is None:
-            return FieldsCodec(*common, candidates=candidates)
+            return PayloadKeysCodec(*common, candidates=candidates)
         return SideCollectionCodec(*common, side_collection=side_collection, candidates=candidates)
 
     @property

@@ -121,7 +121,7 @@ FOUND = list(found())
 def test_the_parameters_are_found():
     names = {(name, parameter) for name, _, parameter, _ in FOUND}
     assert names >= {
-        ("plan_enable", "where"),
+        ("plan_enable", "on_hub"),
         ("plan_migration", "verdict"),
         ("CorrectionConfig", "on_hub"),
         ("MigrationOptions", "engine"),
@@ -157,8 +157,8 @@ def test_a_misspelt_word_is_refused(name, called, parameter, words):
 
 def test_the_message_names_the_words():
     with pytest.raises(InvalidParameter) as refused:
-        expect_word("where", "auto", Literal["fields", "side_collection"])
-    assert str(refused.value) == "where is one of fields, side_collection, not 'auto'"
+        expect_word("size", "huge", Literal["large", "small"])
+    assert str(refused.value) == "size is one of large, small, not 'huge'"
 
 
 def test_writes_refuse_as_pymilvus_does():

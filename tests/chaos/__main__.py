@@ -129,8 +129,6 @@ def _overlaps_of(kind: str, chosen: argparse.Namespace) -> list[Trial]:
     table = QDRANT_KINDS if chosen.backend in QDRANT_BACKENDS else KINDS
     kinds = [kind] if kind in table and kind not in {each.group for each in table.values()} else []
     kinds = kinds or [name for name, each in table.items() if each.group == kind]
-    if chosen.backend == "server-2.3.5":
-        kinds = [name for name in kinds if table[name].servers]
     return [
         Trial(chosen.seed + i, kinds[i % len(kinds)], chosen.backend, chosen.plan, call=chosen.call)
         for i in range(chosen.count if kinds else 0)

@@ -69,7 +69,7 @@ def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> No
     assert_same(found, corrected.wanted, database.sameness(metric, converted=converted))
     there = database.counted(corrected.name)
     assert there == len(corrected.wanted), f"{there} rows for {len(corrected.wanted)} keys"
-    if corrected.bias_location == "side_collection" and not wrote_on:
+    if corrected.bias_location == "beside" and not wrote_on:
         there = database.counted(corrected.side)
         assert there == len(corrected.wanted), f"{there} biases for {len(corrected.wanted)} keys"
 

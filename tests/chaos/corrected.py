@@ -29,7 +29,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.codec.beside import SLOT_KEYS
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -96,9 +96,7 @@ class Corrected:
     def make(self, database: Database, biases: Biases, former: Biases | None = None) -> None:
         """With a bias for each row. former: what these come from at first, before they are refreshed."""
         store, first = database.store, former or biases
-        database.make_source(
-            self._stem, self.shape, self._seed, count=COUNT, biases=self.bias_location
-        )
+        database.make_source(self._stem, self.shape, self._seed, count=COUNT)
         bank = QueryBank.load(str(first.bank))
         if self.bias_location == "vector":
             plan = plan_migration(
@@ -108,9 +106,7 @@ class Corrected:
         else:
             enable(
                 store,
-                plan_enable(
-                    store, self.name, bank, estimator=first.estimator, where=self.bias_location
-                ),
+                plan_enable(store, self.name, bank, estimator=first.estimator),
                 client_ttl=0.0,
             )
         if former is not None:
@@ -124,7 +120,7 @@ class Corrected:
 
     @staticmethod
     def _as_the_user_sees(row: dict[str, Any]) -> dict[str, Any]:
-        ours = {*SLOT_FIELDS, EPOCH_FIELD}
+        ours = {*SLOT_KEYS, EPOCH_FIELD}
         return {name: value for name, value in row.items() if name not in ours}
 
     # -- the application ----------------------------------------------------------------------------------
@@ -158,7 +154,7 @@ class Corrected:
     def half_written(self, since: float) -> set[Any]:
         """Keys of rows that may have been seen, since this time.monotonic(), when of vector and bias one was
         written and the other not yet: only in a side collection, which is written by a request of its own."""
-        if self.bias_location != "side_collection":
+        if self.bias_location != "beside":
             return set()
         return {key for key, until in self._written_until.copy().items() if until >= since}
 
@@ -167,7 +163,7 @@ class Corrected:
     @property
     def collections(self) -> set[str]:
         """Those that are to be there."""
-        beside = {self.side} if self.bias_location == "side_collection" else set()
+        beside = {self.side} if self.bias_location == "beside" else set()
         return {self._stem, self.name, self.bank, *beside, *self.kept}
 
     def ours(self, database: Database) -> set[str]:

@@ -25,9 +25,9 @@ SURE_REQUESTS = 2
 HABITS = ((True, "between"), (True, ""), (False, "between"), (False, "throughout"))
 """Whether the application searches throughout, and when it writes. What a killed server took is uncertain."""
 PLACEMENTS = {
-    "lite": ["vector", "vector", "vector", "fields", "side_collection"],
-    "server-2.3.5": ["vector", "vector", "vector", "side_collection"],
-    "qdrant-local": ["vector", "vector", "vector", "fields"],
+    "lite": ["vector", "vector", "vector", "beside"],
+    "server-2.3.5": ["vector", "vector", "vector", "beside"],
+    "qdrant-local": ["vector", "vector", "vector", "beside"],
 }
 BANK_SIZES = (64, 240, 80)
 """Of the banks at first, then, and after that: a fifth of the second is enough to judge by."""

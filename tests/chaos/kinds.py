@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.jobs import Job
-from tests.chaos.milvus import FURTHER_FIELDS
 from tests.chaos.scene import ALPHA, CLIENT_TTL, PENDING, K, Scene
 
 TTL = ("--client-ttl", str(CLIENT_TTL))
@@ -20,8 +19,8 @@ Command = Callable[[Scene], Sequence[str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """group: of the kinds that are counted together. place: where biases are kept: copy, fields or side_collection.
-    first, seconds: the commands that overlap. servers: it runs on a Milvus server too.
+    """group: of the kinds that are counted together. place: where biases are kept: copy or beside.
+    first, seconds: the commands that overlap.
     renames: the application reads the source's own name."""
 
     group: str
@@ -29,12 +28,11 @@ class Kind:
     prepare: Callable[[Scene], None]
     first: Command
     seconds: tuple[Command, ...]
-    servers: bool = True
     renames: bool = False
 
     def make(self, scene: Scene) -> None:
         """The collection, as it is before the first command."""
-        scene.make(FURTHER_FIELDS.get(self.place), alias=not self.renames)
+        scene.make(alias=not self.renames)
         self.prepare(scene)
 
     def finish(self, scene: Scene) -> None:
@@ -48,7 +46,7 @@ class Kind:
                 "the last run exited with 0, and the application reads the source"
             )
         elif scene.state() is None:
-            _until_done(scene, enable(self.place))
+            _until_done(scene, enable)
         _until_done(scene, refresh(1))
 
 
@@ -89,11 +87,8 @@ def refresh_pending(scene: Scene) -> Sequence[str]:
     return ("refresh", scene.name, *TTL)
 
 
-def enable(place: str) -> Command:
-    return lambda scene: (
-        *("enable", scene.source, "--bank", str(scene.banks[0]), *NNN, "--where", place),
-        *("--force", *TTL),
-    )
+def enable(scene: Scene) -> Sequence[str]:
+    return ("enable", scene.source, "--bank", str(scene.banks[0]), *NNN, "--force", *TTL)
 
 
 def disable(scene: Scene) -> Sequence[str]:
@@ -138,8 +133,8 @@ def nothing(scene: Scene) -> None:
     pass
 
 
-def enabled(place: str) -> Callable[[Scene], None]:
-    return lambda scene: _do(scene, enable(place))
+def enabled(scene: Scene) -> None:
+    _do(scene, enable)
 
 
 def copied(scene: Scene) -> None:
@@ -163,44 +158,12 @@ ANY_ROWS = ("--rebuild-rows", "1")
 REBUILD = refresh(1, "--rebuild-share", "0", *ANY_ROWS)
 KINDS: dict[str, Kind] = {
     "refresh": Kind("refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)),
-    "refresh-side-collection": Kind(
-        "refresh",
-        "side_collection",
-        enabled("side_collection"),
-        refresh(1),
-        (refresh(1), refresh(2), disable),
-    ),
-    "refresh-fields": Kind(
-        "refresh",
-        "fields",
-        enabled("fields"),
-        refresh(1),
-        (refresh(1), refresh(2), disable),
-        servers=False,
+    "refresh-beside": Kind(
+        "refresh", "beside", enabled, refresh(1), (refresh(1), refresh(2), disable)
     ),
     "pending": Kind("refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))),
-    "enable-side-collection": Kind(
-        "enable",
-        "side_collection",
-        nothing,
-        enable("side_collection"),
-        (enable("side_collection"), disable),
-    ),
-    "enable-fields": Kind(
-        "enable",
-        "fields",
-        nothing,
-        enable("fields"),
-        (enable("fields"), enable("side_collection")),
-        servers=False,
-    ),
-    "disable-side-collection": Kind(
-        "disable",
-        "side_collection",
-        enabled("side_collection"),
-        disable,
-        (disable, enable("side_collection"), refresh(1)),
-    ),
+    "enable-beside": Kind("enable", "beside", nothing, enable, (enable, disable)),
+    "disable-beside": Kind("disable", "beside", enabled, disable, (disable, enable, refresh(1))),
     "migrate": Kind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
     "migrate-rename": Kind("migrate", "copy", nothing, run, (run, restart), renames=True),
     "cutover": Kind("cutover", "copy", copied, cutover, (cutover, refresh_copy, rollback, run)),

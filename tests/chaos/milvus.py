@@ -15,8 +15,6 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.grpc_gen import milvus_pb2_grpc
 
 from milvus_hubness import HubnessClient, MilvusStore
-from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.store.server import connect
@@ -26,15 +24,6 @@ from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
 from tests.support.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
 from tests.support.servers import MilvusServer, aliases_of, lite_uri
 
-_FLOAT, _EPOCH = (
-    {"datatype": DataType.FLOAT, "default_value": 0.0},
-    {"datatype": DataType.INT64, "default_value": 0},
-)
-FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
-    "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
-}
-"""What Milvus Lite cannot add to a collection later, by where biases are to lie."""
-
 
 class MilvusDatabase(Database):
     """uri: also of the clients that applications use."""
@@ -43,14 +32,10 @@ class MilvusDatabase(Database):
         self.uri, self.client = uri, client
         self.store = MilvusStore(client)
 
-    def make_source(
-        self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = ""
-    ) -> None:
+    def make_source(self, name: str, shape: Shape, seed: int, *, count: int = ROWS) -> None:
         """As Database.make_source; loaded."""
-        client, more = self.client, FURTHER_FIELDS.get(biases, {})
+        client = self.client
         schema = rich_schema(client, shape.key, DIM)
-        for field, (kind, _) in more.items():
-            schema.add_field(field, **kind)
         if shape.bias_location != "partition key":
             next(
                 field for field in schema.fields if field.name == "tenant"
@@ -65,7 +50,6 @@ class MilvusDatabase(Database):
         client.create_collection(name, schema=schema, index_params=index, **keyed)
         rows = rich_rows(np.random.default_rng(seed), count, shape.key, DIM)
         for i, row in enumerate(rows):
-            row |= {field: value for field, (_, value) in more.items()}
             if shape.key == "varchar":
                 row["pk"] = f"{AWKWARD[i % len(AWKWARD)]}{i:04d}"
             if shape.nullable and i % 3:

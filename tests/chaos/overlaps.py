@@ -145,7 +145,7 @@ def run_trial(trial: Trial, uri: str, folder: Path) -> Outcome:
         began = time.monotonic()
         rng = random.Random(f"chaos {trial.kind} {trial.seed}")
         # Qdrant's score of L2 is a root, from which no bias in a payload can be subtracted.
-        has_roots = trial.backend in QDRANT_BACKENDS and kind_of(trial).place == "fields"
+        has_roots = trial.backend in QDRANT_BACKENDS and kind_of(trial).place == "beside"
         metric = rng.choice(["IP", "COSINE"] if has_roots else ["IP", "COSINE", "L2"])
         with scene_of(trial.backend, uri, folder, rng, metric=metric) as scene:
             _Run(trial, outcome, scene, rng, calls).run()

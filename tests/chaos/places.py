@@ -53,7 +53,7 @@ class Backend:
 
     def shape(self, rng: random.Random, key: str, *, biases: str = "vector") -> Shape:
         """Drawn. biases: where they are to lie. Qdrant's score of L2 is a root, off which none is taken."""
-        roots = self.database == "qdrant" and biases == "fields"
+        roots = self.database == "qdrant" and biases == "beside"
         return Shape(
             key,
             metric=rng.choice(["IP", "COSINE"] if roots else ["IP", "COSINE", "L2"]),

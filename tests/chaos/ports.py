@@ -46,11 +46,8 @@ class Database(ABC):
     store: Store
 
     @abstractmethod
-    def make_source(
-        self, name: str, shape: Shape, seed: int, *, count: int, biases: str = ""
-    ) -> None:
-        """A collection of every kind of field. biases: where they are to lie; what of that the database
-        cannot add later is there."""
+    def make_source(self, name: str, shape: Shape, seed: int, *, count: int) -> None:
+        """A collection of every kind of field."""
 
     @abstractmethod
     def make_plain(self, name: str, items: np.ndarray) -> None:

@@ -96,9 +96,7 @@ class QdrantDatabase(Database):
         self.client = client
         self.store = QdrantStore(client)
 
-    def make_source(
-        self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = ""
-    ) -> None:
+    def make_source(self, name: str, shape: Shape, seed: int, *, count: int = ROWS) -> None:
         """As Database.make_source: payloads take any field."""
         params = models.VectorParams(size=DIM, distance=DISTANCES[shape.metric])
         self.client.create_collection(

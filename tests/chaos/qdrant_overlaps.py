@@ -69,7 +69,7 @@ class QdrantScene(Scene):
     def _hubness(self, state_ttl: float) -> HubnessQdrantClient:
         return HubnessQdrantClient(url=self.uri, check_compatibility=False, state_ttl=state_ttl)
 
-    def make(self, extra: Any = None, *, alias: bool = True) -> None:
+    def make(self, *, alias: bool = True) -> None:
         params = models.VectorParams(size=DIM, distance=DISTANCES[self.metric])
         self.plain.create_collection(self.source, vectors_config=params)
         rows = self._rows(range(ROWS))
@@ -182,7 +182,7 @@ class QdrantKind(Kind):
                 "the last run exited with 0, and the application reads the source"
             )
         elif scene.state() is None:
-            _until_done(scene, enable("fields"))
+            _until_done(scene, enable)
         _until_done(scene, refresh(1))
 
 
@@ -199,7 +199,7 @@ def migrated(scene: Scene) -> None:
 
 
 def enabled(scene: Scene) -> None:
-    _do(scene, enable("fields"))
+    _do(scene, enable)
 
 
 def pending(scene: Scene) -> None:
@@ -207,21 +207,20 @@ def pending(scene: Scene) -> None:
     scene.insert(PENDING, pending=True)
 
 
-IN_FIELDS = enable("fields")
 ANY_ROWS = ("--rebuild-rows", "1")
 QDRANT_KINDS: dict[str, Kind] = {
     "refresh": QdrantKind(
         "refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)
     ),
-    "refresh-fields": QdrantKind(
-        "refresh", "fields", enabled, refresh(1), (refresh(1), refresh(2), disable)
+    "refresh-beside": QdrantKind(
+        "refresh", "beside", enabled, refresh(1), (refresh(1), refresh(2), disable)
     ),
     "pending": QdrantKind(
         "refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))
     ),
-    "enable-fields": QdrantKind("enable", "fields", nothing, IN_FIELDS, (IN_FIELDS, disable)),
-    "disable-fields": QdrantKind(
-        "disable", "fields", enabled, disable, (disable, IN_FIELDS, refresh(1))
+    "enable-beside": QdrantKind("enable", "beside", nothing, enable, (enable, disable)),
+    "disable-beside": QdrantKind(
+        "disable", "beside", enabled, disable, (disable, enable, refresh(1))
     ),
     "migrate": QdrantKind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
     "cutover": QdrantKind("cutover", "copy", copied, run, (run, drop_copy)),

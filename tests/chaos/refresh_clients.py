@@ -95,7 +95,7 @@ class Reader(_Client):
         self._biases = biases
         self._state = self._client.hubness_state(corrected.name, "vec")
         self._epochs = (
-            None if corrected.bias_location == "side_collection" else self._state.codec.epoch_field
+            None if corrected.bias_location == "beside" else self._state.codec.epoch_field
         )
         self._rng = np.random.default_rng(7)
         self.answers: Counter[int] = Counter()

@@ -16,7 +16,6 @@ from typing import Any
 import grpc
 import numpy as np
 from pymilvus import DataType, MilvusClient, MilvusException
-from pymilvus.exceptions import DataNotMatchException
 
 from milvus_hubness import HubnessClient
 from tests.chaos.jobs import Job
@@ -85,7 +84,6 @@ class Scene:
         self.model: dict[int, Row] = {}
         self.uncertain: dict[int, list[Row | None]] = {}
         self.refusals: list[str] = []
-        self._extra: Row = {}
         self._former: dict[int, list[Row]] = {}
         self._next, self._version = 0, 0
         self._stack = contextlib.ExitStack()
@@ -118,24 +116,19 @@ class Scene:
         self.client.close()
         self.plain.close()
 
-    def make(
-        self, extra: dict[str, tuple[dict[str, Any], Any]] | None = None, *, alias: bool = True
-    ) -> None:
-        """The source, filled. extra: further fields, each with its value. alias: the application's name is
+    def make(self, *, alias: bool = True) -> None:
+        """The source, filled. alias: the application's name is
         one from the beginning; else it is the source's own."""
         schema = self.plain.create_schema(enable_dynamic_field=True)
         schema.add_field("pk", DataType.INT64, is_primary=True)
         schema.add_field("vec", DataType.FLOAT_VECTOR, dim=DIM)
         schema.add_field("version", DataType.INT64)
-        for name, (kind, _) in (extra or {}).items():
-            schema.add_field(name, **kind)
         index = self.plain.prepare_index_params("vec", index_type="FLAT", metric_type=self.metric)
         self.plain.create_collection(
             self.source, schema=schema, index_params=index, consistency_level="Strong"
         )
         rows = self._rows(range(ROWS))
-        self._extra = {name: value for name, (_, value) in (extra or {}).items()}
-        self.plain.insert(self.source, [{**row, **self._extra} for row in rows])
+        self.plain.insert(self.source, [dict(row) for row in rows])
         self._next = ROWS
         self.model = {row["pk"]: row for row in rows}
         if alias:
@@ -195,11 +188,7 @@ class Scene:
         self._apply(lambda: self._upsert(rows, **bias), {row["pk"]: row for row in rows})
 
     def _upsert(self, rows: list[Row], **options: Any) -> None:
-        try:
-            self.client.upsert(self.name, [dict(row) for row in rows], **options)
-        except DataNotMatchException:
-            # Not corrected yet, or no longer: the further vector field is the application's to fill.
-            self.client.upsert(self.name, [{**self._extra, **row} for row in rows], **options)
+        self.client.upsert(self.name, [dict(row) for row in rows], **options)
 
     def _rows(self, keys: Any) -> list[Row]:
         keys = list(keys)

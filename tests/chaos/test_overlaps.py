@@ -7,8 +7,8 @@ from tests.chaos.overlaps import Trial, run_trial
 
 TAKEOVERS = {
     "refresh": "request of Upsert 3 _src_hubness",
-    "enable-side-collection": "request of Upsert 3 _src__bias",
-    "disable-side-collection": "request of AlterCollection 1 _src",
+    "enable-beside": "request of Upsert 3 _src__bias",
+    "disable-beside": "request of AlterCollection 1 _src",
     "migrate": "request of Upsert 3 _src_hubness",
     "cutover": "request of AlterAlias 1 _src_hubness",
     "rollback": "request of AlterAlias 1 _src",

@@ -590,7 +590,7 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     assert done["plan"]["missed"]["50"] == pytest.approx(done["enable"]["missed"])
     assert collections(files) == {*before, "products__bias", "products__bank", "hubness_ledger"}
     told = json.loads(run("status", "products", "--json").stdout)["status"]
-    assert (told["corrected"], told["where"], told["pending"]) == (True, "side_collection", 0)
+    assert (told["corrected"], told["where"], told["pending"]) == (True, "beside", 0)
     assert "in the side collection products__bias" in run("status", "products").stdout
     assert "none (bank and parameters" in run("refresh", "products").stdout
     assert_fails(run(*asked[:-1]), 1, "products", "refresh it instead")
@@ -607,12 +607,6 @@ def test_enable_refuses_what_it_cannot_do(files, run):
         "2",
     )
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
-    assert_fails(
-        run("enable", "products", "--bank", "bank.npy", "--where", "fields"),
-        1,
-        "side collection",
-        "products",
-    )
     assert run("enable", "products").returncode == 2
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from milvus_hubness import connect
 from tests.cli.conftest import DIM, assert_fails
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import as_distance, plain_collection, similarity, vectors
 
 ROWS, K, DEPTH = 50, 4, 10
@@ -19,8 +18,7 @@ NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", str(K))
 ENABLE = ("enable", "photos", *NNN, "--force")
 LOCATIONS = {
     "vector": ("COSINE", ("migrate", "run", "photos", *NNN, "--no-writers", "--force")),
-    "side_collection": ("L2", (*ENABLE, "--where", "side_collection", "--max-miss-rate", "0.5")),
-    "fields": ("COSINE", (*ENABLE, "--where", "fields", "--max-miss-rate", "0.5")),
+    "beside": ("L2", (*ENABLE, "--max-miss-rate", "0.5")),
     "not corrected": ("COSINE", ()),
 }
 
@@ -40,9 +38,7 @@ def read(run, *arguments):
 def test_they_agree_with_a_plain_computation(files, run, location):
     metric, command = LOCATIONS[location]
     items, bank = vectors(np.random.default_rng(6), ROWS, DIM), np.load("bank.npy")
-    # Milvus Lite cannot add fields later.
-    create = with_bias_fields if location == "fields" else plain_collection
-    create(connect("shop.db"), "photos", items, metric)
+    plain_collection(connect("shop.db"), "photos", items, metric)
     if command:
         done = run(*command)
         assert done.returncode == 0, done.stderr

@@ -93,7 +93,7 @@ def test_every_option_is_in_a_panel_of_the_help(words):
 @pytest.mark.parametrize(
     ("words", "choices"),
     [
-        ("enable", "auto|fields|side_collection"),
+        ("enable", "off|warn|refuse"),
         ("migrate run", "local|ray"),
         ("hubs", "off|warn|refuse"),
     ],
@@ -122,8 +122,8 @@ def completed(text):
         ("milvus-hubness di", ["diagnose", "disable"]),
         ("milvus-hubness migrate r", ["rehearse", "run", "rollback"]),
         (
-            "milvus-hubness enable products --where ",
-            ["auto", "fields", "side_collection"],
+            "milvus-hubness enable products --on-hub ",
+            ["off", "warn", "refuse"],
         ),
         ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn", "demand"]),
     ],

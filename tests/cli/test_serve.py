@@ -369,7 +369,7 @@ def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, r
     client.insert("posts", [{"id": i, "image": row, "text": row} for i, row in enumerate(both)])
     for field in ("image", "text"):
         options = ("--field", field, "--bank", "bank.npy", "--k", "8", "--force")
-        done = run("enable", "posts", *options, "--where", "side_collection")
+        done = run("enable", "posts", *options)
         assert done.returncode == 0, done.stderr
     folder = files / "etc"
     folder.mkdir()

@@ -10,7 +10,6 @@ from milvus_hubness import (
     CSLS,
     NNN,
     AlreadyCorrected,
-    CannotMigrate,
     CollectionExists,
     CorrectionNotRecommended,
     GloballyCorrected,
@@ -29,11 +28,8 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, Verdicts
 from milvus_hubness.quality.trials import raw_ranks
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import (
     METRICS,
     all_keys,
@@ -46,24 +42,17 @@ from tests.support.galleries import (
 from tests.support.reranked import ALPHA, DIM, ITEMS, QUERIES, Enabled, K
 
 ON_SERVERS = {
-    "enabled": [("L2", "side_collection"), ("L2", "fields")],
-    "fresh": ["side_collection"],
+    "enabled": ["L2"],
 }
 
 
-PLACES = ["side_collection", "fields", "fields, in the client"]
-
-
-@pytest.fixture(
-    scope="module", params=[(metric, place) for metric in METRICS for place in PLACES], ids=" ".join
-)
+@pytest.fixture(scope="module", params=METRICS)
 def enabled(shared_backend, request):
-    metric, place = request.param
-    return Enabled(shared_backend, metric, place)
+    return Enabled(shared_backend, request.param)
 
 
 def test_biases_of_an_l2_gallery_far_from_zero_are_exact(lite):
-    far = Enabled(lite, "L2", "side_collection", away=1_000.0)
+    far = Enabled(lite, "L2", away=1_000.0)
     assert far.state.layout.mean
     far.assert_found(far.client.search(far.name, list(far.queries)))
 
@@ -81,13 +70,11 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
     )
     assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
     assert enabled.done.missed <= 0.01
-    assert (enabled.state.reranking.side_collection is not None) == (
-        enabled.place == "side_collection"
-    )
+    assert enabled.state.reranking.side_collection == f"{enabled.name}__bias"
     found = status(enabled.store, enabled.name)
     assert (found.corrected, found.pending, found.rows) == (True, 0, ITEMS)
     assert found.candidates == enabled.done.candidates
-    assert found.where == ("side_collection" if enabled.place == "side_collection" else "fields")
+    assert found.where == "beside"
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.5, -0.7])
@@ -196,9 +183,9 @@ def test_enabling_twice_is_refused(enabled):
         plan_enable(enabled.store, enabled.name, QueryBank(enabled.bank))
 
 
-@pytest.fixture(params=["side_collection", "fields"])
-def fresh(backend, request):
-    return Enabled(backend, "IP", request.param)
+@pytest.fixture
+def fresh(backend):
+    return Enabled(backend, "IP")
 
 
 def test_rows_come_and_go_with_their_biases(fresh):
@@ -222,13 +209,12 @@ def test_rows_come_and_go_with_their_biases(fresh):
             [hit["distance"] for hit in hits], query_scores[order], atol=3e-5
         )
     assert status(fresh.store, fresh.name).pending == 0
-    if fresh.place == "side_collection":
-        assert all_keys(fresh.store, fresh.done.side_collection) == sorted(keys.tolist())
+    assert all_keys(fresh.store, fresh.done.side_collection) == sorted(keys.tolist())
 
 
 def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
     """The collection is disabled between the row and its bias, so that what the client knew is outdated."""
-    enabled = Enabled(lite, "IP", "side_collection")
+    enabled = Enabled(lite, "IP")
 
     put = MilvusClient.upsert
 
@@ -255,13 +241,8 @@ def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
 
 
 def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_behind(fresh):
-    none = (
-        {}
-        if fresh.place == "side_collection"
-        else {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
-    )
     new = vectors(np.random.default_rng(4), 1, DIM)
-    fresh.plain.insert(fresh.name, [{"id": 2_000, "vector": new[0], "group": 0, **none}])
+    fresh.plain.insert(fresh.name, [{"id": 2_000, "vector": new[0], "group": 0}])
     fresh.plain.delete(fresh.name, ids=[5])
     assert status(fresh.store, fresh.name).pending == 1
     done = refresh(fresh.store, fresh.name)
@@ -271,8 +252,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
     [hits] = fresh.client.search(fresh.name, data=[new[0]], limit=400)
     [found] = [hit["distance"] for hit in hits if hit["id"] == 2_000]
     assert found == pytest.approx(float(new[0] @ new[0]) - bias, abs=3e-5)
-    if fresh.place == "side_collection":
-        assert 5 not in all_keys(fresh.store, fresh.done.side_collection)
+    assert 5 not in all_keys(fresh.store, fresh.done.side_collection)
 
 
 def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
@@ -297,32 +277,14 @@ def test_disabling_leaves_an_ordinary_collection(fresh):
         disable(fresh.store, fresh.name)
 
 
-def test_fields_are_added_where_the_server_can(backend):
-    if backend.kind != "server-current":
-        pytest.skip("neither Milvus Lite nor 2.3.5 adds fields to a live collection")
-    rng = np.random.default_rng(12)
-    name, items, bank = backend.name("added"), vectors(rng, 90, DIM), vectors(rng, 20, DIM)
-    plain_collection(backend.client(), name, items, "IP")
-    store = backend.store()
-    plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(4))
-    assert plan.adds_fields
-    assert plan.side_collection is None
-    enable(store, plan)
-    mean_bias = store.info(name).state.profile.mean_bias
-    scores = items @ items[:1].T - (nnn(bank, items, "IP", 4, ALPHA) - mean_bias)[:, None]
-    [hits] = backend.hubness_client().search(name, data=[items[0]], limit=10)
-    pool = np.argsort(-(items @ items[0]))[: plan.reranking.candidates]
-    assert [hit["id"] for hit in hits] == pool[np.argsort(-scores[pool, 0])][:10].tolist()
-
-
 def test_an_enabled_collection_can_still_be_migrated(lite):
-    enabled = Enabled(lite, "COSINE", "side_collection")
+    enabled = Enabled(lite, "COSINE")
     done = migrate(
         enabled.store,
         plan_migration(enabled.store, enabled.name, QueryBank(enabled.bank), estimator=NNN(K)),
     )
     assert status(enabled.store, done.target).where == "vector"
-    assert status(enabled.store, enabled.name).where == "side_collection"
+    assert status(enabled.store, enabled.name).where == "beside"
     corrected, _ = enabled.wanted()
     results = enabled.client.search(done.target, data=list(enabled.queries))
     for hits, scores in zip(results, corrected, strict=True):
@@ -330,7 +292,7 @@ def test_an_enabled_collection_can_still_be_migrated(lite):
 
 
 def test_a_gate_opens_for_activated_items_only(lite):
-    gated = Enabled(lite, "IP", "side_collection")
+    gated = Enabled(lite, "IP")
     disable(gated.store, gated.name)
     enable(
         gated.store,
@@ -347,27 +309,6 @@ def test_a_gate_opens_for_activated_items_only(lite):
     assert 0 < opened < QUERIES
 
 
-@pytest.mark.parametrize(
-    "default", [{}, {"default_value": 0}, {"default_value": 0, "nullable": True}]
-)
-def test_a_plan_warns_of_fields_that_other_clients_would_have_to_set(lite, default):
-    rng = np.random.default_rng(7)
-    name, bank, store = lite.name("bare"), QueryBank(vectors(rng, 20, DIM)), lite.store()
-    with_bias_fields(lite.client(), name, vectors(rng, 40, DIM), "IP", **default)
-    told = plan_enable(store, name, bank, estimator=NNN(4)).to_dict()["remarks"]
-    row = {"id": 900, "vector": bank.vectors[0], "group": 0}
-    if default:
-        lite.client().insert(name, [row])
-        assert not told
-    else:
-        with pytest.raises(MilvusException):
-            lite.client().insert(name, [row])
-        [said] = told
-        assert all(field in said for field in (*SLOT_FIELDS, EPOCH_FIELD, "default"))
-    lite.made.append(f"{name}__bias")
-    assert not plan_enable(store, name, bank, estimator=NNN(4), where="side_collection").remarks
-
-
 class TestWhatIsRefused:
     @pytest.fixture
     def plain(self, lite):
@@ -377,11 +318,6 @@ class TestWhatIsRefused:
         plain_collection(lite.client(), name, vectors(rng, 80, DIM), "IP")
         return lite.store(), name, QueryBank(vectors(rng, 20, DIM))
 
-    def test_fields_that_the_server_cannot_add(self, plain):
-        store, name, bank = plain
-        with pytest.raises(CannotMigrate, match="side collection"):
-            plan_enable(store, name, bank, estimator=NNN(4), where="fields")
-
     @pytest.mark.parametrize("share", [0, 1, -1, float("nan")])
     def test_a_share_that_is_none(self, plain, share):
         store, name, bank = plain
@@ -390,7 +326,7 @@ class TestWhatIsRefused:
 
     def test_a_side_name_that_was_taken_since_the_plan(self, plain, lite):
         store, name, bank = plain
-        plan = plan_enable(store, name, bank, estimator=NNN(4), where="side_collection")
+        plan = plan_enable(store, name, bank, estimator=NNN(4))
         plain_collection(
             lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP"
         )
@@ -401,12 +337,7 @@ class TestWhatIsRefused:
         assert not store.exists(f"{name}__bank")
         assert store.count(f"{name}__bias") == 3
         # The next plan takes another name.
-        assert (
-            plan_enable(
-                store, name, bank, estimator=NNN(4), where="side_collection"
-            ).side_collection
-            == f"{name}__bias_2"
-        )
+        assert plan_enable(store, name, bank, estimator=NNN(4)).side_collection == f"{name}__bias_2"
 
     def test_what_tuning_advised_against(self, plain):
         store, name, bank = plain

@@ -31,7 +31,6 @@ from milvus_hubness.jobs.store.records import (
     DualWrite,
     WriteIntentLog,
 )
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import plain_collection, vectors
 from tests.support.ledgers import let_write
 
@@ -59,7 +58,7 @@ def enabled(backend):
     client, name, store = backend.hubness_client(), backend.name("beside"), backend.store()
     backend.made.append(f"{name}__bias")
     plain_collection(client, name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP")
-    enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where="side_collection"))
+    enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K)))
     return client, name
 
 
@@ -265,9 +264,13 @@ def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(
     store = shared_lite.store()
     with pytest.raises(CannotMigrate, match=reason):
         plan_migration(store, name, bank_of(1), estimator=NNN(K))
-    for where in ("side_collection", "fields"):
-        with pytest.raises(CannotMigrate, match=reason):
-            plan_enable(store, name, bank_of(1), estimator=NNN(K), where=where)
+    with pytest.raises(CannotMigrate, match=reason):
+        plan_enable(
+            store,
+            name,
+            bank_of(1),
+            estimator=NNN(K),
+        )
 
 
 def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
@@ -283,23 +286,16 @@ def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
     assert name not in client.list_collections()
 
 
-@pytest.mark.parametrize(
-    ("metric", "location"),
-    [("COSINE", "vector"), ("L2", "vector"), ("IP", "fields")],
-)
-def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path, metric, location):
+@pytest.mark.parametrize("metric", ["COSINE", "L2"])
+def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path, metric):
     """Milvus Lite imports no files: what they hold is inserted by a plain client, and compared."""
     rng = np.random.default_rng(3)
     client, plain, store = shared_lite.hubness_client(), shared_lite.client(), shared_lite.store()
     name, old = shared_lite.name("files"), vectors(rng, ITEMS, DIM)
-    if location == "vector":
-        plain_collection(plain, name, old, metric)
-        name = migrate(
-            store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
-        ).target
-    else:
-        with_bias_fields(plain, name, old, metric)
-        enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where=location))
+    plain_collection(plain, name, old, metric)
+    name = migrate(
+        store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
+    ).target
     new = [
         {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"}
         for i, v in enumerate(vectors(rng, 7, DIM))

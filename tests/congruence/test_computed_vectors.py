@@ -103,12 +103,6 @@ BANK = QueryBank(vectors(np.random.default_rng(2), 40, DIM))
 JOBS = {
     "migrate": lambda store, name: plan_migration(store, name, BANK, field="meaning"),
     "enable": lambda store, name: plan_enable(store, name, BANK, field="meaning"),
-    "enable fields": lambda store, name: plan_enable(
-        store, name, BANK, field="meaning", where="fields"
-    ),
-    "enable side": lambda store, name: plan_enable(
-        store, name, BANK, field="meaning", where="side_collection"
-    ),
     "tune": lambda store, name: tune(store, name, BANK, field="meaning"),
 }
 
@@ -157,7 +151,7 @@ def found(results):
     return [[hit["id"] for hit in hits] for hits in results]
 
 
-@pytest.mark.parametrize("how", ["migrate", "side_collection", "new"])
+@pytest.mark.parametrize("how", ["migrate", "enable", "new"])
 def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how):
     plain, name = filled(lite, model)
     store, client = lite.store(), lite.hubness_client()
@@ -182,7 +176,7 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
             store, plan_migration(store, name, BANK, field="picture", estimator=NNN(8))
         ).target
     else:
-        plan = plan_enable(store, name, BANK, field="picture", estimator=NNN(8), where=how)
+        plan = plan_enable(store, name, BANK, field="picture", estimator=NNN(8))
         enable(store, plan, client_ttl=0)
         target = name
     assert found(client.search(target, **asked)) == before

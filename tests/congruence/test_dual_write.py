@@ -194,7 +194,6 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
             reranking,
             QueryBank(moving.bank),
             estimator=NNN(K),
-            where="side_collection",
         ),
     )
     let_write(moving.store, moving.source, reranking)

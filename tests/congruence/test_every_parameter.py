@@ -42,12 +42,10 @@ from milvus_hubness import (
     plan_migration,
 )
 from tests.support.async_clients import opened
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 60, 3, 30, 6, 0.75
-LOCATIONS = ["vector", "fields", "side_collection"]
-"""What `plan_enable` calls them."""
+LOCATIONS = ["vector", "beside"]
 STORED = LOCATIONS[:1]
 """Where the server ranks inner products of augmented form."""
 
@@ -90,9 +88,8 @@ class World:
             return migrate(store, plan, no_writers=True).target
         name = self.backend.name(location)
         self.backend.made.append(f"{name}__bias")
-        make = with_bias_fields if location == "fields" else plain_collection
-        make(self.backend.client(), name, self.items, self.metric)
-        enable(store, plan_enable(store, name, bank, estimator=estimator, where=location))
+        plain_collection(self.backend.client(), name, self.items, self.metric)
+        enable(store, plan_enable(store, name, bank, estimator=estimator))
         return name
 
     @property
@@ -579,8 +576,7 @@ CASES = [
     for metric in METRICS
     for location in LOCATIONS
     # What is passed through is so whatever the metric, by one piece of code for either kind of location.
-    if how != INTERNAL
-    and (how != PASSED or (metric == "IP" and location in ("vector", "side_collection")))
+    if how != INTERNAL and (how != PASSED or (metric == "IP" and location in ("vector", "beside")))
 ]
 
 
@@ -736,7 +732,7 @@ def test_clients_for_asyncio_decide_alike(worlds, shared_lite):
         for metric, location in (
             ("IP", "vector"),
             ("L2", "vector"),
-            ("L2", "side_collection"),
+            ("L2", "beside"),
         ):
             for name, how in SEARCH.items():
                 if how != INTERNAL and name != "highlighter":

@@ -168,9 +168,7 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
 
 def test_beside_and_born_corrected(goods):
     goods.fill()
-    plan = plan_enable(
-        goods.store, goods.name, QueryBank(goods.bank), estimator=NNN(K), where="side_collection"
-    )
+    plan = plan_enable(goods.store, goods.name, QueryBank(goods.bank), estimator=NNN(K))
     goods.backend.made.append(plan.side_collection)
     enable(goods.store, plan)
     client = goods.backend.hubness_client()

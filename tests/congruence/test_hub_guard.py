@@ -220,7 +220,6 @@ def test_a_side_collection_has_the_gate(lite):
         name,
         QueryBank(BANK),
         estimator=Blend(),
-        where="side_collection",
         on_hub="refuse",
         verdict="skip",
     )

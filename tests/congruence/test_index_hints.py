@@ -82,7 +82,7 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
             writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
             return super().scan_keys(*args, **options)
 
-    plan = plan_enable(store, name, single_queries(bank), where="side_collection", estimator=NNN(K))
+    plan = plan_enable(store, name, single_queries(bank), estimator=NNN(K))
     lite.made.append(plan.side_collection)
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 

@@ -58,9 +58,7 @@ def documents(client, name, where="id >= 0"):
     }
 
 
-@pytest.mark.parametrize(
-    "how", ["migrate", pytest.param("side_collection", marks=pytest.mark.lite_only)]
-)
+@pytest.mark.parametrize("how", ["migrate", pytest.param("enable", marks=pytest.mark.lite_only)])
 def test_jobs_keep_json_values_as_they_are(backend, how):
     client, name = filled(backend)
     store, corrected = backend.store(), backend.hubness_client()
@@ -69,7 +67,7 @@ def test_jobs_keep_json_values_as_they_are(backend, how):
     if how == "migrate":
         name = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
     else:
-        enable(store, plan_enable(store, name, BANK, estimator=NNN(8), where=how), client_ttl=0)
+        enable(store, plan_enable(store, name, BANK, estimator=NNN(8)), client_ttl=0)
     assert documents(corrected, name) == before
 
     other = QueryBank(vectors(np.random.default_rng(3), 40, DIM))

@@ -15,7 +15,6 @@ from milvus_hubness import (
     InvalidParameter,
     QueryBank,
     migrate,
-    plan_enable,
     plan_migration,
     refresh,
     rollback,
@@ -404,10 +403,6 @@ def test_kinds_that_are_none_are_refused(mixture):
     mixture.database.put(mixture.source, [mixture.row(i) for i in range(ITEMS)])
     with pytest.raises(InvalidInput, match="has more than 16 values, such as 'n"):
         mixture.plan()
-    where = {"where": "fields", "kind": FIELD}
-    with pytest.raises(InvalidInput, match="migrate the collection with --kind") as refused:
-        plan_enable(mixture.store, mixture.source, QueryBank(mixture.bank), **where)
-    assert "\n" not in str(refused.value)
     assert mixture.database.database.collections() == before, "nothing is written"
 
 

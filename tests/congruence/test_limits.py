@@ -77,7 +77,7 @@ class Limited(MilvusClient):
 
 
 def corrected(backend, how, *, metric="IP", gate=None):
-    """The name of a collection. how: "born" corrected, with a gate migrated, or "side_collection"."""
+    """The name of a collection. how: "born" corrected, with a gate migrated, or "beside"."""
     if how == "born" and gate is None:
         return born(backend, ITEM_VECTORS, BANK, metric)
     client, name = backend.client(), backend.name("limits")
@@ -87,7 +87,7 @@ def corrected(backend, how, *, metric="IP", gate=None):
         return migrate(store, plan_migration(store, name, BANK, estimator=NNN(8), gate=gate)).target
     enable(
         store,
-        plan_enable(store, name, BANK, estimator=NNN(8), where="side_collection", gate=gate),
+        plan_enable(store, name, BANK, estimator=NNN(8), gate=gate),
         client_ttl=0,
     )
     return name
@@ -155,7 +155,7 @@ def rows_to_write(first=1_000):
     return [{"id": first + i, "vector": vector, "group": i} for i, vector in enumerate(NEW)]
 
 
-@pytest.mark.parametrize("how", ["born", "side_collection"])
+@pytest.mark.parametrize("how", ["born", "beside"])
 @pytest.mark.parametrize("method", ["insert", "upsert"])
 def test_rows_that_a_plain_collection_takes_at_once_are_taken(lite, how, method):
     name, plain = corrected(lite, how), lite.name("plain")

@@ -158,15 +158,11 @@ def test_the_sample_is_random_and_covers_all_rows():
     assert len(sampled) > 80
 
 
-@pytest.mark.parametrize("where", ["side_collection", "fields"])
-def test_inserts_without_an_end_do_not_end_enable(lite, where, monkeypatch):
+def test_inserts_without_an_end_do_not_end_enable(lite, monkeypatch):
     """Each pass of the check meets rows that were inserted since the last one."""
     name, _, bank = products(lite)
-    if where == "fields":
-        lite.made.append(f"{name}_fields")
-        name = with_bias_fields(lite, name)
     store, client, numbers = lite.store(), lite.hubness_client(), count()
-    plan = plan_enable(store, name, bank, where=where)
+    plan = plan_enable(store, name, bank)
     wait_visible = BiasBackend.wait_visible
 
     def visible_and_more(backend):
@@ -175,18 +171,3 @@ def test_inserts_without_an_end_do_not_end_enable(lite, where, monkeypatch):
 
     monkeypatch.setattr(BiasBackend, "wait_visible", visible_and_more)
     assert enable(store, plan).rows > ITEMS
-
-
-def with_bias_fields(backend, name):
-    """A copy of the collection with fields that can hold biases, and its name."""
-    client, other = backend.client(), f"{name}_fields"
-    schema = client.create_schema(enable_dynamic_field=True)
-    schema.add_field("sku", DataType.VARCHAR, is_primary=True, max_length=40)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    for field in ("hubness_bias", "hubness_bias_1"):
-        schema.add_field(field, DataType.FLOAT, default_value=0.0)
-    schema.add_field("hubness_epoch", DataType.INT64, default_value=0)
-    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
-    client.create_collection(other, schema=schema, index_params=index, consistency_level="Strong")
-    client.insert(other, client.query(name, filter="", output_fields=["*"], limit=1_000))
-    return other

@@ -83,9 +83,7 @@ class Enabled:
         )
         enable(
             self.store,
-            plan_enable(
-                self.store, self.name, bank_of(seed), estimator=NNN(K), where="side_collection"
-            ),
+            plan_enable(self.store, self.name, bank_of(seed), estimator=NNN(K)),
         )
         start_sampling(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
@@ -382,7 +380,7 @@ def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
     enabled, client, former, now, queries, before = renamed
     store, plain = enabled.store, enabled.plain
     plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
-    plan = plan_enable(store, former, bank_of(15), estimator=NNN(K), where="side_collection")
+    plan = plan_enable(store, former, bank_of(15), estimator=NNN(K))
     enabled.backend.made.append(plan.side_collection)
     assert plan.side_collection not in (enabled.side, enabled.samples)
     enable(store, plan)

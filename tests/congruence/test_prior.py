@@ -364,10 +364,10 @@ def test_rows_written_during_a_refresh_get_both_numbers(shop):
 
 
 def test_biases_in_payloads_have_the_prior_too(shop, found):
-    """In the fields and side collections of Milvus: test_prior_on_milvus."""
+    """In the side collections of Milvus: test_prior_on_milvus."""
     if not found[0].startswith("qdrant"):
         pytest.skip("payloads are Qdrant's")
-    options = {"where": "fields", "prior": FIELD, "prior_weight": LAMBDA}
+    options = {"prior": FIELD, "prior_weight": LAMBDA}
     plan = plan_enable(shop.store, shop.source, QueryBank(shop.bank), estimator=NNN(8), **options)
     assert plan.to_dict()["prior"]["field"] == FIELD
     enable(shop.store, plan, client_ttl=0)

@@ -17,7 +17,6 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import nnn, plain_collection, vectors
 
 DIM, ITEMS, LAMBDA = 12, 60, 0.3
@@ -57,18 +56,14 @@ def rows_of(world, **changes):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("where", ["fields", "side_collection"])
-def test_biases_outside_the_vectors_have_the_prior_too(backend, world, where):
+def test_biases_outside_the_vectors_have_the_prior_too(backend, world):
     items, bank, clicks = world
     name, client = backend.name(), backend.client()
-    make = with_bias_fields if where == "fields" else plain_collection
-    make(client, name, items, "IP")
-    needed = client.query(name, "id == 0", output_fields=["*"])[0].keys()
-    zeros = {key: 0 for key in needed if key.startswith("hubness_")}
-    client.upsert(name, rows_of(world, **zeros))
+    plain_collection(client, name, items, "IP")
+    client.upsert(name, rows_of(world))
 
     store = backend.store()
-    options = {"where": where, "prior": "clicks", "prior_weight": LAMBDA}
+    options = {"prior": "clicks", "prior_weight": LAMBDA}
     plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
     assert plan.to_dict()["prior"]["field"] == "clicks"
     enable(store, plan, client_ttl=0)
@@ -153,7 +148,7 @@ def test_a_value_that_changes_while_its_bias_is_written_counts(backend, world):
     plain_collection(client, name, items, "IP")
     client.upsert(name, rows_of(world))
     store, ours = backend.store(), backend.hubness_client()
-    options = {"where": "side_collection", "prior": "clicks", "prior_weight": LAMBDA}
+    options = {"prior": "clicks", "prior_weight": LAMBDA}
     plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
     enable(store, plan, client_ttl=0)
     side = store.info(name).state.codec.side_collection

@@ -56,9 +56,7 @@ class World:
         plain_collection(backend.client(), self.name, self.items, metric)
         store = backend.store()
         if reranking:
-            plan = plan_enable(
-                store, self.name, QueryBank(self.bank), estimator=NNN(8), where="side_collection"
-            )
+            plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(8))
             backend.made.append(f"{self.name}__bias")
             enable(store, plan)
         else:

@@ -274,9 +274,8 @@ def test_a_collection_that_was_created_empty_counts_from_its_first_thousand_rows
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("where", ["fields", "side_collection"])
-def test_biases_at_other_locations_are_refitted_too(backend, where):
-    growing = Growing(OnMilvus.of(backend), where=where)
+def test_biases_beside_are_refitted_too(backend):
+    growing = Growing(OnMilvus.of(backend), where="beside")
     assert growing.share() == 0
     growing.put({n: growing.items[n] for n in range(100)})
     assert growing.share() == 0

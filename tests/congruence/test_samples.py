@@ -196,7 +196,7 @@ def test_jobs_in_python_take_banks_that_are_in_the_database(lite, plain, stored_
 
     for plan in (
         plan_migration(store, plain, named, verdict="skip"),
-        plan_enable(store, plain, named, where="side_collection", verdict="skip"),
+        plan_enable(store, plain, named, verdict="skip"),
     ):
         assert as_set(plan.bank.vectors) == as_set(bank.vectors)
     migrate(store, plan_migration(store, plain, bank, verdict="skip"), no_writers=True)

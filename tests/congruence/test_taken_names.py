@@ -62,16 +62,6 @@ def test_a_side_collection_needs_no_such_names(backend):
 
 
 @pytest.mark.lite_only
-def test_fields_that_a_server_adds_do_not_take_the_place_of_such_keys(backend, monkeypatch):
-    _, name, _, _ = exported(backend, ["hubness_epoch"])
-    store = backend.store()
-    monkeypatch.setattr(store, "_version", "2.6.20")
-    info = store.info(name)
-    assert store.bias_fields(info, "") == "none"
-    assert store.bias_fields(info, "_image") == "can be added"
-
-
-@pytest.mark.lite_only
 def test_a_copy_that_does_not_catch_up_says_which_rows_and_fields(backend):
     """Such rows may also be written after the plan was made."""
     client, name, bank, rows = exported(backend, [])

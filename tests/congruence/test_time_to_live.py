@@ -25,34 +25,27 @@ ITEM_VECTORS, NEW = vectors(RNG, ITEMS, DIM), vectors(RNG, 5, DIM)
 BANK, OTHER = (QueryBank(vectors(RNG, 40, DIM)) for _ in range(2))
 
 
-def expiring(backend, seconds, *, with_fields=False):
+def expiring(backend, seconds):
     client, name = backend.client(), backend.name("ttl")
     schema = client.create_schema(enable_dynamic_field=True)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    if with_fields:
-        for field in ("hubness_bias", "hubness_bias_1"):
-            schema.add_field(field, DataType.FLOAT)
-        schema.add_field("hubness_epoch", DataType.INT64)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     properties = {"collection.ttl.seconds": seconds}
     client.create_collection(
         name, schema=schema, index_params=index, properties=properties, consistency_level="Strong"
     )
-    none = {"hubness_bias": 0.0, "hubness_bias_1": 0.0, "hubness_epoch": 0} if with_fields else {}
-    client.insert(
-        name, [{"id": i, "vector": vector, **none} for i, vector in enumerate(ITEM_VECTORS)]
-    )
+    client.insert(name, [{"id": i, "vector": vector} for i, vector in enumerate(ITEM_VECTORS)])
     return name
 
 
 def corrected(backend, seconds, how="migrate"):
     """A corrected collection, with five rows that wait for a bias."""
-    name, store = expiring(backend, seconds, with_fields=how == "fields"), backend.store()
+    name, store = expiring(backend, seconds), backend.store()
     if how == "migrate":
         name = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
     else:
-        enable(store, plan_enable(store, name, BANK, estimator=NNN(8), where=how), client_ttl=0)
+        enable(store, plan_enable(store, name, BANK, estimator=NNN(8)), client_ttl=0)
     rows = [{"id": 1_000 + i, "vector": vector} for i, vector in enumerate(NEW)]
     backend.hubness_client().insert(name, rows, bias="pending")
     return name, store
@@ -65,9 +58,8 @@ def stored(backend, name):
     return {row["id"]: dict(row) for row in rows}
 
 
-@pytest.mark.parametrize("how", ["migrate", "fields"])
-def test_a_full_refresh_writes_new_rows_only_unless_it_is_allowed_to_write_all(lite, how):
-    name, store = corrected(lite, LONG, how)
+def test_a_full_refresh_writes_new_rows_only_unless_it_is_allowed_to_write_all(lite):
+    name, store = corrected(lite, LONG)
     before = stored(lite, name)
     planned = refresh(store, name, bank=OTHER, force=True, plan=True)
     assert (planned.action, planned.written, planned.pending) == ("refused", 5, 5)
@@ -116,29 +108,22 @@ def test_a_rebuild_is_refused(lite):
     lite.client().drop_alias(f"{name}_live")
 
 
-def test_a_side_collection_needs_no_leave_and_is_chosen_by_default(lite):
-    name = expiring(lite, LONG, with_fields=True)
-    plan = plan_enable(lite.store(), name, BANK, estimator=NNN(8))
-    assert plan.where == "side_collection"
+def test_a_side_collection_needs_no_leave(lite):
+    plan = plan_enable(lite.store(), expiring(lite, LONG), BANK, estimator=NNN(8))
     assert any("rows expire after 86,400 s as before" in remark for remark in plan.remarks)
-    free = plan_enable(lite.store(), expiring(lite, 0, with_fields=True), BANK, estimator=NNN(8))
-    assert (free.where, free.remarks[1:]) == ("fields", ())
+    free = plan_enable(lite.store(), expiring(lite, 0), BANK, estimator=NNN(8))
+    assert not any("expire" in remark for remark in free.remarks)
 
-    name, store = corrected(lite, LONG, "side_collection")
+    name, store = corrected(lite, LONG, "enable")
     before = stored(lite, name)
     assert refresh(store, name, bank=OTHER, force=True, client_ttl=0).action == "full"
     assert stored(lite, name) == before
 
 
 def test_plans_say_what_starts_anew(lite):
-    name = expiring(lite, LONG, with_fields=True)
-    fields = plan_enable(lite.store(), name, BANK, estimator=NNN(8), where="fields")
-    for remarks in (
-        plan_migration(lite.store(), expiring(lite, LONG), BANK).remarks,
-        fields.remarks,
-    ):
-        [said] = [remark for remark in remarks if "86,400 s" in remark]
-        assert "--restart-ttl" in said
+    remarks = plan_migration(lite.store(), expiring(lite, LONG), BANK).remarks
+    [said] = [remark for remark in remarks if "86,400 s" in remark]
+    assert "--restart-ttl" in said
     assert not any(
         "expire" in remark
         for remark in plan_migration(lite.store(), expiring(lite, 0), BANK).remarks
@@ -171,7 +156,7 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
     untouched = expiring(served, seconds)
     refused, store = corrected(served, seconds)
     allowed, _ = corrected(served, seconds)
-    side, _ = corrected(served, seconds, "side_collection")
+    side, _ = corrected(served, seconds, "enable")
     for name in (untouched, refused, allowed, side):
         client.flush(name)
     assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"

@@ -70,7 +70,6 @@ def neighbours(database):
 
 
 def enabled(database):
-    where = "side_collection" if isinstance(database, OnMilvus) else "fields"
     name, store = (
         database.fill(vectors(np.random.default_rng(5), ITEMS, DIM), "IP"),
         database.store(),
@@ -78,7 +77,7 @@ def enabled(database):
     database.made.append(f"{name}__bias")
     enable(
         store,
-        plan_enable(store, name, bank_of(1), estimator=NNN(3), where=where, verdict="warn"),
+        plan_enable(store, name, bank_of(1), estimator=NNN(3), verdict="warn"),
         client_ttl=0.0,
     )
     return name

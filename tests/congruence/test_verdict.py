@@ -80,10 +80,9 @@ def test_a_bank_that_does_not_fit_stops_a_job_before_its_first_write(database, b
     before = named_by(store)
     facts = plan_migration(store, name, bank).to_dict()["verdict"]
     assert (facts["verdict"], facts["strength"]) == ("leave it alone", 0)
-    where = "side_collection" if isinstance(database, OnMilvus) else "fields"
     jobs = (
         lambda: migrate(store, plan_migration(store, name, bank), ALONE),
-        lambda: enable(store, plan_enable(store, name, bank, where=where, max_miss_rate=0.5)),
+        lambda: enable(store, plan_enable(store, name, bank, max_miss_rate=0.5)),
     )
     for job in jobs:
         with pytest.raises(CorrectionNotRecommended, match=r"\(verdict='warn' goes on all"):

@@ -16,7 +16,6 @@ from milvus_hubness import (
     HubnessClient,
     QueryBank,
     StoreError,
-    disable,
     enable,
     plan_enable,
 )
@@ -28,7 +27,6 @@ from milvus_hubness.jobs.common.row_writer import rewriting
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from tests.support.async_clients import opened
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import all_keys, plain_collection, rich_rows, rich_schema, vectors
 from tests.support.write_intents import BANK, DIM, ITEMS, K, Written
 
@@ -201,42 +199,16 @@ def test_a_key_in_several_partitions_is_several_rows_on_a_server(served):
         written.assert_equal()
 
 
-class InFields(Written):
-    """Biases in fields of the rows."""
-
-    where = "fields"
+class InSideCollection(Written):
+    """Biases in a side collection."""
 
     def make(self):
-        plain_collection(self.plain, self.twin, self.items, self.metric)
-        self.fill()
-        plan = plan_enable(
-            self.store,
-            self.name,
-            QueryBank(self.bank),
-            estimator=NNN(K),
-            where=self.where,
-            verdict="warn",
-        )
-        enable(self.store, plan, client_ttl=0.0)
-
-    def fill(self):
-        with_bias_fields(self.plain, self.name, self.items, self.metric)
-
-
-class InSideCollection(InFields):
-    where = "side_collection"
-
-    def fill(self):
         self.backend.made.append(f"{self.name}__bias")
-        plain_collection(self.plain, self.name, self.items, self.metric)
-
-
-def test_biases_in_fields_of_rows_are_put_right(lite):
-    written = InFields(lite)
-    with written.rewriting() as writer:
-        for _, write in writes(written):
-            written.rewrite(writer, write)
-            written.assert_equal()
+        for name in (self.twin, self.name):
+            plain_collection(self.plain, name, self.items, self.metric)
+        bank = QueryBank(self.bank)
+        plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), verdict="warn")
+        enable(self.store, plan, client_ttl=0.0)
 
 
 def test_where_no_row_is_rewritten_there_is_no_journal(lite):
@@ -516,20 +488,6 @@ def test_a_collection_of_another_schema_gets_another_journal(lite):
         write = {"size": 1.5, **written.rows([2])[0]}
         assert written.rewrite(writer, lambda: written.client.upsert(written.name, write)) == 1
     assert written.client.get(written.name, [2])[0]["size"] == 1.5
-
-
-def test_a_collection_that_is_corrected_no_more_has_no_journal(lite):
-    written = InFields(lite)
-    killed(written)
-    written.both("delete", ids=[3])
-    disable(written.store, written.name)
-    assert written.announced() is None
-    assert written.intent_logs() == {}
-    assert written.plain.get(written.name, [3]) == []
-    written.client.upsert(
-        written.name, {**written.plain.get(written.name, [4])[0], "note": "later"}
-    )
-    assert written.plain.get(written.name, [4])[0]["note"] == "later"
 
 
 # -- many writers --------------------------------------------------------------------------------------------

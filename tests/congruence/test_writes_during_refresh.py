@@ -15,13 +15,12 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import Incoming
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
-from tests.support.bias_fields import with_bias_fields
 from tests.support.born import born
 from tests.support.databases import write_state
 from tests.support.galleries import (
@@ -37,7 +36,7 @@ UNSEEN_LATE_UPDATE = (
     "the server writes the whole row, which it read before the refresh, after the refresh has ended: a refresh that "
     "rewrites live rows cannot know of it"
 )
-PLACES = ["vector", "fields", "side_collection"]
+PLACES = ["vector", "beside"]
 
 
 class Refreshed:
@@ -74,15 +73,10 @@ class Refreshed:
         client.insert(self.name, self.rows(range(ITEMS), self.items))
 
     def _enable(self):
-        if self.place == "fields":
-            with_bias_fields(self.plain, self.name, self.items, self.metric)
-        else:
-            self.backend.made.append(f"{self.name}__bias")
-            plain_collection(self.plain, self.name, self.items, self.metric)
+        self.backend.made.append(f"{self.name}__bias")
+        plain_collection(self.plain, self.name, self.items, self.metric)
         bank = QueryBank(self.old)
-        plan = plan_enable(
-            self.store, self.name, bank, estimator=NNN(K), where=self.place, verdict="warn"
-        )
+        plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), verdict="warn")
         enable(self.store, plan)
 
     def rows(self, keys, items=None):
@@ -118,13 +112,10 @@ class Refreshed:
     def slots(self, keys):
         """(n, slots) what the collection holds, and the rows beside."""
         layout = self.state.layout
-        if self.place == "side_collection":
+        if self.place == "beside":
             found = self.store.get(f"{self.name}__bias", keys, SIDE_FIELD)
             return found.vectors, found.rows
         batch = self.store.get(self.name, keys, "vector")
-        if self.place == "fields":
-            columns = [[row[field] for field in self.state.codec.slot_fields] for row in batch.rows]
-            return np.array(columns), batch.rows
         stored = batch.vectors
         return np.column_stack(
             [layout.biases(stored, slot) for slot in range(layout.slots)]

@@ -97,9 +97,7 @@ def serve(tmp_path):
         )
         enable(
             store,
-            plan_enable(
-                store, "enabled", bank, estimator=NNN(8), field="vector", where="side_collection"
-            ),
+            plan_enable(store, "enabled", bank, estimator=NNN(8), field="vector"),
         )
         return uri
 

@@ -104,9 +104,7 @@ class Shop:
 
     def planned_enable(self, user):
         bank = QueryBank(self.bank)
-        return plan_enable(
-            user.store(), "products", bank, estimator=NNN(8), where="side_collection"
-        )
+        return plan_enable(user.store(), "products", bank, estimator=NNN(8))
 
     def row(self, key):
         return {"id": key, "vector": self.items[0].tolist(), "group": 7}

@@ -184,10 +184,10 @@ def test_points_of_several_vectors(run, folder):
 
 def test_without_a_copy(run, folder):
     bank = ("--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
-    assert run("enable", "items", *bank, "--plan")["plan"]["where"] == "fields"
+    assert run("enable", "items", *bank, "--plan")["plan"]["side_collection"] is None
     made = run("enable", "items", *bank)["enable"]
     assert (made["rows"], made["side_collection"]) == (60, None)
-    assert run("status", "items")["status"]["where"] == "fields"
+    assert run("status", "items")["status"]["where"] == "beside"
     run("disable", "items")
     assert run("status", "items")["status"]["corrected"] is False
     left = run("sweep", "items")["sweep"]["would_remove"]
@@ -221,10 +221,6 @@ REFUSED = {
     "a rename": (f"migrate plan items {BANK} --rename", "cannot rename collections"),
     "a hub guard": (f"migrate plan items {BANK} --on-hub warn", "watch their writes"),
     "a gate without a copy": (f"enable items {BANK} --plan --gate 4", "gate searches"),
-    "a side collection": (
-        f"enable items {BANK} --plan --where side_collection",
-        "no side collections",
-    ),
     "samples": ("bank sample items --rate 0.5", "keeps no query samples"),
     "an adoption": ("adopt items --renamed-from former", "cannot rename collections"),
 }
@@ -241,7 +237,7 @@ def test_what_the_store_cannot_do_is_refused(run, folder, monkeypatch, case):
 def test_jobs_of_the_library_take_the_address(folder, run):
     run("enable", "items", "--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
     for _ in range(2):
-        assert status(f"qdrant+file://{folder}/data", "items").where == "fields", "it is closed"
+        assert status(f"qdrant+file://{folder}/data", "items").where == "beside", "it is closed"
 
 
 def test_errors_are_one_line(folder, monkeypatch, capsys):

@@ -54,9 +54,7 @@ class World:
                     when_announced()
 
         store = self.backend.store(Announcing)
-        plan = plan_enable(
-            store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field, where="fields"
-        )
+        plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field)
         enable(store, plan, client_ttl=0.0)
 
     def assert_right(self, field):

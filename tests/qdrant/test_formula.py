@@ -37,7 +37,7 @@ class Enabled:
             r.id: r for r in backend.client.scroll(self.name, limit=500, with_vectors=True)[0]
         }
         plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8))
-        assert plan.to_dict()["where"] == "fields"
+        assert plan.side_collection is None
         self.done = enable(self.store, plan)
         self.keys = [key(i) for i in range(ITEMS)]
 
@@ -59,7 +59,7 @@ def enabled(request, backend):
 def test_a_formula_takes_the_biases_off(enabled):
     assert (enabled.done.rows, enabled.done.side_collection) == (ITEMS, None)
     told = status(enabled.store, enabled.name)
-    assert (told.where, told.pending, told.width) == ("fields", 0, DIM)
+    assert (told.where, told.pending, told.width) == ("beside", 0, DIM)
     query = enabled.query.tolist()
     for strength in (1.0, 0.5):
         wanted = enabled.wanted(enabled.bank, strength=strength)
@@ -215,4 +215,4 @@ def test_the_root_of_euclid_is_no_score_to_subtract_from(backend):
     name = backend.fill(vectors(np.random.default_rng(0), 60, 8), "Euclid")
     bank = QueryBank(vectors(np.random.default_rng(1), 40, 8))
     with pytest.raises(CannotMigrate, match="Cosine and Dot only, not of L2: migrate"):
-        plan_enable(backend.store(), name, bank, where="fields", estimator=NNN(8))
+        plan_enable(backend.store(), name, bank, estimator=NNN(8))

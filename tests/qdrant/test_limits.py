@@ -263,7 +263,7 @@ def test_searches_of_an_enabled_collection_keep_to_strict_mode(cls):
     world = World(strict_mode=models.StrictModeConfig(enabled=True, **STRICT))
     name = world.collection(strict=STRICT)
     store = world.store()
-    plan = plan_enable(store, name, world.bank, estimator=NNN(4), where="fields")
+    plan = plan_enable(store, name, world.bank, estimator=NNN(4))
     enable(store, plan, client_ttl=0.0)
     client = world.hubness_client(cls)
     assert len(called(client, "query_points", name, [1.0] * DIM, limit=5).points) == 5
@@ -310,7 +310,7 @@ def test_enable_refuses_more_candidates_than_a_query_may_ask_for():
     world = World()
     name = world.collection(400, strict={"max_query_limit": 20})
     with pytest.raises(CannotMigrate, match=r"may ask for 20 rows \(max_query_limit\).*: raise"):
-        plan_enable(world.store(), name, world.bank, estimator=NNN(4, 5.0), where="fields")
+        plan_enable(world.store(), name, world.bank, estimator=NNN(4, 5.0))
 
 
 def test_no_graph_and_no_exact_search_is_refused():

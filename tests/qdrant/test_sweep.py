@@ -119,7 +119,7 @@ class Enabled:
         return client.scroll(self.name, limit=500)[0]
 
     def enable(self, **options):
-        plan = plan_enable(self.store, self.name, self.bank, estimator=NNN(4), where="fields")
+        plan = plan_enable(self.store, self.name, self.bank, estimator=NNN(4))
         return enable(self.store, plan, **{"client_ttl": 0.0, **options})
 
     def assert_hidden(self, client):
@@ -193,7 +193,6 @@ def test_a_bank_that_another_collection_uses_stays(backend):
         other.name,
         other.bank,
         estimator=NNN(4),
-        where="fields",
         bank_collection=f"{made.name}__bank",
     )
     enable(other.store, plan, client_ttl=0.0)

@@ -21,7 +21,6 @@ from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER, samples_helper
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
 from milvus_hubness.milvus.store.banks import put_samples
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 240, 300
@@ -58,10 +57,7 @@ class Growing:
     def _enabled(self, where):
         name, client = self.database.name(), self.database.database.client
         self.database.made.append(f"{name}__bias")
-        if where == "fields":
-            with_bias_fields(client, name, self.items, "IP")
-        else:
-            plain_collection(client, name, self.items, "IP")
+        plain_collection(client, name, self.items, "IP")
         plan = plan_enable(
             self.store, name, QueryBank(self.bank), estimator=NNN(8), where=where, verdict="skip"
         )

@@ -42,7 +42,6 @@ from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 24
@@ -53,8 +52,7 @@ NAMES_ALL = re.compile(r"the collection property 'hubness\S*' of 'hostile_\d+\S*
 PLACES = (
     "vector",
     "vector of L2",
-    "fields",
-    "side_collection",
+    "beside",
     "profiles",
     "kinds",
     "refreshing",
@@ -283,6 +281,9 @@ def crossed(text: str) -> Iterator[Mutation]:
         "queries": 1,
     }
     yield Mutation("10^9 candidates", dumped({**value, "reranking": reranked}))
+    in_payloads = {**reranked, "candidates": 50}
+    two_slots = changed(value, ("layout", "slots"), 2)
+    yield Mutation("biases in payloads", dumped({**two_slots, "reranking": in_payloads}))
     for count in (1, 2, 3, 17, 20_000):
         yield Mutation(f"{count} kinds", dumped(changed(value, ("layout", "kinds"), count)))
         values = list(range(count))
@@ -352,10 +353,7 @@ class World:
             self.backend.clean()
         name = self.backend.name("hostile")
         metric = "L2" if self.place == "vector of L2" else "COSINE"
-        if self.place == "fields":
-            with_bias_fields(self.plain, name, self.items, metric, default_value=0)
-        else:
-            plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
+        plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
         if self.place == "kinds":
             rows = enumerate(self.items.tolist())
             self.plain.upsert(
@@ -365,13 +363,12 @@ class World:
                     for key, row in rows
                 ],
             )
-        if self.place in ("fields", "side_collection"):
+        if self.place == "beside":
             plan = plan_enable(
                 self.store,
                 name,
                 self.bank,
                 estimator=InvertedSoftmax(),
-                where=self.place,
                 verdict="warn",
             )
             enable(self.store, plan, client_ttl=0.0)

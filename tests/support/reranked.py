@@ -3,31 +3,24 @@
 import numpy as np
 
 from milvus_hubness import NNN, QueryBank, enable, plan_enable
-from tests.support.bias_fields import with_bias_fields
 from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
 
 
 class Enabled:
-    """place: "side_collection", "fields", or "fields, in the client", without function chains."""
-
-    def __init__(self, backend, metric, place, away=0.0):
+    def __init__(self, backend, metric, away=0.0):
         rng = np.random.default_rng(11)
-        self.backend, self.metric, self.place = backend, metric, place
+        self.backend, self.metric = backend, metric
         self.items, self.queries, self.bank = (
             np.float32(away) + vectors(rng, count, DIM) for count in (ITEMS, QUERIES, BANK)
         )
         self.plain = backend.client()
         self.name = backend.name("beside")
         backend.made.append(f"{self.name}__bias")
-        make = plain_collection if place == "side_collection" else with_bias_fields
-        make(self.plain, self.name, self.items, metric)
+        plain_collection(self.plain, self.name, self.items, metric)
         self.store = backend.store()
-        where = "side_collection" if place == "side_collection" else "fields"
-        plan = plan_enable(
-            self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where
-        )
+        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
         self.done = enable(self.store, plan)
         self.client = self.new_client()
         self.state = self.client.hubness_state(self.name)
@@ -35,8 +28,7 @@ class Enabled:
         self.biases = nnn(self.bank, self.items, metric, K, ALPHA)
 
     def new_client(self, **options):
-        policy = {"chains": False} if self.place == "fields, in the client" else None
-        return self.backend.hubness_client(policy=policy, **options)
+        return self.backend.hubness_client(**options)
 
     def wanted(self, strength=1.0, candidates=None):
         """For each query (scores, order): the raw top candidates, by corrected score."""

@@ -81,7 +81,7 @@ each by the other tests of the module."""
 PLACES = (
     ("COSINE", "IP", "L2"),
     ("Cosine", "Dot", "Euclid"),
-    ("vector", "fields", "side_collection"),
+    ("vector", "beside"),
     ("local", "states"),
     ("qdrant-local", "qdrant-states"),
 )
@@ -93,7 +93,7 @@ WITHOUT_A_DATABASE = ("tests/basics/", "tests/correction/", "tests/quality/")
 """Folders whose tests are so quick that all their cases run in `make test`."""
 TRIALS = ("tests/chaos/", "tests/qdrant/test_kills.py")
 EVERYDAY_TRIALS = (
-    "before_a_write[enable-side-collection]", "before_a_write[disable-side-collection]",
+    "before_a_write[enable-beside]", "before_a_write[disable-beside]",
     "before_a_write[migrate]", "before_a_write[cutover]", "before_a_write[clean]",
     "chaos/test_kills.py::test_a_refresh[11]", "a_late_write_of_a_refresh_undoes_nothing",
     "qdrant/test_kills.py::test_a_migration[7]", "qdrant/test_kills.py::test_a_migration[21]",

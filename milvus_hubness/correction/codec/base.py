@@ -126,10 +126,6 @@ class RowCodec(ABC):
         # −½‖q−r‖² − b, the inner product under L2, is −½ times ‖q−r‖² + 2b.
         return 2.0 if self.layout.metric == "L2" else -1.0
 
-    def slot_field(self, slot: int) -> str | None:
-        """Return the scalar field that holds the biases of this slot; None if there is none."""
-        return None
-
     @property
     def bias_field(self) -> str:
         """The scalar field with the active profile's bias."""

@@ -14,7 +14,7 @@ import numpy as np
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, Columns, Flags, RowBiases, RowCodec
-from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.correction.state import CollectionState

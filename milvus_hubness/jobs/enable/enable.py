@@ -37,6 +37,7 @@ from milvus_hubness.jobs.enable.plan import EnablePlan
 from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helper
 from milvus_hubness.jobs.store.protocols import (
+    BiasKeys,
     SideCollections,
     Store,
     capability,
@@ -54,7 +55,7 @@ KEYS_NAMED = 5
 
 @dataclass(frozen=True)
 class Enabled(ShownAsTable):
-    """The result of `enable`; None where the bias location has no such value."""
+    """The result of `enable`."""
 
     collection: str
     bank: str
@@ -63,7 +64,7 @@ class Enabled(ShownAsTable):
     """Number of rows that now have a bias."""
     seconds: float
     side_collection: str | None = None
-    """The side collection."""
+    """The side collection; None if payloads hold the biases."""
     candidates: int | None = None
     """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
@@ -80,8 +81,8 @@ def enable(
     """Write the biases outside the user's vectors,
     write the collection state, and check the biases.
 
-    After a failure or an interruption, this drops what the run created, except for fields that a
-    server added. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by
+    After a failure or an interruption, this drops what the run created, except for the names
+    of payload keys. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by
     default. Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one
     against it, LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
     made, VerificationFailed and the exceptions of the store.
@@ -149,8 +150,8 @@ def _enable_reranking(
             sides.create_side(plan.source, plan.side_collection)
             undo.callback(lease.drop, plan.side_collection)
             lease.fence(plan.side_collection)
-        elif plan.adds_fields:
-            store.add_bias_fields(name, plan.suffix)
+        else:
+            capability(store, BiasKeys).add_bias_keys(name, plan.suffix)
 
         # Biases in a side collection rewrite no row, so no client needs to note its writes.
         ttl = 0.0 if plan.side_collection else client_ttl

@@ -10,7 +10,6 @@ import numpy as np
 
 from milvus_hubness.basics.defaults import (
     MAX_MISS_RATE,
-    LocationWithoutCopy,
     OnHub,
     VerdictMode,
 )
@@ -55,8 +54,8 @@ from milvus_hubness.jobs.common.priors import (
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
 from milvus_hubness.jobs.store.protocols import (
+    BiasKeys,
     HubGuards,
-    Presence,
     SearchGates,
     SideCollections,
     Store,
@@ -86,10 +85,6 @@ class EnablePlan(ShownAsTable):
     """The fitted biases."""
     strength: float
     """w of searches that name none."""
-    where: LocationWithoutCopy
-    """The bias location."""
-    adds_fields: bool
-    """Whether fields must be added first."""
     gate: int | None
     """The k of a DynamicGate; None for none."""
     remarks: tuple[str, ...]
@@ -107,7 +102,7 @@ class EnablePlan(ShownAsTable):
 
     @property
     def side_collection(self) -> str | None:
-        """The side collection; None if biases go elsewhere."""
+        """The side collection; None if payloads hold the biases."""
         return self.reranking.side_collection
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,12 +112,10 @@ class EnablePlan(ShownAsTable):
             "field": self.field,
             "metric": self.correction.layout.metric,
             "rows": self.source.rows,
-            "where": self.where,
             "side_collection": self.side_collection,
             "candidates": self.reranking.candidates,
             "missed": {str(candidates): share for candidates, share in self.missed.items()},
             "measured_queries": self.reranking.queries,
-            "adds_fields": self.adds_fields,
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             "estimator": to_dict(self.correction.fitted.estimator),
             "strength": self.strength,
@@ -150,8 +143,6 @@ class EnableRequest:
     """The caller's prior."""
     field: str | None
     """The vector field to correct; None for the only one."""
-    where: LocationWithoutCopy | None
-    """The bias location; None for what suits the collection."""
     bank_collection: str | None
     """Where to store the bank; None for a name that is derived from the source's."""
     max_miss_rate: float
@@ -160,28 +151,12 @@ class EnableRequest:
 
     def __post_init__(self) -> None:
         expect_word("on_hub", self.on_hub, OnHub)
-        if self.where is not None:
-            expect_word("where", self.where, LocationWithoutCopy)
         checked_gate(self.gate)
         self.prior.expect_source()
         if not 0 < self.max_miss_rate < 1:
             raise InvalidParameter(
                 f"max_miss_rate must be between 0 and 1, not {self.max_miss_rate}"
             )
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where the biases go, and what that takes."""
-
-    where: LocationWithoutCopy
-    presence: Presence
-    """Whether the collection has the fields for it, can get them, or neither."""
-    remarks: list[str]
-
-    @property
-    def adds_fields(self) -> bool:
-        return self.where != "side_collection" and self.presence == "can be added"
 
 
 @dataclass(frozen=True)
@@ -208,7 +183,6 @@ def plan_enable(
     target_bank: BankLike | None = None,
     queries: BankLike | None = None,
     field: str | None = None,
-    where: LocationWithoutCopy | None = None,
     bank_collection: str | None = None,
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
@@ -224,8 +198,6 @@ def plan_enable(
 
     estimator, verdict: as in plan_migration. queries: real ones, apart from the bank, on which the
     bank is judged and the candidates are measured; by default some of the bank's.
-    where: by default "fields" if the collection has them or the server can add them and its rows do
-    not expire, else "side_collection".
     max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
     prior, prior_weight, on_hub: as in plan_migration.
 
@@ -242,7 +214,6 @@ def plan_enable(
         gate=gate,
         prior=PriorRequest.of(prior, prior_weight),
         field=field,
-        where=where,
         bank_collection=bank_collection,
         max_miss_rate=max_miss_rate,
         judging=Judging.of(verdict, queries),
@@ -259,9 +230,14 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         capability(store, SearchGates).expect_gates()
     info, field = _correctable(store, request)
     suffix = suffix_for(field, info.states.values())
-    location = _location(store, info, suffix, request.where)
+    side = None
+    if isinstance(store, SideCollections):
+        side = _free_side(store, info, suffix)
+    else:
+        capability(store, BiasKeys)
+    remarks = [*store.beside_remarks(info), *_remarks_on_expiry(info)]
     gallery = read_gallery(store, info, field, progress=progress)
-    fitted = _fitted(store, request, info, gallery, suffix, location, progress)
+    fitted = _fitted(store, request, info, gallery, side, progress)
 
     return EnablePlan(
         source=info,
@@ -272,14 +248,8 @@ def _planned(store: Store, request: EnableRequest, progress: Progress) -> Enable
         bank_collection=fitted.bank_collection,
         correction=fitted.correction,
         strength=fitted.strength,
-        where=location.where,
-        adds_fields=location.adds_fields,
         gate=fitted.gate,
-        remarks=(
-            *location.remarks,
-            *_remarks_on_expiry(info, location.where),
-            *fitted.remarks,
-        ),
+        remarks=(*remarks, *fitted.remarks),
         reranking=fitted.reranking,
         missed=fitted.missed,
         verdict=fitted.verdict,
@@ -313,35 +283,12 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
     return info, field
 
 
-def _location(
-    store: Store, info: CollectionInfo, suffix: str, where: LocationWithoutCopy | None
-) -> Location:
-    """Return the location of biases in fields of the rows, or in a side collection.
-
-    Raises CannotMigrate for fields that the server cannot add.
-    """
-    presence = store.bias_fields(info, suffix)
-    if where == "fields" and presence == "none":
-        raise CannotMigrate(
-            f"{info.name!r} has no fields for biases and this server cannot add any: "
-            "use a side collection (--where side_collection)"
-        )
-
-    if not where:
-        # Fields would restart the time to live of every row.
-        where = "side_collection" if presence == "none" or info.time_to_live else "fields"
-
-    remarks = store.bias_remarks(info, suffix) if where == "fields" else []
-    return Location(where, presence, remarks)
-
-
 def _fitted(
     store: Store,
     request: EnableRequest,
     info: CollectionInfo,
     gallery: Gallery,
-    suffix: str,
-    location: Location,
+    side: str | None,
     progress: Progress,
 ) -> FittedPlan:
     """Choose and fit an estimator on the gallery, and measure what candidates miss."""
@@ -373,7 +320,6 @@ def _fitted(
     correction = fit_with_mean(
         gallery.layout, rows, estimator, bank, request.target_bank, choice.strength, chosen
     )
-    side = _free_side(store, info, suffix) if location.where == "side_collection" else None
     most = store.most_candidates(info)
     reranking, missed = measure(
         gallery,
@@ -411,31 +357,23 @@ def _require_few_missed(info: CollectionInfo, reranking: CandidateReranking, mos
         )
 
 
-def _remarks_on_expiry(info: CollectionInfo, where: LocationWithoutCopy) -> list[str]:
+def _remarks_on_expiry(info: CollectionInfo) -> list[str]:
     """Return remarks about the time to live of rows, if the collection has one."""
     if not info.time_to_live:
         return []
 
-    if where == "side_collection":
-        return [
-            f"rows expire after {info.time_to_live:,} s as before, since none is written; the "
-            "next refresh removes the biases of expired rows"
-        ]
-
     return [
-        f"rows live for {info.time_to_live:,} s after their last write, and all are written now: "
-        "they expire later, once by up to that time; a full refresh restarts it again, and is "
-        "refused without --restart-ttl (--where side_collection writes no row)"
+        f"rows expire after {info.time_to_live:,} s as before, since none is written; the next "
+        "refresh removes the biases of expired rows"
     ]
 
 
-def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
+def _free_side(sides: SideCollections, info: CollectionInfo, suffix: str) -> str:
     """Return a name for the side collection: that of an
     unfinished `enable`, or one that no collection has.
 
     The first name may be taken: a collection that was renamed keeps its side collection.
     """
-    sides = capability(store, SideCollections)
     first = side_name(info.name, suffix)
     for number in count(1):
         name = first if number == 1 else f"{first}_{number}"

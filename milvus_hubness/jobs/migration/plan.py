@@ -468,7 +468,7 @@ def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInf
     if state is not None and state.codec.writes_rows:
         if state.codec.needs_candidates:
             raise AlreadyCorrected(
-                f"{info.name!r} carries biases for {field_words(field)} in fields, whose names a copy would "
+                f"{info.name!r} carries biases for {field_words(field)} in keys that a copy would "
                 "need itself"
             )
 

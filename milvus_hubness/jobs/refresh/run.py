@@ -429,8 +429,8 @@ class Refreshing:
         reason = (
             f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s "
             "after their last write, and a refresh writes unchanged rows again, so that they "
-            "expire later: allow that with --restart-ttl (restart_ttl), or keep the biases in a "
-            "side collection (enable --where side_collection)"
+            "expire later: allow that with --restart-ttl (restart_ttl), or keep the biases beside "
+            "the rows (enable)"
         )
         return self.with_former_biases(plan, load_bank, reason)
 

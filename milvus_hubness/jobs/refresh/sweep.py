@@ -28,7 +28,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.presence import is_copy
 from milvus_hubness.jobs.refresh.plan import SpareBanks
 from milvus_hubness.jobs.store.ownership import bank_name
-from milvus_hubness.jobs.store.protocols import LeavesKeys, Store, expect_store
+from milvus_hubness.jobs.store.protocols import BiasKeys, Store, expect_store
 from milvus_hubness.jobs.store.records import (
     BANK_PROPERTY,
     DUAL_WRITE_PROPERTY,
@@ -156,7 +156,7 @@ class _Search:
         properties: tuple[str, ...] = ()
         if info is not None and info.name not in copies:
             properties = self._properties(info, {*copies, *records})
-            if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
+            if isinstance(store, BiasKeys) and not _keeps_keys(info.states.values()):
                 keys = store.left_keys(info.name)
 
         banks = self.unused(self._banks(), {*copies, *records})
@@ -293,7 +293,7 @@ def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
     if info.intent_log is None:
         drop_log(lease, info.collection_id)
     lease.check_now()
-    if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
+    if isinstance(store, BiasKeys) and not _keeps_keys(info.states.values()):
         store.delete_keys(name)
     for property_name in removed.properties:
         store.write_property(name, property_name, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from milvus_hubness.basics.bounds import FrozenModel
 from milvus_hubness.correction.banks.stored import Key, StoredBank
@@ -32,9 +32,6 @@ from milvus_hubness.jobs.store.records import (
 )
 
 T = TypeVar("T")
-
-Presence = Literal["present", "can be added", "none"]
-"""Whether a collection has the fields for biases, the server can add them, or neither."""
 
 
 class Collections(Protocol):
@@ -161,16 +158,14 @@ class Schemas(Protocol):
         call has not. Raises CollectionExists if `target` is not an unfilled copy of `source`.
         """
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Presence:
-        """Whether fields of the collection can hold biases."""
+    def beside_remarks(self, source: CollectionInfo) -> list[str]:
+        """Return what a user should know of biases beside the rows.
 
-    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
+        Raises CannotMigrate if the collection cannot have them.
+        """
 
     def most_candidates(self, source: CollectionInfo) -> int:
         """Return the most rows for which a search of the collection may ask."""
-
-    def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """Add the fields that hold biases; every row has bias 0 and is pending."""
 
 
 class Rows(Protocol):
@@ -501,8 +496,11 @@ class QuerySampling(Protocol):
 
 
 @runtime_checkable
-class LeavesKeys(Protocol):
-    """Biases under keys of rows that have no schema; the keys stay when the correction ends."""
+class BiasKeys(Protocol):
+    """Biases in keys of payloads, which stay when the correction ends."""
+
+    def add_bias_keys(self, collection: str, suffix: str) -> None:
+        """Have clients hide the keys of biases; a row without them has bias 0 and is pending."""
 
     def left_keys(self, collection: str) -> dict[str, int]:
         """Return the number of rows with each key that
@@ -516,11 +514,11 @@ class LeavesKeys(Protocol):
 _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
     WholeRows: "replaces no whole rows: every note is replayed",
-    SideCollections: "has no side collections: keep the biases in fields",
+    SideCollections: "has no side collections",
     QuerySampling: "keeps no query samples: pass the reference queries as a file",
     SearchGates: "has no clients that gate searches: leave gate out",
     HubGuards: "has no clients that watch their writes for hubs: leave on_hub off",
-    LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
+    BiasKeys: "keeps no biases beside its rows: migrate the collection",
 }
 Capability = TypeVar("Capability")
 

@@ -1,14 +1,12 @@
-"""Rewrites searches whose candidates the client or a function chain re-ranks. No I/O."""
+"""Rewrites searches whose candidates the client re-ranks. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
 
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.state import CollectionState
@@ -36,15 +34,9 @@ MAX_CANDIDATES = 16_384
 
 @dataclass(frozen=True)
 class CandidateRewrite(Rewrite):
-    """Rewrites requests and responses of a field whose biases are outside its vectors.
+    """Rewrites requests and responses of a field whose biases are in a side collection.
 
     Searches request candidates and correct their scores.
-    """
-
-    chains: bool = False
-    """The server runs function chains, which correct the scores if the biases are in fields.
-
-    Otherwise `SearchRequest.answer` does.
     """
 
     def apart(self, question: Question) -> list[Question]:
@@ -56,7 +48,7 @@ class CandidateRewrite(Rewrite):
         return None
 
     def ask(self, question: Question) -> SearchRequest:
-        """Return the request for the candidates, or for the answer if the server ranks it.
+        """Return the request for the candidates, whose biases `SearchRequest.answer` takes.
 
         Raises as Rewrite.ask does.
         """
@@ -73,30 +65,22 @@ class CandidateRewrite(Rewrite):
         bounds = _without_bounds(params)
         gated = self.is_gated(question)
         profile = self.profile(question)
-        slot_field = self.codec.slot_field(profile.slot)
-        if self.chains and slot_field and not (bounds or gated or question.with_raw_score):
-            return self._chained(question, data, slot_field, params, fields)
 
         def answer(results: Any, biases: Mapping[Any, float] | None = None) -> Any:
             for hits, query in zip(results, queries, strict=True):
                 is_corrected = not gated or (bool(hits) and hits[0].id in question.activated)
                 weight = strength if is_corrected else 0.0
-                of_hits = _biases(hits, biases, slot_field)
+                of_hits = _biases(hits, biases)
                 self._rank(hits, query, of_hits, weight, bounds, question)
 
             return self.reading.hits_out(results, fields)
 
-        # The client needs the biases of the candidates, which the user did not ask for.
-        output_fields = fields.requested
-        named = output_fields or []
-        if slot_field and slot_field not in named and "*" not in named:
-            output_fields = [*named, slot_field]
         return SearchRequest(
             data,
             candidates,
             0,
             params,
-            output_fields,
+            fields.requested,
             answer,
             biases_of=SideBiases.of(self.state, profile),
         )
@@ -111,28 +95,6 @@ class CandidateRewrite(Rewrite):
 
         page = (question.limit, question.offset)
         return SearchRequest(data, *page, params, fields.requested, answer, _rounding(question))
-
-    def _chained(
-        self,
-        question: Question,
-        data: list[Any],
-        slot_field: str,
-        params: dict[str, Any],
-        fields: FieldRequest,
-    ) -> SearchRequest:
-        weights = [1.0, self.codec.bias_factor * self.strength(question)]
-        corrected = fn.num_combine(col("$score"), col(slot_field), mode="weighted", weights=weights)
-        chain = (
-            FunctionChain(FunctionChainStage.L2_RERANK)
-            .map("$score", corrected)
-            .sort(col("$score"), desc=self.state.metric != "L2")
-            .limit(question.limit, question.offset)
-        )
-        options = {"function_chains": chain, **_rounding(question)}
-        answer = partial(self.reading.hits_out, fields=fields)
-        return SearchRequest(
-            data, self._candidates(question), 0, params, fields.requested, answer, options
-        )
 
     def _candidates(self, question: Question) -> int:
         """Return the number of candidates: that measured for ten results, scaled to the results."""
@@ -162,18 +124,14 @@ class CandidateRewrite(Rewrite):
             add_raw_scores(hits, raw[best], question.round_decimal)
 
 
-def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:
+def rewrite_of(state: CollectionState, reading: Reading) -> Rewrite:
     """Return the rewrite of searches on the field of this state."""
-    if state.codec.needs_candidates:
-        return CandidateRewrite(state, reading, chains)
-    return Rewrite(state, reading)
+    kind = CandidateRewrite if state.codec.needs_candidates else Rewrite
+    return kind(state, reading)
 
 
-def _biases(hits: Any, biases: Mapping[Any, float] | None, slot_field: str | None) -> list[float]:
-    """Return the bias of each hit, from its slot field or else by key; 0 is the mean bias."""
-    if slot_field is not None:
-        return [hit["entity"].get(slot_field) or 0.0 for hit in hits]
-
+def _biases(hits: Any, biases: Mapping[Any, float] | None) -> list[float]:
+    """Return the bias of each hit, by its key; 0 is the mean bias."""
     by_key = biases or {}
     return [by_key.get(hit.id, 0.0) for hit in hits]
 

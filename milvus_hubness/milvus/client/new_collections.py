@@ -163,7 +163,7 @@ def new_fields(
         raise InvalidInput(
             f"collection {collection!r} cannot be created with hubness: field "
             f"{schema.struct_fields[0].name!r} has arrays of structs: create it without, insert "
-            "rows, and correct it by `milvus-hubness enable --where side_collection`"
+            "rows, and correct it by `milvus-hubness enable`"
         )
 
     vector_fields = {

@@ -271,8 +271,7 @@ class Rewrite:
         if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):
             raise UnsupportedOperation(
                 f"{name} computes with scores on the server, which has inner products {field} in "
-                "place of L2 distances: rank the answer in the application, or correct with the "
-                "biases in fields"
+                "place of L2 distances: rank the answer in the application"
             )
 
         if self.state.metric == "COSINE" and normalises_scores(options.get("ranker")):

@@ -13,13 +13,14 @@ from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
-from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
+from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
@@ -162,7 +163,7 @@ class Searches:
         expect_question(
             question.data, question.ids, question.output_fields, question.search_params, options
         )
-        rewrite = yield from self._states.rewrite(cached, state)
+        rewrite = rewrite_of(state, cached.reading)
 
         question, further = self._with_options(question, options)
         if question.ids is not None:
@@ -423,7 +424,7 @@ class Searches:
                 kinds=kinds,
                 profile=profile if state and profile in state.profiles else None,
             )
-            rewrite = (yield from self._states.rewrite(cached, state)) if state else None
+            rewrite = rewrite_of(state, cached.reading) if state else None
             parts.append((request, question, rewrite))
 
         merging = ranking.Ranker.of(ranker)

@@ -33,11 +33,10 @@ from milvus_hubness.jobs.store.records import (
     Samplings,
     WriteIntentLog,
 )
-from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import Target, samplings_in
-from milvus_hubness.milvus.client.rewrite import Asking, Reading, Rewrite
+from milvus_hubness.milvus.client.rewrite import Asking, Reading
 from milvus_hubness.milvus.client.side_memory import SideMemory
 from milvus_hubness.milvus.client.steps import (
     Ask,
@@ -48,11 +47,11 @@ from milvus_hubness.milvus.client.steps import (
     Pause,
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store.schema import expect_side_collections
 from milvus_hubness.milvus.store.server import (
     is_lite,
     is_missing,
     is_not_loaded,
-    supports,
 )
 
 if TYPE_CHECKING:
@@ -277,7 +276,6 @@ class StateCache:
         """Side collections and banks that are loaded."""
         self._metrics: dict[tuple[str, str], str] = {}
         """Metrics of indexes, by collection and field."""
-        self._chains = policy.chains
         self._version: str | None = None
 
     def forget(self, collection: str | None = None) -> None:
@@ -492,13 +490,6 @@ class StateCache:
         dual_write.require_migration(origin, bodies)
         cached.checked.add(dual_write)
 
-    def rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
-        """Return the rewrite of a corrected field, with function chains if the server runs them."""
-        codec = state.codec
-        if codec.needs_candidates and codec.side_collection is None and self._chains is None:
-            self._chains = supports((yield from self.server_version()), "function chains")
-        return rewrite_of(state, cached.reading, chains=bool(self._chains))
-
     def insertable(
         self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
     ) -> Operation[list[dict[str, Any]]]:
@@ -538,9 +529,11 @@ def _described(description: Mapping[str, Any], collection: str) -> CachedState:
     key_field = next(
         str(entry["name"]) for entry in description["fields"] if entry.get("is_primary")
     )
+    states = read_states(properties, collection)
+    expect_side_collections(states.values(), collection)
     return CachedState(
         key_field,
-        read_states(properties, collection),
+        states,
         id_in(description, collection),
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),

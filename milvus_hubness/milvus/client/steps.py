@@ -36,9 +36,6 @@ class ClientPolicy:
     cut_over_seconds: float = 5.0
     """Longest wait for a collection whose name moves to its copy."""
 
-    chains: bool | None = None
-    """Whether the server runs function chains; None asks the server."""
-
 
 @contextmanager
 def refusing() -> Iterator[None]:

@@ -188,18 +188,15 @@ def _extend(column: Any, other: Any) -> None:
         setattr(column.vectors, kind, first_bytes + getattr(other.vectors, kind))
 
 
-def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
+def hits_of(results: Any) -> SearchResult:
     """Return the hits of a SearchResultData, by query, as pymilvus has them; the "offset" of a hit
     is its row in the columns.
-
-    fields: scalar fields to include in the hits.
     """
     return SearchResult(
         schema_pb2.SearchResultData(
             ids=results.ids,
             scores=results.scores,
             topks=results.topks,
-            fields_data=[column for column in results.fields_data if column.field_name in fields],
             element_indices=schema_pb2.LongArray(data=range(len(results.scores))),
         )
     )

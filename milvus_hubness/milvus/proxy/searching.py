@@ -319,13 +319,12 @@ def _answer(
 ) -> Operation[Any]:
     """Send a search, and return its answer with the hits and the scores that the user expects."""
     request = params.request
-    codec = rewrite.codec
     search_request = rewrite.ask(question)
     response = yield Send(_rewritten(params, rewrite, search_request))
 
     # In an aggregation, hits are in buckets, and their scores are the user's.
     if not request.HasField("search_aggregation"):
-        hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
+        hits = hits_of(response.results)
         if of := search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
             biases = yield from operations.searches.side_biases(cached, of, keys, _level(request))

@@ -5,8 +5,8 @@ A write takes one of two ways:
 - **By columns**, as it came: the request is sent on with augmented vectors in place of the user's,
   and with the hidden columns. This is the ordinary way, and it never makes an object of a row.
 - **By rows**, as HubnessClient would write them. This is needed where a write must be noted first
-  or carried to a copy, because a job works on the collection; where biases are in fields or in a
-  side collection; and where a request with augmented vectors is too large for the server, and has
+  or carried to a copy, because a job works on the collection; where biases are in a side
+  collection; and where a request with augmented vectors is too large for the server, and has
   to be sent in parts.
 """
 

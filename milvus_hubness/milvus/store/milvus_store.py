@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pymilvus.exceptions import MilvusException
 
@@ -14,7 +14,7 @@ from milvus_hubness.basics.words import expect_words
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import HIDDEN_FIELDS
-from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
     CannotMigrate,
@@ -95,6 +95,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             number=str(schema["collection_id"] or ""),
             time_to_live=milvus_schema.time_to_live(properties),
         )
+        milvus_schema.expect_side_collections(info.states.values(), name)
         return self._with_own_helpers(info) if checked else info
 
     def _partitions(self, schema: dict[str, Any]) -> tuple[str | None, ...]:
@@ -118,21 +119,15 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
-        return reasons + self._taken_keys(source, [name + suffix for name in HIDDEN_FIELDS])
-
-    def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
-        """Return the reason why rows cannot get fields of
-        these names: they have dynamic keys of such names.
-        """
         if not source.schema.get("enable_dynamic_field"):
-            return []
+            return reasons
 
+        # Rows with dynamic keys of such names cannot get hidden fields.
         fields = milvus_schema.fields_by_name(source.schema)
+        names = [name + suffix for name in HIDDEN_FIELDS if name + suffix not in fields]
         self._ensure_loaded(source.name)
-        counts = {
-            name: self._count(source.name, f"exists {name}") for name in names if name not in fields
-        }
-        return taken_keys({name: count for name, count in counts.items() if count})
+        counts = {name: self._count(source.name, f"exists {name}") for name in names}
+        return reasons + taken_keys({name: count for name, count in counts.items() if count})
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         remarks = milvus_schema.remarks(source, field)
@@ -151,7 +146,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     width_multiple = staticmethod(milvus_schema.width_multiple)
     schema_facts = staticmethod(milvus_schema.facts)
-    bias_remarks = staticmethod(milvus_schema.bias_remarks)
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         milvus_server.validate_index(planned, source, self._version)
@@ -256,34 +250,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     # -- side biases -------------------------------------------------------------------------------
 
-    def bias_fields(
-        self, source: CollectionInfo, suffix: str
-    ) -> Literal["present", "can be added", "none"]:
+    def beside_remarks(self, source: CollectionInfo) -> list[str]:
         if obstacles := milvus_schema.kind_obstacles(source.schema):
             raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
-        # Biases in fields are written together with the rest of each row.
-        if milvus_schema.struct_obstacles(source.schema):
-            return "none"
-        if milvus_schema.has_bias_fields(source.schema, suffix):
-            return "present"
-
-        auto_id = milvus_schema.key_field(source.schema).get("auto_id")
-        if not supports(self._version, "new fields") or auto_id:
-            return "none"
-
-        names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
-        return "none" if self._taken_keys(source, names) else "can be added"
+        return []
 
     def most_candidates(self, source: CollectionInfo) -> int:
         return MOST_HITS
-
-    def add_bias_fields(self, collection: str, suffix: str) -> None:
-        for name, field_type in milvus_schema.BIAS_FIELDS.items():
-            # Milvus adds only nullable fields; the default keeps existing rows from being null.
-            default = milvus_schema.NO_BIAS[field_type]
-            self.client.add_collection_field(
-                collection, name + suffix, field_type, nullable=True, default_value=default
-            )
 
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
         if not self.exists(side):

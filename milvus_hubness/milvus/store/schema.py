@@ -13,10 +13,16 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, HIDDEN_FIELDS
-from milvus_hubness.correction.codec.fields import SIDE_FIELD, SLOT_FIELDS
+from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.codec.quantisation import spread_for
-from milvus_hubness.correction.state import CollectionState, read_states
-from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.correction.state import (
+    REMEDY,
+    SLOTS_PER_PROFILE,
+    CollectionState,
+    described_property,
+    read_states,
+)
+from milvus_hubness.errors import InvalidInput, InvalidParameter, StateError
 from milvus_hubness.jobs.store.ownership import side_helper
 from milvus_hubness.jobs.store.records import (
     SAMPLINGS_PROPERTY,
@@ -24,12 +30,6 @@ from milvus_hubness.jobs.store.records import (
     Samplings,
     VectorField,
 )
-
-BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
-"""The hidden fields of the bias location `fields`, and their types."""
-
-NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
-"""Default values of hidden fields, by type."""
 
 DTYPES: dict[int, Dtype] = {
     DataType.FLOAT_VECTOR: "float32",
@@ -163,6 +163,16 @@ def vector_fields(
             )
 
     return fields
+
+
+def expect_side_collections(states: Iterable[CollectionState], collection: str) -> None:
+    """Raise StateError for the state of another database, whose biases are in payload keys."""
+    for state in states:
+        if state.codec.needs_candidates and state.codec.side_collection is None:
+            raise StateError(
+                f"{described_property(state.property_name, collection)} names no side collection, "
+                f"where Milvus has biases beside vectors: {REMEDY}"
+            )
 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
@@ -326,7 +336,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     if sides := [side.collection for state in others if (side := side_helper(state))]:
         reasons.append(
             f"it has biases in the side collection {sides[0]!r}, which belongs to one collection "
-            "only: disable that correction first, or correct that field with --where fields"
+            "only: disable that correction first"
         )
 
     fields = fields_by_name(source.schema)
@@ -402,46 +412,6 @@ def advised_cells(rows: int, dim: int) -> int:
     return round(4 * math.sqrt(min(rows, 512 * 2**20 / (4 * dim))))
 
 
-def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
-    """Whether the bias fields exist, of the right types and never null: function chains read a null
-    as score 0.
-    """
-    fields = fields_by_name(schema)
-    for name, field_type in BIAS_FIELDS.items():
-        field = fields.get(name + suffix)
-        if field is None or field["type"] != field_type:
-            return False
-        if field.get("nullable") and field.get("default_value") is None:
-            return False
-    return True
-
-
-def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
-    """Return which of these fields an insert must set:
-    they exist, are not nullable and have no default value.
-    """
-    fields = fields_by_name(source.schema)
-    present = [fields[name] for name in names if name in fields]
-    return [
-        field["name"]
-        for field in present
-        if not field.get("nullable") and field.get("default_value") is None
-    ]
-
-
-def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
-    """Return remarks about writes to bias fields that have no default value."""
-    required = required_fields(source, [name + suffix for name in BIAS_FIELDS])
-    if not required:
-        return []
-
-    return [
-        f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient "
-        "fail unless they set these fields. Create the collection with 0 as their default, or let "
-        "a side collection hold biases"
-    ]
-
-
 def side_schema(source: CollectionInfo) -> CollectionSchema:
     """Return the schema of a side collection: the keys
     of the source, and the slots as a vector field.
@@ -456,7 +426,7 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
         is_primary=True,
         **{**key.get("params", {}), "auto_id": False},
     )
-    schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=len(SLOT_FIELDS))
+    schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=SLOTS_PER_PROFILE)
     schema.add_field(EPOCH_FIELD, DataType.INT64)
     return schema
 

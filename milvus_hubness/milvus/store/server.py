@@ -405,8 +405,6 @@ def _translating(method: Callable[..., T]) -> Callable[..., T]:
 
 
 Feature = Literal[
-    "function chains",
-    "new fields",
     "load fields",
     "the right to list aliases",
 ]
@@ -417,15 +415,10 @@ NEWEST = NEVER
 """The version of a server whose version is not a number."""
 
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "function chains": ((3, 0), (3, 2)),
-    "new fields": ((2, 6), NEVER),
     "load fields": ((2, 5), NEVER),
     "the right to list aliases": ((2, 4), (0,)),
 }
-"""The first versions of Milvus and of Milvus Lite with a feature.
-
-Older servers ignore function chains.
-"""
+"""The first versions of Milvus and of Milvus Lite with a feature."""
 
 
 def is_lite(server_version: str) -> bool:

@@ -67,7 +67,7 @@ def helpers_of(client, name):
 
 def enabled(client, name, bank):
     store = MilvusStore(client)
-    plan = plan_enable(store, name, bank, estimator=NNN(4), where="side_collection")
+    plan = plan_enable(store, name, bank, estimator=NNN(4))
     return enable(store, plan, client_ttl=0)
 
 

@@ -111,7 +111,5 @@ def test_a_migration_and_an_enabling_of_such_rows_verify(lite, case):
 
     other = lite.name()
     plain_collection(client, other, items, metric)
-    plan = plan_enable(
-        store, other, QueryBank(bank), estimator=NNN(4), where="side_collection", verdict="warn"
-    )
+    plan = plan_enable(store, other, QueryBank(bank), estimator=NNN(4), verdict="warn")
     assert enable(store, plan, client_ttl=0.0).rows == FEW

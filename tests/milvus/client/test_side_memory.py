@@ -230,7 +230,7 @@ def asked(monkeypatch):
 
 
 def test_a_repeated_search_needs_no_second_request_and_is_as_exact(lite, asked):
-    enabled = Enabled(lite, "IP", "side_collection")
+    enabled = Enabled(lite, "IP")
     client = enabled.new_client(state_ttl=AN_HOUR)
     asked.clear()
     for query in enabled.queries:
@@ -242,7 +242,7 @@ def test_a_repeated_search_needs_no_second_request_and_is_as_exact(lite, asked):
 
 
 def test_what_another_client_wrote_is_seen_after_the_ttl_and_what_it_wrote_itself_at_once(lite):
-    enabled = Enabled(lite, "IP", "side_collection")
+    enabled = Enabled(lite, "IP")
     reader = enabled.new_client(state_ttl=AN_HOUR)
     reader.search(enabled.name, data=list(enabled.queries))
 
@@ -262,7 +262,7 @@ def test_what_another_client_wrote_is_seen_after_the_ttl_and_what_it_wrote_itsel
 
 
 def test_a_search_after_a_refresh_reads_its_biases(lite):
-    enabled = Enabled(lite, "IP", "side_collection")
+    enabled = Enabled(lite, "IP")
     client = enabled.new_client(state_ttl=AN_HOUR)
     client.search(enabled.name, data=list(enabled.queries))
     refresh(enabled.store, enabled.name, estimator=CSLS(4))
@@ -274,7 +274,7 @@ def test_a_search_after_a_refresh_reads_its_biases(lite):
 
 
 async def test_tasks_and_clients_share_nothing_but_the_database(lite, asked):
-    enabled = Enabled(lite, "IP", "side_collection")
+    enabled = Enabled(lite, "IP")
     client = AsyncHubnessClient(lite.uri, state_ttl=AN_HOUR)
     asked.clear()
     try:

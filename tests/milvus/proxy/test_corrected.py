@@ -231,7 +231,7 @@ def test_rows_beside_the_vectors_are_written_with_their_biases(lite):
     store, query = lite.store(), vectors(rng, 1, DIM)
     lite.made.append(f"{name}__bias")
     bank = QueryBank(vectors(rng, 30, DIM))
-    plan = plan_enable(store, name, bank, estimator=NNN(K), where="side_collection", verdict="warn")
+    plan = plan_enable(store, name, bank, estimator=NNN(K), verdict="warn")
     enable(store, plan, client_ttl=0.0)
     client = lite.hubness_client()
     client.insert(name, {"id": 700, "vector": query[0], "group": 1})

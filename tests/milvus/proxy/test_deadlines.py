@@ -48,9 +48,7 @@ class TwoCollections:
         self.backend.made.append(f"{name}__bias")
         plain_collection(self.backend.client(), name, vectors(rng, ITEMS, DIM), "IP")
         store, bank = self.backend.store(), QueryBank(vectors(rng, 20, DIM))
-        plan = plan_enable(
-            store, name, bank, estimator=NNN(K), where="side_collection", verdict="warn"
-        )
+        plan = plan_enable(store, name, bank, estimator=NNN(K), verdict="warn")
         enable(store, plan, client_ttl=0.0)
         return name
 

@@ -18,7 +18,7 @@ from tests.support.catalogue import ACCURACY
 from tests.support.galleries import plain_collection, vectors
 from tests.support.reranked import Enabled
 
-ON_SERVERS = {"gated": ["COSINE"], "beside": [("L2", "side_collection")]}
+ON_SERVERS = {"gated": ["COSINE"], "beside": ["L2"]}
 
 DIM, ITEMS, K, METRICS = 12, 80, 4, ("IP", "COSINE", "L2")
 
@@ -91,16 +91,10 @@ def gated(shared_backend, request):
     return Questions(client, target, both, request.param, ITEMS)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(m, p) for m in METRICS for p in ("side_collection", "fields")],
-    ids=" ".join,
-)
+@pytest.fixture(scope="module", params=METRICS)
 def beside(shared_backend, request):
-    metric, place = request.param
-    # Milvus Lite's chains answer with fields unasked.
-    here = Enabled(shared_backend, metric, "fields, in the client" if place == "fields" else place)
-    return Questions(here.client, here.name, here.queries[:2], metric, len(here.items))
+    here = Enabled(shared_backend, request.param)
+    return Questions(here.client, here.name, here.queries[:2], request.param, len(here.items))
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -138,7 +132,7 @@ def test_keys_are_searched_by(lite):
 
 
 def test_what_would_see_uncorrected_scores_is_refused(lite):
-    here = Enabled(lite, "IP", "side_collection")
+    here = Enabled(lite, "IP")
     decay = Function(
         "decay",
         FunctionType.RERANK,
@@ -203,10 +197,9 @@ class TwoFields:
             ],
         )
         store = backend.store()
-        if how == "side_collection":
+        if how == "beside":
             result = {
                 "estimator": NNN(K),
-                "where": "side_collection",
                 "field": "text",
             }
             enable(store, plan_enable(store, name, bank, **result), client_ttl=0.0)
@@ -247,8 +240,8 @@ RANKERS = {
         ("COSINE", "in"),
         ("L2", "in"),
         ("IP", "gate"),
-        ("COSINE", "side_collection"),
-        ("L2", "side_collection"),
+        ("COSINE", "beside"),
+        ("L2", "beside"),
     ],
     ids=" ".join,
 )

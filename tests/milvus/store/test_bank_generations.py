@@ -206,12 +206,11 @@ def test_a_reader_takes_no_endless_rows_of_a_stranger(database):
 
 def corrected(database, name, **options):
     """Correct a collection without a copy."""
-    where = "side_collection" if isinstance(database, OnMilvus) else "fields"
     bank = QueryBank(bank_of(9).queries.vectors)
     store = database.store()
     enable(
         store,
-        plan_enable(store, name, bank, estimator=NNN(2), where=where, verdict="warn", **options),
+        plan_enable(store, name, bank, estimator=NNN(2), verdict="warn", **options),
     )
 
 

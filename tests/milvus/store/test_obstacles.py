@@ -73,9 +73,7 @@ def test_arrays_of_structs_are_neither_copied_nor_rewritten(shop):
         "milvus-hubness enable corrects without a copy"
     )
 
-    with pytest.raises(CannotMigrate, match="side collection"):
-        plan_enable(shop, "shop", BANK, estimator=NNN(4), where="fields")
-    assert plan_enable(shop, "shop", BANK, estimator=NNN(4)).where == "side_collection"
+    assert plan_enable(shop, "shop", BANK, estimator=NNN(4)).side_collection == "shop__bias"
 
 
 def test_a_new_collection_with_arrays_of_structs_is_corrected_later(tmp_path):

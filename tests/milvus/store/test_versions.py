@@ -17,20 +17,17 @@ from milvus_hubness.milvus.store.server import supports
 
 
 @pytest.mark.parametrize(
-    ("version", "adds", "chains"),
+    ("version", "are_loaded"),
     [
-        ("v2.3.5-lite", False, False),
-        ("2.5.14", False, False),
-        ("v2.6.2", True, False),
-        ("3.0.0-rc1", True, True),
-        ("v10.1", True, True),
-        ("milvus_lite-3.1.4", False, False),
-        ("milvus_lite-3.2.2", False, True),
+        ("v2.3.5-lite", False),
+        ("2.4.23", False),
+        ("2.5.14", True),
+        ("v10.1", True),
+        ("milvus_lite-3.2.2", False),
     ],
 )
-def test_versions(version, adds, chains):
-    assert supports(version, "new fields") == adds
-    assert supports(version, "function chains") == chains
+def test_versions(version, are_loaded):
+    assert supports(version, "load fields") == are_loaded
 
 
 class NotImplementedByServer(grpc.RpcError):
@@ -187,4 +184,4 @@ def test_a_qdrant_server_without_formulas_cannot_enable(monkeypatch):
     with pytest.raises(
         CannotMigrate, match=r"'products' cannot be enabled: qdrant 1.13.4 has no formulas"
     ):
-        store.bias_fields(SimpleNamespace(name="products"), "")
+        store.beside_remarks(SimpleNamespace(name="products"))

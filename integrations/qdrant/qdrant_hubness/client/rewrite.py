@@ -17,6 +17,7 @@ from qdrant_client import models
 
 from milvus_hubness import InvalidInput, MultiVectors, UnsupportedOperation
 from milvus_hubness.extending import (
+    SLOT_KEYS,
     CollectionState,
     Floats,
     Profile,
@@ -417,11 +418,11 @@ class Rewriting:
             lookup_from=request.lookup_from,
         )
         # A point without a bias in its payload counts as one with the mean bias, 0.
-        field = state.codec.slot_field(self._profile(state).slot) or ""
-        formula = models.SumExpression(sum=["$score", models.MultExpression(mult=[-weight, field])])
+        key = SLOT_KEYS[self._profile(state).slot] + state.suffix
+        formula = models.SumExpression(sum=["$score", models.MultExpression(mult=[-weight, key])])
         changed = {
             "prefetch": candidates,
-            "query": models.FormulaQuery(formula=formula, defaults={field: 0.0}),
+            "query": models.FormulaQuery(formula=formula, defaults={key: 0.0}),
             "using": None,
             "lookup_from": None,
         }

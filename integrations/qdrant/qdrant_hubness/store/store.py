@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from qdrant_client import models
 
 from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
 from milvus_hubness.extending import (
     EPOCH_FIELD,
-    SLOT_FIELDS,
+    SLOT_KEYS,
     CollectionInfo,
     CollectionState,
     Floats,
@@ -114,7 +114,7 @@ class QdrantStore(QdrantWriteIntents):
 
         # Keys of payloads that a copy needs for itself.
         counts = {}
-        for name in (SLOT_FIELDS[0] + suffix, EPOCH_FIELD + suffix):
+        for name in (SLOT_KEYS[0] + suffix, EPOCH_FIELD + suffix):
             count = self._count_with(source.name, described, name)
             if count:
                 counts[name] = count
@@ -290,13 +290,8 @@ class QdrantStore(QdrantWriteIntents):
 
     # -- biases in payloads ----------------------------------------------------------------------
 
-    def bias_fields(
-        self, source: CollectionInfo, suffix: str
-    ) -> Literal["present", "can be added", "none"]:
-        """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root.
-
-        The keys are not present before `add_bias_fields` has had clients hide them.
-        """
+    def beside_remarks(self, source: CollectionInfo) -> list[str]:
+        """As Store.beside_remarks: payloads accept any key, but a score of Euclid is a root."""
         version = self.server_version()
         if not has_formulas(version.rpartition(" ")[2]):
             raise CannotMigrate(
@@ -316,25 +311,20 @@ class QdrantStore(QdrantWriteIntents):
             "",
             points=source.rows,
             width=0,
-            keys=len(SLOT_FIELDS) + 1,
+            keys=len(SLOT_KEYS) + 1,
             conditions=strict_mode.ENABLED_CONDITIONS,
         )
         if reasons:
             raise CannotMigrate(f"{source.name!r} cannot be enabled: {'; '.join(reasons)}")
 
-        return "can be added"
-
-    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         return [
             *strict_mode.remarks(source.schema["described"], source.rows),
             "points that clients other than HubnessQdrantClient write have no bias until a refresh",
         ]
 
-    def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """As Store.add_bias_fields: from now on clients
-        hide the keys, and a point without them is pending.
-        """
-        keys = [name + suffix for name in SLOT_FIELDS]
+    def add_bias_keys(self, collection: str, suffix: str) -> None:
+        """As BiasKeys.add_bias_keys."""
+        keys = [name + suffix for name in SLOT_KEYS]
         self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
         # Formulas of clients read the biases, and jobs look for points without one.
         for key in keys:
@@ -352,14 +342,14 @@ class QdrantStore(QdrantWriteIntents):
     # -- what a correction leaves behind ---------------------------------------------------------
 
     def left_keys(self, collection: str) -> dict[str, int]:
-        """As LeavesKeys.left_keys."""
+        """As BiasKeys.left_keys."""
         described = self.ask("get_collection", collection)
         keys = payload_keys_in(self._properties(collection, described))
         counts = {key: self._count_with(collection, described, key) for key in keys}
         return {key: count for key, count in counts.items() if count}
 
     def delete_keys(self, collection: str) -> None:
-        """As LeavesKeys.delete_keys.
+        """As BiasKeys.delete_keys.
 
         The list of the keys goes last, so that clients hide them until then.
         """

@@ -1,10 +1,9 @@
-"""Compare biases in fields of the rows with biases in a side collection: `enable --where fields` and
-`side_collection`.
+"""What `enable` costs: biases in a side collection, beside a raw collection.
 
-    python -m benchmarks.enable_locations [rows] [dim]
+    python -m benchmarks.enable_cost [rows] [dim]
 
-Two collections with the same rows on one Milvus 2.3.5 server are enabled, one with each location. Searches
-of both and of the raw collection come in random order, one query a request; so do upserts of 1,000 rows.
+Of two collections with the same rows on one Milvus 2.3.5 server one is enabled. Searches of both come in
+random order, one query a request; so do upserts of 1,000 rows.
 Saves the seconds that `enable` takes, and the medians of searches and upserts.
 """
 
@@ -22,31 +21,24 @@ from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, enable, plan_enable
-from milvus_hubness.milvus.store.schema import BIAS_FIELDS, NO_BIAS
 from tests.support.servers import MilvusServer
 
 ROWS, DIM, BANK = 20_000, 256, 2_000
 SEARCHES, UPSERTS, ROWS_PER_UPSERT = 400, 15, 1_000
-LOCATIONS = ("fields", "side_collection")
+RAW, BESIDE = "raw", "beside"
 
 
 def fill(client: MilvusClient, name: str, rows: np.ndarray) -> None:
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=rows.shape[1])
-    fields = BIAS_FIELDS if name == "fields" else {}
-    for field, kind in fields.items():
-        schema.add_field(field, kind)
     index = client.prepare_index_params(
         "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
     )
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, len(rows), 5_000):
         part = rows[start : start + 5_000]
-        empty = {field: NO_BIAS[kind] for field, kind in fields.items()}
-        client.insert(
-            name, [{"id": start + i, "vector": row, **empty} for i, row in enumerate(part)]
-        )
+        client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(part)])
     client.flush(name)
 
 
@@ -80,14 +72,12 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
     with MilvusServer() as server:
         client, plain = HubnessClient(server.uri), MilvusClient(server.uri)
         store = MilvusStore(connect(server.uri))
-        for name in ("raw", *LOCATIONS):
+        for name in (RAW, BESIDE):
             fill(plain, name, items)
-        for name in LOCATIONS:
-            plan = plan_enable(store, name, bank, estimator=NNN(16), where=name, verdict="warn")
-            enabling[name] = timed(lambda plan=plan: enable(store, plan, client_ttl=0.0))
-            state = store.info(name).state
-            candidates[name] = state.reranking.candidates
-        clients = {"raw": plain, **dict.fromkeys(LOCATIONS, client)}
+        plan = plan_enable(store, BESIDE, bank, estimator=NNN(16), verdict="warn")
+        enabling[BESIDE] = timed(lambda: enable(store, plan, client_ttl=0.0))
+        candidates[BESIDE] = store.info(BESIDE).state.reranking.candidates
+        clients = {RAW: plain, BESIDE: client}
         searching = in_turns(
             {
                 name: lambda turn, name=name, own=own: own.search(
@@ -123,9 +113,9 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         ]
         for name in clients
     ]
-    head = ["biases in", "enable, s", "search, ms", f"upsert of {ROWS_PER_UPSERT:,} rows, ms"]
+    head = ["biases", "enable, s", "search, ms", f"upsert of {ROWS_PER_UPSERT:,} rows, ms"]
     text = f"{rows:,} rows x {dim}, HNSW, Milvus 2.3.5; medians.\n\n" + table(head, lines)
-    save("enable_locations", results, text)
+    save("enable_cost", results, text)
     sys.stdout.write(text + "\n")
 
 

@@ -1,6 +1,7 @@
-"""The bias locations `fields` and `side_collection`: searches re-rank candidates.
+"""The bias location `beside`: searches re-rank candidates.
 
-Vectors are stored as the user gave them.
+Vectors are stored as the user gave them. Biases are in a side collection on Milvus, and in keys of
+the payloads on Qdrant.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from milvus_hubness.correction.codec.base import (
     RowCodec,
 )
 
-SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
-"""Fields with the biases, by slot, in the bias location `fields`."""
+SLOT_KEYS = (BIAS_FIELD, "hubness_bias_1")
+"""Keys of payloads with the biases, by slot, without their suffix."""
 SIDE_FIELD = "biases"
 """Vector field of a side collection; its components are the slots."""
 
@@ -28,6 +29,7 @@ SIDE_FIELD = "biases"
 class CandidateCodec(RowCodec):
     """Vectors as the user gave them; the client corrects the scores of candidates."""
 
+    location = "beside"
     leaves_vectors = True
     needs_candidates = True
 
@@ -66,37 +68,32 @@ class CandidateCodec(RowCodec):
         return raw + self.bias_factor * strength * np.asarray(biases, np.float64)
 
 
-class FieldsCodec(CandidateCodec):
-    """Biases in scalar fields of the rows, one for each slot."""
-
-    location = "fields"
-
-    def slot_field(self, slot: int) -> str | None:
-        return self.slot_fields[slot]
+class PayloadKeysCodec(CandidateCodec):
+    """Biases in keys of the rows' payloads, one for each slot, for databases without a schema."""
 
     @property
-    def slot_fields(self) -> tuple[str, ...]:
-        """The scalar fields that hold the slots."""
-        return tuple(name + self.suffix for name in SLOT_FIELDS)
+    def slot_keys(self) -> tuple[str, ...]:
+        """The keys that hold the slots."""
+        return tuple(name + self.suffix for name in SLOT_KEYS)
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
-        return (*self.slot_fields, self.epoch_field)
+        return (*self.slot_keys, self.epoch_field)
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
         slots = self._slots(biases, len(vectors))
-        columns: Columns = dict(zip(self.slot_fields, slots.T.tolist(), strict=True))
+        columns: Columns = dict(zip(self.slot_keys, slots.T.tolist(), strict=True))
         columns[self.epoch_field] = [biases.epoch] * len(vectors)
         return columns
 
     def read_biases(self, columns: Columns) -> Floats:
-        # The fields are nullable: rows that were inserted past this package have None.
-        slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_fields]
+        # Rows that were inserted past this package lack the keys.
+        slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_keys]
         return np.array(slots, np.float32).T
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
         changed: Columns = {
-            self.slot_fields[slot]: biases_of_slot.tolist()
+            self.slot_keys[slot]: biases_of_slot.tolist()
             for slot, biases_of_slot in biases.by_slot.items()
         }
         if biases.epoch is not None:
@@ -109,8 +106,6 @@ class SideCollectionCodec(CandidateCodec):
 
     In columns that are read, SIDE_FIELD is (n, slots) with NaN in rows without biases.
     """
-
-    location = "side_collection"
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
