@@ -6,11 +6,11 @@ import pytest
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import HubnessClient
+from milvus_hubness import HubnessClient, resume, rollback
 from milvus_hubness.jobs.store.records import DualWrite
 from tests.support.async_clients import opened
 from tests.support.galleries import vectors
-from tests.support.switching import DIM, FIXED, ITEMS, Switching, answered_by, oracles
+from tests.support.switching import DIM, FIXED, ITEMS, answered_by, on_milvus, oracles
 
 AN_HOUR = 3_600.0
 
@@ -21,7 +21,7 @@ def search(client, world, **options):
 
 @pytest.fixture
 def world(lite):
-    made = Switching(lite)
+    made = on_milvus(lite)
     yield made
     made.plain.drop_alias(made.alias)
 
@@ -132,6 +132,53 @@ def test_between_the_move_and_the_end_of_every_ttl_both_copies_get_every_write(w
             np.testing.assert_allclose(row["vector"], fresh[key - 100], rtol=1e-6)
 
 
+def test_a_source_that_gets_another_name_is_asked_by_it_before_the_copy_has_its_own(
+    world, monkeypatch
+):
+    """Of a client that knows the source by its own name, which leads to the copy afterwards."""
+    world.alias = name = world.first
+    renamed = f"{name}__before_hubness"
+    world.backend.made.append(renamed)
+    old = world.backend.client(HubnessClient, state_ttl=AN_HOUR)
+    search(old, world)
+    answers = []
+
+    def answer(client):
+        expected = oracles(world, {renamed: former, world.second: world.states[world.second]})
+        answers.append(
+            (world.store.alias_target(name), answered_by(expected, search(client, world)))
+        )
+
+    def waiting(*_):
+        leads_to = world.store.alias_target(name)
+        if leads_to is not None:
+            # It has not heard of this step; then it has.
+            answer(old)
+            old._operations.states.forget()
+            answer(old)
+
+    former = world.store.info(world.first).state
+    world.banks[renamed] = world.banks[world.first]
+    monkeypatch.setattr("milvus_hubness.jobs.migration.migrator.wait_seconds", waiting)
+    resume(world.store, world.second, world.options, rename=True)
+    answer(old)
+    assert answers == [
+        (renamed, {renamed}),
+        (renamed, {renamed}),
+        (world.second, {renamed}),
+        (world.second, {world.second}),
+        (world.second, {world.second}),
+    ]
+
+    answers.clear()
+    rollback(world.store, world.second, options=world.options)
+    answer(old)
+    assert answers[-3:] == [(renamed, {world.second}), (renamed, {renamed}), (None, {renamed})]
+    assert world.store.info(name).dual_write is None
+    world.store.point_alias(f"{world.source}_live", world.second)
+    world.alias = f"{world.source}_live"
+
+
 @pytest.mark.parametrize("method", ["insert", "upsert", "delete"])
 def test_a_write_that_outlives_its_state_is_made_where_the_name_leads_by_then(
     world, monkeypatch, method
@@ -166,9 +213,8 @@ def test_a_former_copy_that_is_gone_is_not_missed(world):
     search(client, world)
     world.forth()
     world.plain.drop_collection(world.first)
-    assert answered_by(
-        oracles(world, {world.second: world.store.info(world.second).state}), search(client, world)
-    ) == {world.second}
+    found = search(client, world)
+    assert answered_by(oracles(world, world.states), found) == {world.second}
 
 
 def test_an_error_names_the_collection_as_the_user_did(world):

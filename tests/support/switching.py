@@ -27,21 +27,21 @@ class Switching:
     bank in its third one. Their stored vectors have the same width, so no server refuses a query of the other.
     """
 
-    def __init__(self, backend, client_ttl=0.0):
+    def __init__(self, backend, fill, client_ttl=0.0):
+        """fill: makes a plain collection with metric IP of items (n, d), and returns its name."""
         rng = np.random.default_rng(23)
         self.backend, self.rng = backend, rng
         self.options = MigrationOptions(client_ttl=client_ttl)
         self.items = dict(enumerate(vectors(rng, ITEMS, DIM)))
         self.queries = vectors(rng, 3, DIM)
         self.banks = {}
-        self.plain, self.store = backend.client(), backend.store()
-        self.source = backend.name("switching")
+        self.store = backend.store()
+        self.source = fill(np.array(list(self.items.values())))
         self.alias = f"{self.source}_live"
-        plain_collection(self.plain, self.source, np.array(list(self.items.values())), "IP")
 
         self.first = self._corrected("first", profiles=1)
         model = self._corrected("model", profiles=2)
-        self.plain.create_alias(self.first, self.alias)
+        self.store.point_alias(self.alias, self.first)
         self.second = self._planned(model)
 
     def _corrected(self, ending, profiles):
@@ -104,12 +104,27 @@ class Switching:
 
     @property
     def states(self):
-        return {name: self.store.info(name).state for name in (self.first, self.second)}
+        """Those of the two that exist."""
+        names = filter(self.store.exists, (self.first, self.second))
+        return {name: self.store.info(name).state for name in names}
 
     def oracle(self, name, state, items):
         """(q, n) float64: the scores of these items in one of the two."""
         biases = nnn(self.banks[name], items, "IP", K, 0.75) - state.profile.mean_bias
         return similarity(self.queries, items, "IP") - state.profile.strength * biases
+
+
+def on_milvus(backend, client_ttl=0.0):
+    """The same on Milvus, with a plain client."""
+
+    def fill(items):
+        name = backend.name("switching")
+        plain_collection(backend.client(), name, items, "IP")
+        return name
+
+    world = Switching(backend, fill, client_ttl)
+    world.plain = backend.client()
+    return world
 
 
 def oracles(world, states):

@@ -231,7 +231,7 @@ def test_rows_that_meet_another_collection_than_they_were_encoded_for_are_encode
     assert alias.move is None
     if by_real_name:
         assert alias.written[here] == [*range(1, 12)]
-        assert alias.meets == list({"h": here, "t": there}[each] for each in HERE_THERE[caches][0])
+        assert alias.meets == [{"h": here, "t": there}[each] for each in HERE_THERE[caches][0]]
         alias.meets, alias.shows = [], []
         alias.operations.states.forget()
     if mirrored:
