@@ -544,23 +544,15 @@ class Migrator:
         if renamed:
             self._lease.include(renamed)
 
-        # A run that continues may find the source renamed already.
-        is_to_rename = renamed is not None and not store.exists(renamed)
-        if renamed is not None and is_to_rename:
-            prepare_rename(store, switch.name, renamed)
-
-        # Between the next two steps a renamed source's name leads nowhere.
         self._lease.check()
-        began = time.perf_counter()
-        if renamed is not None and is_to_rename:
-            capability(store, Renaming).rename(switch.name, renamed)
-        if store.alias_target(switch.name) != target:
-            store.point_alias(switch.name, target)
-        window = time.perf_counter() - began
-
+        window = 0.0
         if renamed is not None:
-            complete_rename(store, switch.name, renamed)
-        self._confirm(switch.name, target)
+            window = self._rename_source(switch.name, renamed)
+
+        began = time.perf_counter()
+        self._move_alias(switch.name, origin=self.migration.source_now, to=target)
+        if renamed is None:
+            window = time.perf_counter() - began
 
         source = self.migration.source_now
         state = self.migration.corrected().model_copy(update={"source": source})
@@ -568,12 +560,59 @@ class Migrator:
             store.write_property(target, state.property_name, state)
             self._lease.fence(switch.source_renamed)
 
-        store.write_property(source, DUAL_WRITE_PROPERTY, None)
+        self._end_dual_writes()
         done = switch.model_copy(update={"window": round(window, 4), "at": now()})
         self._write(phase="switched", switch=done, state=state)
         self._options.events.report(
             "after-cutover", source=source, target=target, alias=done.name, window=done.window
         )
+
+    def _rename_source(self, name: str, renamed: str) -> float:
+        """Rename the source, and let its own name lead to it as an alias; return the seconds for
+        which the name led nowhere.
+
+        Clients send their requests to the name that they read. Once all of them have read the new
+        one, nobody asks by `name` what is meant for the source, and the alias may move.
+        """
+        store = self._store
+        window = 0.0
+        # A run that continues may find any of these steps done.
+        if not store.exists(renamed):
+            prepare_rename(store, name, renamed)
+            began = time.perf_counter()
+            capability(store, Renaming).rename(name, renamed)
+            store.point_alias(name, renamed)
+            window = time.perf_counter() - began
+        elif store.alias_target(name) is None:
+            store.point_alias(name, renamed)
+
+        complete_rename(store, name, renamed)
+        if store.alias_target(name) != self.migration.target:
+            self._await_clients()
+        return window
+
+    def _move_alias(self, name: str, *, origin: str, to: str) -> None:
+        """Move an alias from one side of the migration to the other, and wait until every client has
+        read where it leads to.
+
+        Meanwhile some clients still read and write `origin`: both sides get the writes of all.
+        """
+        # Before the alias moves: clients that follow it find this at once.
+        self._announce(to, origin)
+        if self._store.alias_target(name) != to:
+            self._store.point_alias(name, to)
+        self._confirm(name, to)
+        self._await_clients()
+
+    def _await_clients(self) -> None:
+        """Wait until all clients have read the state again."""
+        if not self._options.no_writers:
+            self._write(announced_at=now())
+            self._wait_for_clients()
+
+    def _end_dual_writes(self) -> None:
+        for name in (self.migration.target, self.migration.source_now):
+            self._store.write_property(name, DUAL_WRITE_PROPERTY, None)
 
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""
@@ -604,7 +643,8 @@ class Migrator:
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
             store.write_property(target, state.property_name, state)
-        store.write_property(target, DUAL_WRITE_PROPERTY, None)
+        for name in (target, source):
+            store.write_property(name, DUAL_WRITE_PROPERTY, None)
         self._write(phase="rolled back", switch=None, state=state)
         self._report("after-rollback", alias=switch.name, carried=carried)
         return Rollback(switch.name, source, target, carried)
@@ -641,18 +681,21 @@ class Migrator:
         """Point the alias at the source, or give the source its own name back."""
         store = self._store
         migration = self.migration
-        if switch.source_renamed is None:
-            store.point_alias(switch.name, migration.source)
-            self._confirm(switch.name, migration.source)
+        renamed = switch.source_renamed
+        if renamed is None:
+            self._move_alias(switch.name, origin=migration.target, to=migration.source)
             return
 
-        # The alias has the source's own name, which must be free for the renaming.
-        if store.alias_target(switch.name) == migration.target:
-            store.drop_alias(switch.name)
-        if store.exists(switch.source_renamed):
-            prepare_rename(store, switch.source_renamed, switch.name)
-            capability(store, Renaming).rename(switch.source_renamed, switch.name)
-        complete_rename(store, switch.source_renamed, switch.name)
+        # A run that was killed may have renamed the source already.
+        if store.exists(renamed):
+            # At first as an alias: a client that still asks the copy does so by the copy's name.
+            if store.alias_target(switch.name) is not None:
+                self._move_alias(switch.name, origin=migration.target, to=renamed)
+                # The alias has the source's own name, which must be free for the renaming.
+                store.drop_alias(switch.name)
+            prepare_rename(store, renamed, switch.name)
+            capability(store, Renaming).rename(renamed, switch.name)
+        complete_rename(store, renamed, switch.name)
 
     def _confirm(self, alias: str, collection: str) -> None:
         behind = self._store.alias_target(alias)

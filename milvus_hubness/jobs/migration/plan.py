@@ -612,8 +612,10 @@ def _waiting_seconds(request: MigrationRequest, copy_seconds: float) -> float:
     # Clients write to the copy too one state_ttl after the announcement, and the copy takes
     # part of that time.
     before_the_end = max(0.0, request.client_ttl - copy_seconds)
-    is_switched = request.alias or request.rename
-    return before_the_end + (request.client_ttl if is_switched else 0.0)
+    # Before the name moves all writes must reach both; after it, some clients have not heard yet. A
+    # source that gets a new name is asked by it before its own name leads to the copy.
+    waits = 3 if request.rename else 2 if request.alias else 0
+    return before_the_end + waits * request.client_ttl
 
 
 def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> MigrationPlan:

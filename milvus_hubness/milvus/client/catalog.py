@@ -57,24 +57,28 @@ class Reads:
         """
         collection = request.args[0]
         timeout = request.options["timeout"]
-        return self._states.retrying(collection, timeout, partial(self._read, request))
+        read = partial(self._read, collection, request)
+        return self._states.retrying(collection, timeout, read)
 
-    def _read(self, request: Ask, cached: CachedState) -> Operation[Any]:
+    def _read(self, collection: str, request: Ask, cached: CachedState) -> Operation[Any]:
+        name = cached.real_name or collection
         if not cached.states:
-            rows = yield request
+            rows = yield Ask(request.method, (name, *request.args[1:]), request.options)
             if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
                 return rows
 
             # These are augmented vectors: the collection was corrected after its state was read.
             timeout = request.options["timeout"]
-            cached = yield from self._states.read_again(request.args[0], timeout)
+            cached = yield from self._states.read_again(collection, timeout)
             if not cached.states:
                 return rows
+
+            name = cached.real_name
 
         output_fields = request.options["output_fields"]
         fields = cached.reading.fields(output_fields, default_all=True)
         options = {**request.options, "output_fields": fields.requested}
-        rows = yield Ask(request.method, request.args, options)
+        rows = yield Ask(request.method, (name, *request.args[1:]), options)
 
         strict = bool(options.get("strict_float32"))
         cached.reading.rows_out(rows, fields, strict_float32=strict)

@@ -30,7 +30,10 @@ from milvus_hubness.milvus.filters import is_one_of
 from milvus_hubness.milvus.store.server import in_parts
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
-_NOT_ON_COPY = "a write reached %r, but not its unfinished copy %r, which a later pass repairs: %s"
+_NOT_ON_COPY = (
+    "a write reached %r, but not %r: a later pass repairs an unfinished copy, and a former one serves "
+    "for some seconds those who have not heard of the switch: %s"
+)
 
 
 class DualWrites:
@@ -86,7 +89,8 @@ class DualWrites:
         """Upsert to the copy the whole rows that a partial update left in the collection."""
         updated = yield from self._rows(key_field, keys, write)
         if not (yield from self._still_has(dual_write, write.collection, write.timeout)):
-            # The copy has the name by now, so the rows that were read were its own.
+            # The copy has the name by now, and clients that know it write to it first: what was
+            # read may lack their writes.
             yield from self._upsert(dual_write, write)
             return
 
@@ -122,7 +126,8 @@ class DualWrites:
         """Delete rows of the collection; return the answer and, for a copy, the matched keys."""
         matched: list[Key] = []
         if deletion.by_filter and cached.dual_write:
-            matched = yield from self._intents.matching(cached.key_field, deletion)
+            within = replace(deletion, collection=cached.real_name)
+            matched = yield from self._intents.matching(cached.key_field, within)
         answer = yield from self._writes.delete(deletion, cached)
         return answer, matched
 
@@ -149,7 +154,7 @@ class DualWrites:
         rows = yield from self._rows(key_field, keys, deletion, [key_field])
         remaining = {row[key_field] for row in rows}
         if not (yield from self._still_has(dual_write, collection, timeout)):
-            # The copy has the name by now, so the keys that were read were its own.
+            # As above: the rows that match are those of the copy.
             yield from self._delete_on_copy(deletion, dual_write)
             return
 

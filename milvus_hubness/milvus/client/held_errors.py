@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextvars import ContextVar
 
 import grpc
+from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.logs import log
 
@@ -37,16 +39,19 @@ class HeldErrors:
 
     The block adds to `recovered` the errors that it recovers from. At its end one record of level
     INFO replaces the records of these errors; all others are logged. If the block raises, all
-    records are logged.
+    records are logged, and an error of pymilvus that names `real_name` names the collection as the
+    user did.
     """
 
-    __slots__ = ("_collection", "_message", "_outer", "_records", "recovered")
+    __slots__ = ("_collection", "_message", "_outer", "_records", "real_name", "recovered")
 
     def __init__(self, collection: str, message: str = CHANGED) -> None:
         self._collection = collection
         self._message = message
         self._records: list[logging.LogRecord] = []
         self.recovered: list[Exception] = []
+        self.real_name = ""
+        """The name under which the requests of the block are sent; empty for the user's own."""
 
     def __enter__(self) -> HeldErrors:
         # Nothing is changed for programs that only import this package. A filter is added once.
@@ -57,6 +62,8 @@ class HeldErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         _records.set(self._outer)
+        if isinstance(error, MilvusException) and self.real_name not in ("", self._collection):
+            _name_as_given(error, self.real_name, self._collection)
 
         recovered = self.recovered if kind is None else []
         for record in self._records:
@@ -67,6 +74,12 @@ class HeldErrors:
             last = recovered[-1]
             reason = " ".join(str(getattr(last, "message", None) or _as_logged(last)).split())
             log.info(self._message, self._collection, reason)
+
+
+def _name_as_given(error: MilvusException, real_name: str, given: str) -> None:
+    """Put the name that the user gave into the message of an error, in place of the real name."""
+    whole_name = rf"(?<![\w.]){re.escape(real_name)}(?!\w)"
+    error._message = re.sub(whole_name, lambda _: given, error._message)
 
 
 def _as_logged(error: Exception) -> str:

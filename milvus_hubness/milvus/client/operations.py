@@ -35,7 +35,7 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import Searches
-from milvus_hubness.milvus.client.state_cache import StateCache
+from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in
 from milvus_hubness.milvus.client.steps import Ask, ClientPolicy, Operation, refusing
 from milvus_hubness.milvus.client.write_intents import WriteIntents
 from milvus_hubness.milvus.client.writes import Writes
@@ -100,9 +100,11 @@ class Pages:
         takes_pages = isinstance(to_skip, int) and to_skip > query_iterator.MAX_BATCH_SIZE
         if takes_pages:
             further[OFFSET] = 0
-        iterator = with_escaped_keys((yield Ask("query_iterator", (collection,), further)))
+        # Pages come from the collection on which they began, whatever name moves meanwhile.
+        name = cached.collection_id.name or collection
+        iterator = with_escaped_keys((yield Ask("query_iterator", (name,), further)))
         if takes_pages and starts_at_the_first_key(iterator):
-            key = yield from self._key_at(collection, cached.key_field, to_skip, options)
+            key = yield from self._key_at(name, cached.key_field, to_skip, options)
             start_after(iterator, key)
         if not cached.states:
             return iterator
@@ -131,8 +133,9 @@ class Pages:
             "output_fields": output_fields,
             "search_params": question.search_params,
         }
+        name = cached.collection_id.name or collection
         if not cached.states:
-            return with_escaped_keys((yield Ask("search_iterator", (collection, data), further)))
+            return with_escaped_keys((yield Ask("search_iterator", (name, data), further)))
 
         expect_whole_hits(output_fields, cached.states, options)
         state = cached.state_of(options["anns_field"])
@@ -140,7 +143,7 @@ class Pages:
             fields = cached.reading.fields(output_fields)
             further = {**further, "output_fields": fields.requested}
             answer = partial(cached.reading.hits_out, fields=fields)
-            return (yield from _opened(collection, data, further, answer))
+            return (yield from _opened(name, data, further, answer))
 
         data = without_tensors(data)
         question = replace(question, data=data)
@@ -154,7 +157,7 @@ class Pages:
         rewrite.expect_answerable(question, options)
 
         options = {**options, "anns_field": state.field}
-        request = yield from self._ordered(collection, cached.key_field, rewrite, question, options)
+        request = yield from self._ordered(collection, cached, rewrite, question, options)
         further |= options
         further["output_fields"] = request.output_fields
         further["search_params"] = request.search_params
@@ -162,12 +165,12 @@ class Pages:
         # The client rounds, after it has converted the scores.
         further["round_decimal"] = -1
         further |= request.options
-        return (yield from _opened(collection, request.data, further, request.answer))
+        return (yield from _opened(name, request.data, further, request.answer))
 
     def _ordered(
         self,
         collection: str,
-        key_field: str,
+        cached: CachedState,
         rewrite: Rewrite,
         question: Question,
         options: Mapping[str, Any],
@@ -185,7 +188,9 @@ class Pages:
 
         bank = yield from self._biases.bank(collection, rewrite.state, rewrite.profile(question))
         raw = rewrite.ask(replace(question, strength=0.0))
-        args = (collection, raw.data, options["filter"] or "", 1, [key_field], raw.search_params)
+        name = cached.collection_id.name
+        key_field = cached.key_field
+        args = (name, raw.data, options["filter"] or "", 1, [key_field], raw.search_params)
         further = {name: value for name, value in options.items() if name not in _NOT_OF_SEARCH}
         nearest = yield Ask("search", args, further)
         if not any(hit.id in bank.activated for hits in nearest for hit in hits):
@@ -220,8 +225,11 @@ class Pages:
         Returns the query, fixed to one moment if the
         server reports it, and the name of the key field.
         """
-        description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
+        [collection] = rows.args
+        description = yield Ask("describe_collection", (collection, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])
+        # As of the other iterators: a name that moves meanwhile changes no page.
+        rows = Ask("query", (id_in(description, collection).name,), rows.options)
 
         # Pages have the consistency level of the collection, not of the request; they show what
         # this strongly consistent query has shown.

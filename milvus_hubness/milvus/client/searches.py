@@ -133,13 +133,14 @@ class Searches:
         cached: CachedState,
     ) -> Operation[Any]:
         """Search by this collection state, by one request if such a search was prepared."""
+        name = cached.real_name or collection
         prepared = cached.prepared.get(kind) if kind is not None else None
         if prepared is None:
             whole = replace(question, filter=filter, ids=ids)
             return (yield from self._search(collection, cached, whole, options, kind))
 
         search_request = prepared.ask(question.data)
-        results = yield _request(collection, prepared.field, filter, search_request, options)
+        results = yield _request(name, prepared.field, filter, search_request, options)
         answer = search_request.answer(results)
         self.sample(cached, prepared.state, question.data)
         return answer
@@ -186,8 +187,9 @@ class Searches:
             search_request = (
                 rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
             )
+            name = cached.real_name or collection
             request = _request(
-                collection, field_arguments(state), question.filter, search_request, further
+                name, field_arguments(state), question.filter, search_request, further
             )
             answer = yield from self._answered(cached, search_request, request)
             results = answer if results is None else _joined(results, answer)
@@ -214,7 +216,7 @@ class Searches:
 
         fields = cached.reading.fields(question.output_fields)
         args = (
-            collection,
+            cached.real_name or collection,
             question.data,
             question.filter,
             question.limit,
@@ -432,14 +434,15 @@ class Searches:
         if ranking.must_merge(merging, corrected):
             offset = int(options.get("offset") or 0)
             page = slice(offset, offset + limit)
-            return (yield from self._merged(collection, parts, merging, page, options))
+            return (yield from self._merged(collection, cached, parts, merging, page, options))
 
         sent = [
             ranking.rewritten(request, rewrite, question) if rewrite else request
             for request, question, rewrite in parts
         ]
         fields = cached.reading.fields(output_fields)
-        args = (collection, sent, ranker, limit, fields.requested)
+        name = cached.real_name or collection
+        args = (name, sent, ranker, limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
         for request, question, rewrite in parts:
             if rewrite is None:
@@ -451,6 +454,7 @@ class Searches:
     def _merged(
         self,
         collection: str,
+        cached: CachedState,
         parts: Sequence[_Part],
         ranker: ranking.Ranker,
         page: slice,
@@ -475,7 +479,10 @@ class Searches:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            answer = yield from self.search(collection, question, request.expr or "", further)
+            # By the state of the whole: parts from two copies would be merged by unlike scores.
+            answer = yield from self._search_on(
+                collection, question, request.expr or "", further, None, None, cached
+            )
             answers.append(answer)
 
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")

@@ -205,6 +205,18 @@ class CachedState:
     """What of the live queries is sampled."""
     intent_log: WriteIntentLog | None = None
     """The log in which writes are noted first, while a job rewrites rows."""
+    expires_at: float = field(default=0.0, compare=False)
+    """End of the TTL, on the monotonic clock."""
+
+    @cached_property
+    def real_name(self) -> str:
+        """The name for all requests by this state; empty for the name that the user gave.
+
+        What this state encodes is meant for the collection that it was read from. By an alias it
+        could reach the copy to which the alias has moved since, whose vectors may have the same
+        width and other columns. An uncorrected collection has nothing that could be mixed up.
+        """
+        return self.collection_id.name if self.states or self.dual_write else ""
 
     @cached_property
     def is_sampled(self) -> bool:
@@ -320,6 +332,7 @@ class StateCache:
         while True:
             forgotten = self._forgotten
             began = time.monotonic()
+            expires_at = began + self._state_ttl
             try:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
@@ -334,43 +347,78 @@ class StateCache:
 
             yield Pause(CUT_OVER_PAUSE)
 
-        cached = _described(description, collection)
+        cached = _described(description, collection, expires_at)
         yield from self._learn_changed_schemas(collection, cached)
         if self._last.get(collection, cached) != cached:
             self._changed[collection] = began
         self._last[collection] = cached
         # Unless another task or thread has invalidated the state while it was read.
         if forgotten == self._forgotten:
-            self._states[collection] = (began + self._state_ttl, cached)
+            self._states[collection] = (expires_at, cached)
         return cached
 
     def _learn_changed_schemas(self, collection: str, cached: CachedState) -> Operation[None]:
         """Let pymilvus read the schemas again that may have changed since the last state."""
         last = self._last.get(collection, NOTHING)
         if cached.states and last.states != cached.states:
-            yield LearnSchema(collection)
+            yield LearnSchema(cached.real_name)
         intent_log = cached.intent_log
         if intent_log and last.intent_log != intent_log:
             yield LearnSchema(intent_log.collection)
             yield LearnSchema(intent_log.rows)
 
     def retrying(
-        self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
+        self,
+        collection: str,
+        timeout: float | None,
+        call: Callable[[CachedState], Operation[T]],
+        again: Callable[[CachedState], Operation[T]] | None = None,
     ) -> Operation[T]:
         """Run `call` on the cached state, and again if it fails and the collection has changed.
 
         So the operation `call` may run several times, each time from
         its start and on another state, and any of its requests may
         have been answered before: it must be one that can be repeated.
+
+        again: repeats a write. It is run if the name leads to another collection at the end, and
+        the write went to the former one alone.
         """
+        result, used = yield from self._retried(collection, timeout, call)
+        if not used.real_name:
+            return result
+        if again is None:
+            is_outlived = time.monotonic() > used.expires_at + self.policy.cut_over_seconds
+        else:
+            is_outlived = self.remembered(collection) is not used
+        if not is_outlived:
+            return result
+
+        # The former copy serves clients until their states have expired, and no longer: this call
+        # began before that, and was held up. Its answer may be out of date, or its write lost.
+        now = yield from self.cached_state(collection, timeout)
+        if again is None:
+            is_moved = (now.collection_id, now.states) != (used.collection_id, used.states)
+        else:
+            is_moved = used.dual_write is None and not used.collection_id.is_same(now.collection_id)
+        if not is_moved:
+            return result
+
+        result, _ = yield from self._retried(collection, timeout, again or call)
+        return result
+
+    def _retried(
+        self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
+    ) -> Operation[tuple[T, CachedState]]:
+        """Return the result of `call`, run as `retrying` says, and the state of the last run."""
         with HeldErrors(collection) as held:
             state = self.remembered(collection)
             if state is None:
                 state = yield from self.cached_state(collection, timeout)
             had_copy = state.dual_write is not None
+            held.real_name = state.real_name
 
             try:
-                return (yield from call(state))
+                return (yield from call(state)), state
             except PERHAPS_OUTDATED as error:
                 changed = yield from self._state_for_retry(collection, state, error, timeout)
                 if changed is None:
@@ -383,8 +431,9 @@ class StateCache:
             until = time.monotonic() + self.policy.cut_over_seconds
             while True:
                 state = changed
+                held.real_name = state.real_name
                 try:
-                    return (yield from call(state))
+                    return (yield from call(state)), state
                 except PERHAPS_OUTDATED as error:
                     # Milvus Lite gives a collection its new name before it can be read under it.
                     is_opening = had_copy and is_not_loaded(error)
@@ -523,7 +572,7 @@ class StateCache:
         return self._metrics[key]
 
 
-def _described(description: Mapping[str, Any], collection: str) -> CachedState:
+def _described(description: Mapping[str, Any], collection: str, expires_at: float) -> CachedState:
     """Return the state that a description of the collection has."""
     properties = description.get("properties", {})
     key_field = next(
@@ -538,6 +587,7 @@ def _described(description: Mapping[str, Any], collection: str) -> CachedState:
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
         intent_log=WriteIntentLog.read(properties, collection),
+        expires_at=expires_at,
     )
 
 

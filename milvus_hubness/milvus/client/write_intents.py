@@ -79,7 +79,7 @@ class WriteIntents:
         the results of the first and the last run, and the state as `repeated` does.
         """
         first, cached = yield from self._states.retrying(
-            collection, timeout, partial(_with_state, write)
+            collection, timeout, partial(_with_state, write), partial(_with_state, again)
         )
         last, newest = yield from self.repeated(collection, timeout, cached, first, again)
         return first, last, newest

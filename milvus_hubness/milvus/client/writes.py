@@ -99,14 +99,14 @@ class Writes:
         are_new = write.method == "insert"
 
         put = partial(self._put, write, are_new, valid)
-        sent = yield from self._states.retrying(collection, timeout, put)
+        put_again = partial(self._put_again, write, are_new, valid)
+        sent = yield from self._states.retrying(collection, timeout, put, put_again)
         answer = sent.answer
         cached = sent.cached
 
         is_current = self._states.remembered(collection) is cached
         if not is_current:
             # A job may have begun meanwhile, and may have undone the write.
-            put_again = partial(self._put_again, write, are_new, valid)
             sent, cached = yield from self._intents.repeated(
                 collection, timeout, cached, sent, put_again
             )
@@ -228,7 +228,8 @@ class Writes:
             # Of what the caller has just written, too.
             "consistency_level": "Strong",
         }
-        kept = yield Ask("get", (write.collection, kept_keys), options)
+        name = cached.real_name or write.collection
+        kept = yield Ask("get", (name, kept_keys), options)
         values = {row[cached.key_field]: row for row in kept}
         merged = [{**values.get(key, {}), **row} for key, row in zip(keys, rows, strict=True)]
         return Items(keys, merged)
@@ -273,12 +274,12 @@ class Writes:
             yield from self._rights.expect(cached, "delete", deletion.timeout)
         intent_log = cached.intent_log
         if intent_log is None:
-            answer = yield deletion.ask()
+            answer = yield deletion.ask(cached.real_name)
         elif deletion.filter and not keys:
             answer = yield from self._intents.delete_matching(cached, intent_log, deletion)
         else:
             yield from self._intents.note_deletion(cached, intent_log, deletion, keys)
-            answer = yield deletion.ask()
+            answer = yield deletion.ask(cached.real_name)
 
         for state in cached.states.values():
             if deletion.ids and (side := SideBiases.of(state, state.profile)):
@@ -443,7 +444,8 @@ def _side_rows(
 
 def _send(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
     """Write rows by one request."""
-    args = (write.collection, stored, write.timeout, write.partition_name)
+    name = cached.real_name or write.collection
+    args = (name, stored, write.timeout, write.partition_name)
     request = Ask(write.method, args, dict(write.options))
     if write.in_part and cached.intent_log is not None:
         return (yield from _update_noted(request))

@@ -45,6 +45,16 @@ class Send(Ask):
         super().__init__(method_of(request), (request, with_bytes))
 
 
+def addressed(request: Any, cached: CachedState) -> Any:
+    """Return the request under the name that `cached` needs: itself, or a copy of it."""
+    if cached.real_name in ("", request.collection_name):
+        return request
+
+    copied = deepcopy(request)
+    copied.collection_name = cached.real_name
+    return copied
+
+
 def method_of(request: Any) -> str:
     name: str = request.DESCRIPTOR.name
     return name.removesuffix("Request")

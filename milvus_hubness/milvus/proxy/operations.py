@@ -20,6 +20,7 @@ from milvus_hubness.milvus.proxy.messages import (
     METRIC,
     Overrides,
     Send,
+    addressed,
     description_out,
     index_out,
     pairs_of,
@@ -34,7 +35,7 @@ def query(operations: Operations, request: Any) -> Operation[Any]:
 
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
-            response, content = yield Send(request, with_bytes=True)
+            response, content = yield Send(addressed(request, cached), with_bytes=True)
             if not any(name.startswith("hubness_epoch") for name in response.output_fields):
                 return content
 

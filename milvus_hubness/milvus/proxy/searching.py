@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,7 @@ from milvus_hubness.milvus.proxy.messages import (
     Overrides,
     SearchParameters,
     Send,
+    addressed,
     columns_out,
     pairs_of,
 )
@@ -134,57 +136,60 @@ def _parts_of(request: Any) -> list[Any]:
 
 
 def _search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    def call(cached: CachedState) -> Operation[Any]:
-        if not cached.states:
-            content = (yield Send(request, with_bytes=True))[1]
-            _sample_uncorrected(operations, cached, request)
-            return content
-
-        # Most searches repeat a former one with other queries, and end here.
-        kind = _kind_of(request, overrides)
-        if direct := cached.prepared.get(kind):
-            return (yield from direct(request))
-
-        params = SearchParameters(request, overrides)
-        options = _options(params)
-        expect_whole_hits(list(request.output_fields), cached.states, options)
-        state = cached.state_of(params.value(FIELD))
-        if state is None:
-            return (yield from _uncorrected(operations, cached, request))
-
-        question = yield from _question(operations, cached, state, params)
-        rewrite = rewrite_of(state, cached.reading)
-        rewrite.expect_answerable(question, options)
-        is_gated = rewrite.is_gated(question)
-        if (is_gated or rewrite.ranks_candidates(question)) and params.value(
-            "iterator"
-        ) is not None:
-            raise UnsupportedOperation(
-                f"iterators cannot follow the corrected order of field {state.field!r}, whose "
-                "searches are gated or whose candidates are re-ranked: iterate with "
-                "hubness_strength 0"
-            )
-
-        by_ids = request.WhichOneof("search_input") == "ids"
-        if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
-            if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
-                cached.prepared[kind] = direct
-            return (yield from direct(request))
-
-        if is_gated:
-            profile = rewrite.profile(question)
-            bank = yield from operations.biases.bank(request.collection_name, state, profile)
-            question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
-
-        # Of some searches, one request cannot answer all queries: see `apart`.
-        answers = []
-        for part in rewrite.apart(question):
-            answers.append((yield from _answer(operations, cached, rewrite, part, params)))
-        if not by_ids:
-            operations.searches.sample(cached, state, question.data)
-        return joined(answers)
-
+    call = partial(_search_on, operations, request, overrides)
     return operations.states.retrying(request.collection_name, None, call)
+
+
+def _search_on(
+    operations: Operations, request: Any, overrides: Overrides, cached: CachedState
+) -> Operation[Any]:
+    """Search by this collection state."""
+    if not cached.states:
+        content = (yield Send(addressed(request, cached), with_bytes=True))[1]
+        _sample_uncorrected(operations, cached, request)
+        return content
+
+    # Most searches repeat a former one with other queries, and end here.
+    kind = _kind_of(request, overrides)
+    if direct := cached.prepared.get(kind):
+        return (yield from direct(request))
+
+    params = SearchParameters(request, overrides)
+    options = _options(params)
+    expect_whole_hits(list(request.output_fields), cached.states, options)
+    state = cached.state_of(params.value(FIELD))
+    if state is None:
+        return (yield from _uncorrected(operations, cached, request))
+
+    question = yield from _question(operations, cached, state, params)
+    rewrite = rewrite_of(state, cached.reading)
+    rewrite.expect_answerable(question, options)
+    is_gated = rewrite.is_gated(question)
+    if (is_gated or rewrite.ranks_candidates(question)) and params.value("iterator") is not None:
+        raise UnsupportedOperation(
+            f"iterators cannot follow the corrected order of field {state.field!r}, whose "
+            "searches are gated or whose candidates are re-ranked: iterate with "
+            "hubness_strength 0"
+        )
+
+    by_ids = request.WhichOneof("search_input") == "ids"
+    if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
+        if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
+            cached.prepared[kind] = direct
+        return (yield from direct(request))
+
+    if is_gated:
+        profile = rewrite.profile(question)
+        bank = yield from operations.biases.bank(request.collection_name, state, profile)
+        question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+
+    # Of some searches, one request cannot answer all queries: see `apart`.
+    answers = []
+    for part in rewrite.apart(question):
+        answers.append((yield from _answer(operations, cached, rewrite, part, params)))
+    if not by_ids:
+        operations.searches.sample(cached, state, question.data)
+    return joined(answers)
 
 
 def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
@@ -226,6 +231,7 @@ def _direct(
     def answer(request: Any) -> Operation[Any]:
         queries = queries_in(request.placeholder_group, state)
         sent = deepcopy(request)
+        sent.collection_name = cached.real_name
         sent.ClearField("search_params")
         sent.ClearField("output_fields")
         sent.MergeFrom(fixed)
@@ -265,7 +271,7 @@ def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
     """
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
-    response, content = yield Send(sent, with_bytes=True)
+    response, content = yield Send(addressed(sent, cached), with_bytes=True)
     return (
         response if columns_out(cached, getattr(response, "results", response), fields) else content
     )
@@ -320,7 +326,7 @@ def _answer(
     """Send a search, and return its answer with the hits and the scores that the user expects."""
     request = params.request
     search_request = rewrite.ask(question)
-    response = yield Send(_rewritten(params, rewrite, search_request))
+    response = yield Send(addressed(_rewritten(params, rewrite, search_request), cached))
 
     # In an aggregation, hits are in buckets, and their scores are the user's.
     if not request.HasField("search_aggregation"):
@@ -372,7 +378,7 @@ def _hybrid_search_at_once(
 ) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
-            content = (yield Send(request, with_bytes=True))[1]
+            content = (yield Send(addressed(request, cached), with_bytes=True))[1]
             for part in request.requests:
                 _sample_uncorrected(operations, cached, part)
             return content
@@ -393,7 +399,7 @@ def _hybrid_search_at_once(
 
         ranker = _ranker(request)
         if ranking.must_merge(ranker, list(questions.values())):
-            return (yield from _merged_here(operations, states, params, ranker, request))
+            return (yield from _merged_here(operations, cached, states, params, ranker, request))
 
         sent = deepcopy(request)
         for i, (rewrite, question) in questions.items():
@@ -412,6 +418,7 @@ def _hybrid_search_at_once(
 
 def _merged_here(
     operations: Operations,
+    cached: CachedState,
     states: Sequence[CollectionState | None],
     parts: Sequence[SearchParameters],
     ranker: ranking.Ranker,
@@ -429,7 +436,9 @@ def _merged_here(
     answers: list[Any] = []
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
-        answer = yield from search(operations, _alone(part.request, request), part.overrides)
+        # By the state of the whole: parts from two copies would be merged by unlike scores.
+        alone = _alone(part.request, request)
+        answer = yield from _search_on(operations, alone, part.overrides, cached)
         answers.append(
             milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer
         )

@@ -343,6 +343,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         response = messages.refusal(method, error)
         if isinstance(error, messages.Refused) and isinstance(error.response, type(response)):
             response = error.response
+            # It names the collection as the caller did.
+            messages.status_in(response).reason = error.message
         return Answer(bytes(response.SerializeToString()))
 
 

@@ -46,7 +46,7 @@ from milvus_hubness.milvus.proxy.columns import (
     rows_of,
     vectors_in,
 )
-from milvus_hubness.milvus.proxy.messages import Send, method_of
+from milvus_hubness.milvus.proxy.messages import Send, addressed, method_of
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 
@@ -94,10 +94,11 @@ class _RequestedWrite:
             # What the copy cannot take is refused before the source has it.
             _ = self._as_rows
         if not states:
-            return (yield Send(self._request))
+            return (yield Send(addressed(self._request, cached)))
 
         # The request stays as it came: it may be written again, on another state or by rows.
         encoded = deepcopy(self._request)
+        encoded.collection_name = cached.real_name
         for state in states:
             is_insert = self._method == "insert"
             items = _items(encoded, cached, state)
@@ -179,8 +180,8 @@ def delete(operations: Operations, request: Any) -> Operation[Any]:
 def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
     """Pass the request on; delete as a client does if a job has begun meanwhile."""
 
-    def send(_: CachedState) -> Operation[Any]:
-        return (yield Send(request))
+    def send(cached: CachedState) -> Operation[Any]:
+        return (yield Send(addressed(request, cached)))
 
     def delete_again(_: CachedState) -> Operation[Any]:
         return _delete_as_client(operations, request)

@@ -303,7 +303,7 @@ def test_a_cutover_under_a_sampling_client_mixes_no_samples(backend, rng, by_nam
     elif dropped_count:
         # Milvus Lite does not number collections: what waits during a rename is dropped.
         first_after = next(number for number, query in enumerate(asked) if query in after)
-        assert first_after - dropped_count - SHARED_PLACES <= np.median(lost) < first_after
+        assert np.median(lost) < min(lost[0] + dropped_count + SHARED_PLACES, first_after)
 
 
 # -- samples that cannot be written --------------------------------------------------------------

@@ -34,8 +34,8 @@ class CachedState:
     """The state of a collection, as a client last read it."""
 
     name: str
-    """The real name while writes go to a copy or to a
-    write-intent log as well, else possibly an alias.
+    """The real name if the collection is corrected, or if writes go to a copy or to a write-intent log
+    as well; else possibly an alias.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -58,6 +58,31 @@ class CachedState:
 
     checked: set[Any] = field(default_factory=set, compare=False)
     """The collections that the properties name and that were found to belong to this one."""
+
+    expires_at: float = field(default=0.0, compare=False)
+    """End of the TTL, on the monotonic clock."""
+
+    @property
+    def real_name(self) -> str:
+        """The name for all requests by this state; empty for the name that the user gave.
+
+        What this state encodes is meant for the collection that it was read from. By an alias it
+        could reach the copy to which the alias has moved since, whose vectors may have the same
+        width and other columns. An uncorrected collection has nothing that could be mixed up.
+        """
+        return self.name if self.states or self.dual_write else ""
+
+    @cached_property
+    def former(self) -> str:
+        """The former copy that gets every write first, until all clients have heard of the switch to
+        this collection; empty if there is none.
+        """
+        dual_write = self.dual_write
+        if dual_write is None or dual_write.required:
+            return ""
+
+        sources = {state.source for state in self.states.values()}
+        return dual_write.collection if dual_write.collection in sources else ""
 
     def state_of(self, using: str | None) -> CollectionState | None:
         """Return the state of the vector that a query searches; None if it is not corrected."""

@@ -40,7 +40,8 @@ class Operations(Writing):
         """As QdrantClient.retrieve."""
 
         def call(cached: CachedState) -> Operation[tuple[list[Any], CachedState]]:
-            return (yield Ask("retrieve", (collection, ids), options)), cached
+            name = cached.real_name or collection
+            return (yield Ask("retrieve", (name, ids), options)), cached
 
         records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
         requested = payload_keys(options["with_payload"])
@@ -51,7 +52,8 @@ class Operations(Writing):
         offsets: list[Any] = []
 
         def call(cached: CachedState) -> Operation[tuple[list[Any], CachedState]]:
-            records, offset = yield Ask("scroll", (collection,), options)
+            name = cached.real_name or collection
+            records, offset = yield Ask("scroll", (name,), options)
             offsets.append(offset)
             return records, cached
 
@@ -95,9 +97,9 @@ class Operations(Writing):
     ) -> Operation[Any]:
         """As QdrantClient.query_points."""
 
-        def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
+        def send(name: str, requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
             sent = {**arguments(requests[0]), **options}
-            return [(yield Ask("query_points", (collection,), sent))]
+            return [(yield Ask("query_points", (name,), sent))]
 
         return (yield from self._queried(collection, [request], send, strength, kinds, profile))[0]
 
@@ -112,10 +114,10 @@ class Operations(Writing):
     ) -> Operation[list[Any]]:
         """As QdrantClient.query_batch_points."""
 
-        def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
+        def send(name: str, requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
             # Augmented queries have more digits than the user's, so a request may become too large.
             answers = yield from self.divided(
-                collection, "query_batch_points", list(requests), options, is_added=False
+                name, "query_batch_points", list(requests), options, is_added=False
             )
             return answers
 
@@ -125,7 +127,7 @@ class Operations(Writing):
         self,
         collection: str,
         requests: Sequence[models.QueryRequest],
-        send: Callable[[Sequence[models.QueryRequest]], Operation[list[Any]]],
+        send: Callable[[str, Sequence[models.QueryRequest]], Operation[list[Any]]],
         strength: float | None,
         kinds: float | None,
         profile: str | None,
@@ -146,7 +148,7 @@ class Operations(Writing):
                 sent.append(rewritten)
                 decodings.append(decoding)
 
-            responses = yield from send(sent)
+            responses = yield from send(cached.real_name or collection, sent)
 
             answers = []
             for request, decoding, response in zip(requests, decodings, responses, strict=True):
@@ -187,7 +189,8 @@ class Operations(Writing):
             # Groups have no offset.
             grouped = {name: value for name, value in arguments(sent).items() if name != "offset"}
             grouped |= {"group_by": group_by, "group_size": group_size, **options}
-            response = yield Ask("query_points_groups", (collection,), grouped)
+            name = cached.real_name or collection
+            response = yield Ask("query_points_groups", (name,), grouped)
 
             lookup_state = yield from self._lookup_state(options.get("with_lookup"))
             requested = payload_keys(request.with_payload)
@@ -251,8 +254,8 @@ class Operations(Writing):
 
         vector_of: dict[Named, Any] = {}
         for (other, field), ids in ids_by_source.items():
-            source = other or collection
             state = cached if other is None else (yield from self.cached_state(other))
+            source = state.real_name or other or collection
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield from self.divided(source, "retrieve", ids, options)
             vectors = {

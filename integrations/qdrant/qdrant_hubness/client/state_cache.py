@@ -50,6 +50,11 @@ LONGEST_WAIT = 60.0
 in seconds, for one request that it adds to the user's.
 """
 
+LATE_SECONDS = 5.0
+"""A read that ends so long after the end of its state's TTL is made again if the name has moved:
+by then a collection of another layout may have the name of the one that it read.
+"""
+
 NOTHING = CachedState("")
 """The state of a collection that does not exist."""
 
@@ -82,6 +87,9 @@ class StateCache:
         self._states: dict[str, tuple[float, CachedState]] = {}
         """The states by the names that calls used, each with the time at which it expires."""
 
+        self._aliases: set[str] = set()
+        """The names of calls that were found to be aliases of corrected collections."""
+
         self._in_metadata: bool | None = True if local else None
         """Whether properties are in metadata of collections; None until the server has answered."""
 
@@ -98,9 +106,12 @@ class StateCache:
             if time.monotonic() < expires_at:
                 return cached
 
-        requested_at = time.monotonic()
+        expires_at = time.monotonic() + self._state_ttl
+        name = collection
+        if collection in self._aliases:
+            name = yield from self._real_name(collection)
         try:
-            described = yield Ask("get_collection", (collection,))
+            described = yield Ask("get_collection", (name,))
         except FAILURES as error:
             # Assumes that there is no such collection, so that
             # the request which follows fails with Qdrant's error.
@@ -109,7 +120,13 @@ class StateCache:
 
             raise
 
-        name, properties = yield from self._properties(collection, described)
+        real_name, properties = yield from self._properties(name, described)
+        if real_name != name:
+            # The alias may have moved between the two requests: description and name must be of one
+            # collection.
+            self._aliases.add(collection)
+            return (yield from self.cached_state(collection))
+
         sizes = {field: params.size for field, params in schema.dense(described).items()}
         state = CachedState(
             name=name,
@@ -119,8 +136,9 @@ class StateCache:
             intent_log=WriteIntentLog.read(properties, name),
             payload_keys=payload_keys_in(properties),
             limits=Limits.of(described),
+            expires_at=expires_at,
         )
-        self._states[collection] = (requested_at + self._state_ttl, state)
+        self._states[collection] = (expires_at, state)
         return state
 
     def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
@@ -173,15 +191,32 @@ class StateCache:
         return [*first, *second] if isinstance(first, list) else second
 
     def with_state(
-        self, collection: str, call: Callable[[CachedState], Operation[T]]
+        self,
+        collection: str,
+        call: Callable[[CachedState], Operation[T]],
+        *,
+        is_write: bool = False,
     ) -> Operation[T]:
         """Return call(state).
 
-        If it fails and the collection has another state by now, call once more.
+        If it fails and the collection has another state by now, call once more; also if the state
+        has expired meanwhile and the name leads to another collection, which a write has not reached.
         """
         cached = yield from self.cached_state(collection)
         try:
-            return (yield from call(cached))
+            result = yield from call(cached)
+            if not cached.real_name:
+                return result
+
+            # The former copy serves clients until their states have expired, and no longer: this
+            # call began before that, and was held up.
+            grace = 0.0 if is_write else LATE_SECONDS
+            if time.monotonic() <= cached.expires_at + grace:
+                return result
+
+            now = yield from self.cached_state(collection)
+            if now.name == cached.name or (is_write and cached.dual_write is not None):
+                return result
         except (HubnessError, *FAILURES):
             # Assumes nothing about what was carried out: with another state all is sent once more,
             # which overwrites it.
@@ -220,7 +255,8 @@ class StateCache:
         if self._in_metadata:
             properties = of_metadata(described)
             if not (
-                DualWrite.read(properties, collection)
+                read_states(properties, collection)
+                or DualWrite.read(properties, collection)
                 or WriteIntentLog.read(properties, collection)
             ):
                 return collection, properties

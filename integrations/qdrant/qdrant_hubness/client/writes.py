@@ -84,7 +84,7 @@ class Writing(StateCache):
                 results.append(result)
             return results
 
-        return self.with_state(collection, attempt)
+        return self.with_state(collection, attempt, is_write=True)
 
     def write_one(self, collection: str, call: Call) -> Operation[Any]:
         return (yield from self.write(collection, [call]))[0]
@@ -111,6 +111,7 @@ class Writing(StateCache):
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         # A copy and a write-intent log get points by their ids, after the write was carried out.
         is_noted = cached.intent_log is not None and call.brings_vectors
+        collection = cached.real_name or collection
         if cached.dual_write is not None or is_noted:
             collection = cached.name
             call = yield from self._with_ids(collection, call)
@@ -122,6 +123,9 @@ class Writing(StateCache):
         if (payload := call.options.get("payload")) is not None:
             for state in cached.states.values():
                 state.expect_values([payload])
+
+        if cached.former:
+            yield from self._write_to_former(cached, call)
 
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
@@ -138,9 +142,37 @@ class Writing(StateCache):
             raise
 
         yield from self._set_biases(collection, payloads)
-        if cached.dual_write is not None:
+        if cached.dual_write is not None and not cached.former:
             yield from self._write_to_copy(cached, self._ids(call))
         return result
+
+    def _write_to_former(self, cached: CachedState, call: Call) -> Operation[None]:
+        """Send a call to the former copy, before this collection gets it.
+
+        Clients that have not heard of the switch write to the former copy, and then take over to
+        this one what they read there, until they read it twice. What they have not read of this call
+        comes to this collection after that, and so nothing of either is lost. Points that were read
+        here and written there would undo the calls of others.
+        """
+        dual_write = cached.dual_write
+        if dual_write is None:
+            return
+
+        former = dual_write.collection
+        try:
+            yield from self.expect_copy(cached, dual_write)
+            state = yield from self.cached_state(former)
+            payloads: list[tuple[Key, Columns]] = []
+            if call.brings_vectors and state.states:
+                call, _, payloads = yield from self._encode_call(former, state, call)
+            yield from self._send(former, state, call)
+            yield from self._set_biases(former, payloads)
+        except (HubnessError, *FAILURES) as error:
+            # Assumes nothing: the call itself says whether it can be done. Only those who have not
+            # heard of the switch would read it there, for some seconds.
+            log.warning(
+                "a write to %r did not reach its former copy %r: %s", cached.name, former, error
+            )
 
     def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have
@@ -218,7 +250,7 @@ class Writing(StateCache):
                 collection, [(key, payloads[key]) for key in keys if key in payloads]
             )
 
-        if cached.dual_write is None:
+        if cached.dual_write is None or cached.former:
             return
 
         try:

@@ -1,0 +1,146 @@
+"""Two corrected copies of one width and unlike meaning, between which a name moves again and again, and what a client
+may answer meanwhile."""
+
+import numpy as np
+
+from milvus_hubness import NNN, QueryBank, migrate, plan_migration, resume, rollback
+from milvus_hubness.basics.progress import silent
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.presence import identified
+from milvus_hubness.jobs.migration.survey import survey
+from tests.support.galleries import nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, K = 12, 60, 4
+WEAK = 0.25
+"""w of the second copy: a query for the first one, among its rows, weighs their biases four times too much."""
+FIXED = "group < 5"
+"""The rows that no writer of a test writes."""
+EXACT = 3e-5
+"""The largest difference of a score in float32 from the oracle."""
+
+
+class Switching:
+    """The collection `first` behind an alias, and `second`, a copy of it in the ledger.
+
+    `first` searches with w = 1 and biases in its first bias column, `second` with w = 0.25 and biases of another
+    bank in its third one. Their stored vectors have the same width, so no server refuses a query of the other.
+    """
+
+    def __init__(self, backend, fill, client_ttl=0.0):
+        """fill: makes a plain collection with metric IP of items (n, d), and returns its name."""
+        rng = np.random.default_rng(23)
+        self.backend, self.rng = backend, rng
+        self.options = MigrationOptions(client_ttl=client_ttl)
+        self.items = dict(enumerate(vectors(rng, ITEMS, DIM)))
+        self.queries = vectors(rng, 3, DIM)
+        self.banks = {}
+        self.store = backend.store()
+        self.source = fill(np.array(list(self.items.values())))
+        self.alias = f"{self.source}_live"
+
+        self.first = self._corrected("first", profiles=1)
+        model = self._corrected("model", profiles=2)
+        self.store.point_alias(self.alias, self.first)
+        self.second = self._planned(model)
+
+    def _corrected(self, ending, profiles):
+        bank = vectors(self.rng, 40, DIM)
+        target = f"{self.source}_{ending}"
+        self.backend.made += [target, f"{target}__bank"]
+        plan = plan_migration(
+            self.store,
+            self.source,
+            QueryBank(bank),
+            estimator=NNN(K),
+            target=target,
+            profiles=profiles,
+            verdict="skip",
+        )
+        migrate(self.store, plan, no_writers=True)
+        self.banks[target] = bank
+        return target
+
+    def _planned(self, model):
+        """Write the migration of `first` to a copy like `model` to the ledger, and return the copy's name."""
+        store = self.store
+        ledger = Ledger(store)
+        info = store.info(self.first)
+        surveyed = survey(store, info, store.chunk_rows(info), progress=silent)
+        state = store.info(model).state
+        profile = state.profile.model_copy(update={"slot": 2, "strength": WEAK})
+        migration = Migration(
+            source=self.first,
+            target=f"{self.source}_second",
+            field=state.field,
+            bank_collection=profile.bank.collection,
+            arguments={"schema": store.schema_facts(info), "alias": self.alias},
+            phase="copying",
+            source_identity=identified(store, store.info(self.first, counted=False)),
+            rebuilds=info.state,
+            rows=surveyed.rows,
+            chunks=len(surveyed.chunks),
+        )
+        ledger.write_chunks(migration, surveyed.chunks)
+        changes = {
+            "profiles": {state.active: profile},
+            "source": self.first,
+            "phase": "copying",
+            "migration": migration.id,
+        }
+        ledger.write(migration, state=state.model_copy(update=changes))
+        self.backend.made.append(migration.target)
+        self.banks[migration.target] = self.banks[model]
+        assert state.layout.width == info.state.layout.width
+        return migration.target
+
+    def forth(self):
+        """Let the alias lead to `second`."""
+        return resume(self.store, self.second, self.options, alias=self.alias)
+
+    def back(self):
+        """Let the alias lead to `first` again."""
+        return rollback(self.store, self.alias, options=self.options)
+
+    @property
+    def states(self):
+        """Those of the two that exist."""
+        names = filter(self.store.exists, (self.first, self.second))
+        return {name: self.store.info(name).state for name in names}
+
+    def oracle(self, name, state, items):
+        """(q, n) float64: the scores of these items in one of the two."""
+        biases = nnn(self.banks[name], items, "IP", K, 0.75) - state.profile.mean_bias
+        return similarity(self.queries, items, "IP") - state.profile.strength * biases
+
+
+def on_milvus(backend, client_ttl=0.0):
+    """The same on Milvus, with a plain client."""
+
+    def fill(items):
+        name = backend.name("switching")
+        plain_collection(backend.client(), name, items, "IP")
+        return name
+
+    world = Switching(backend, fill, client_ttl)
+    world.plain = backend.client()
+    return world
+
+
+def oracles(world, states):
+    """The scores of the rows that nobody writes, by collection, (q, n) float64."""
+    items = np.array(list(world.items.values()))
+    return {name: world.oracle(name, state, items) for name, state in states.items()}
+
+
+def answered_by(expected, found):
+    """The collections whose oracle equals this answer; none if rows of one were scored for the other."""
+    return {
+        name
+        for name, wanted in expected.items()
+        if all(
+            {hit["id"] for hit in hits} == set(range(len(scores)))
+            and max(abs(hit["distance"] - scores[hit["id"]]) for hit in hits) < EXACT
+            for hits, scores in zip(found, wanted, strict=True)
+        )
+    }
