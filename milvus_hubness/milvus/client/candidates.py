@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,9 @@ class CandidateRewrite(Rewrite):
         return [question]
 
     def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
-        # Every search computes its number of candidates.
-        return None
+        if self.is_gated(question):
+            return None
+        return lambda data: self.ask(replace(question, data=data))
 
     def ask(self, question: Question) -> SearchRequest:
         """Return the request for the candidates, whose biases `SearchRequest.answer` takes.
@@ -113,10 +114,12 @@ class CandidateRewrite(Rewrite):
         question: Question,
     ) -> None:
         """Correct the scores of one query's candidates, and keep those of the page, in place."""
-        raw = np.array([hit["distance"] for hit in hits], np.float64)
+        raw = np.array(hits.distances, np.float64)
         scores = self.codec.decode_scores(raw, query[None, :], weight, biases)
         order = np.argsort(scores if self.state.metric == "L2" else -scores, kind="stable")
-        within = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)]
+        within = order.tolist()
+        if bounds:
+            within = [i for i in within if _within(scores[i], bounds, self.state.metric)]
         best = within[question.page]
         keep(hits, [hits[i] for i in best])
         rescore(hits, scores[best], question.round_decimal)
@@ -133,7 +136,7 @@ def rewrite_of(state: CollectionState, reading: Reading) -> Rewrite:
 def _biases(hits: Any, biases: Mapping[Any, float] | None) -> list[float]:
     """Return the bias of each hit, by its key; 0 is the mean bias."""
     by_key = biases or {}
-    return [by_key.get(hit.id, 0.0) for hit in hits]
+    return [by_key.get(key, 0.0) for key in hits.ids]
 
 
 def _rounding(question: Question) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -140,8 +141,8 @@ class Searches:
             return (yield from self._search(collection, cached, whole, options, kind))
 
         search_request = prepared.ask(question.data)
-        results = yield _request(name, prepared.field, filter, search_request, options)
-        answer = search_request.answer(results)
+        request = _request(name, prepared.field, filter, search_request, options)
+        answer = yield from self._answered(cached, search_request, request)
         self.sample(cached, prepared.state, question.data)
         return answer
 
@@ -268,14 +269,14 @@ class Searches:
         results = yield request
         arguments = [results]
         if of := search_request.biases_of:
-            keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
+            keys = dict.fromkeys(chain.from_iterable(hits.ids for hits in results))
             arguments.append((yield from self.side_biases(cached, of, keys, request.options)))
         if search_request.works:
             return (yield Compute(lambda: search_request.answer(*arguments)))
         return search_request.answer(*arguments)
 
     def side_biases(
-        self, cached: CachedState, of: SideBiases, keys: Sequence[Key], options: Mapping[str, Any]
+        self, cached: CachedState, of: SideBiases, keys: Iterable[Key], options: Mapping[str, Any]
     ) -> Operation[dict[Key, float]]:
         """Return biases by key, from memory as far as they were read before.
 

@@ -217,7 +217,9 @@ def _direct(
     # What is prepared lasts, so it must not hold the queries of the first search.
     kind = replace(question, data=())
     ask = rewrite.asking(kind)
-    if ask is None or not rewrite.scores_are_products(question):
+    if ask is None or rewrite.ranks_candidates(question):
+        return None
+    if not rewrite.scores_are_products(question):
         return None
 
     state = rewrite.state
@@ -332,7 +334,7 @@ def _answer(
     if not request.HasField("search_aggregation"):
         hits = hits_of(response.results)
         if of := search_request.biases_of:
-            keys = list(dict.fromkeys(keys_of(response.results.ids)))
+            keys = dict.fromkeys(keys_of(response.results.ids))
             biases = yield from operations.searches.side_biases(cached, of, keys, _level(request))
             chosen = search_request.answer(hits, biases)
         else:
