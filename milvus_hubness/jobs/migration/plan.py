@@ -612,8 +612,8 @@ def _waiting_seconds(request: MigrationRequest, copy_seconds: float) -> float:
     # Clients write to the copy too one state_ttl after the announcement, and the copy takes
     # part of that time.
     before_the_end = max(0.0, request.client_ttl - copy_seconds)
-    # Before the name moves all writes must reach both; after it, some clients have not heard yet. A
-    # source that gets a new name is asked by it before its own name leads to the copy.
+    # Before the name moves all writes must reach both; after it, some clients have not heard yet. If
+    # the source gets a new name, clients send their requests to it before its own leads to the copy.
     waits = 3 if request.rename else 2 if request.alias else 0
     return before_the_end + waits * request.client_ttl
 
