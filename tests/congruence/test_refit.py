@@ -279,7 +279,7 @@ def test_a_collection_that_was_created_empty_counts_from_its_first_thousand_rows
 
 @pytest.mark.long
 def test_biases_beside_are_refitted_too(backend):
-    growing = Growing(OnMilvus.of(backend), where="beside")
+    growing = Growing(OnMilvus.of(backend), is_beside=True)
     assert growing.share() == 0
     growing.put({n: growing.items[n] for n in range(100)})
     assert growing.share() == 0

@@ -236,7 +236,7 @@ def test_a_collection_that_is_read_by_its_own_name_is_renamed(live):
     live.assert_found(live.other)
 
     # From now on, the name is an alias.
-    again = refresh(live.store, live.name, bank=QueryBank(live.bank), rename=True)
+    again = refresh(live.store, live.name, bank=QueryBank(live.bank), rename=True, keep_former=2)
     assert (again.collection, again.former_copy) == (f"{live.name}_r3", done.collection)
     live.assert_found(live.bank)
     assert rollback(live.store, live.name).source == done.collection

@@ -31,7 +31,7 @@ SECONDS_LATER = 60
 class Growing:
     """A corrected collection, a topic that it grows by, and queries for that topic."""
 
-    def __init__(self, database, *, is_created=False, where="vector"):
+    def __init__(self, database, *, is_created=False, is_beside=False):
         rng = np.random.default_rng(5)
         self.database = database
         self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, BANK, DIM)
@@ -42,8 +42,8 @@ class Growing:
         self.rows = dict(enumerate(self.items))
         self.store = database.store()
         self.application = database.application()
-        if where != "vector":
-            self.name = self._enabled(where)
+        if is_beside:
+            self.name = self._enabled()
         else:
             self.name = self._created() if is_created else self._migrated()
             # A refresh moves it to a copy.
@@ -56,7 +56,7 @@ class Growing:
         plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
         return migrate(self.store, plan).target
 
-    def _enabled(self, where):
+    def _enabled(self):
         name, client = self.database.name(), self.database.database.client
         self.database.made.append(f"{name}__bias")
         plain_collection(client, name, self.items, "IP")
