@@ -45,7 +45,7 @@ from milvus_hubness.extras.quari.reranker import QuariReranker as QuariReranker
 from milvus_hubness.jobs.common.judgements import Judgements as Judgements
 from milvus_hubness.jobs.migration.plan import MigrationOptions as MigrationOptions
 from milvus_hubness.jobs.refresh.plan import RefreshOptions as RefreshOptions
-from milvus_hubness.jobs.refresh.run import RefreshResult as RefreshResult
+from milvus_hubness.jobs.refresh.refreshing import RefreshResult as RefreshResult
 from milvus_hubness.milvus.client.aio import AsyncHubnessClient as AsyncHubnessClient
 from milvus_hubness.milvus.client.matching import Matches as Matches
 from milvus_hubness.milvus.client.new_collections import CorrectionConfig as CorrectionConfig

@@ -241,10 +241,6 @@ class VerificationFailed(HubnessError):
     """The copy differs from its source."""
 
 
-class NoSpareColumns(HubnessError):
-    """The stored vectors have no columns to spare."""
-
-
 class UnsupportedOperation(HubnessError):
     """A call that a corrected collection cannot answer."""
 

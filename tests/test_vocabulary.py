@@ -15,7 +15,6 @@ PACKAGES = [
 
 REPLACED = {
     "CorrectionConfig": "Hubness(",
-    "NoSpareColumns": "NoRoom",
     "CorrectionNotRecommended": "NotAdvised",
     "DualWriteFailed": "MirrorFailed",
     "WriteIntentFailed": "JournalFailed",

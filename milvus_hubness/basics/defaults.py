@@ -65,13 +65,8 @@ score, up to which a refresh does not write the row.
 REFIT_SHARE = 0.2
 """Share of rows, new or changed since the bank was fitted, from which on the service refits."""
 
-REBUILD_SHARE = 0.5
-"""Share of rows that need a write from which on a refresh makes a copy, of REBUILD_ROWS or more:
-fewer rows are upserted in less time than a copy takes to load.
-"""
-
-REBUILD_ROWS = 50_000
-"""Number of rows in all from which on a refresh may make a copy."""
+KEEP_FORMER = 1
+"""Number of former copies that a refresh leaves for a rollback."""
 
 # Of a proxy; `proxy.ProxyOptions` explains them.
 PROXY_HOST = "127.0.0.1"

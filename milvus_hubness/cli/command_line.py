@@ -60,8 +60,8 @@ PANELS = {
         "on_hub", "suspicious", "alert_budget",
     ),
     "Copy": (
-        "target", "alias", "rename", "profiles", "index_type", "index_param", "rebuild_share",
-        "rebuild_rows", "restart", "drop", "keep",
+        "target", "alias", "rename", "index_type", "index_param", "keep_former",
+        "restart", "drop", "keep",
     ),
     "Load": (
         "rows_per_second", "chunk_seconds", "engine", "max_calls", "workers",
@@ -105,10 +105,10 @@ METAVARS = {
     "KEY": ("key",),
     "EXPRESSION": ("filter",),
     "SECONDS": ("chunk_seconds", "client_ttl", "state_ttl", "every", "drain"),
-    "ROWS": ("rows_per_second", "rebuild_rows"),
+    "ROWS": ("rows_per_second",),
     "MIB": ("max_message_mib", "max_in_flight_mib"),
     "SHARE": (
-        "rate", "share", "refit_share", "rebuild_share", "max_miss_rate", "alert_budget",
+        "rate", "share", "refit_share", "max_miss_rate", "alert_budget",
     ),
 }  # fmt: skip
 """What the help calls the values of options and arguments, by parameter; others by their type."""

@@ -9,8 +9,7 @@ import typer
 
 from milvus_hubness.basics.defaults import (
     DEFAULT_TOLERANCE,
-    REBUILD_ROWS,
-    REBUILD_SHARE,
+    KEEP_FORMER,
     STATE_TTL,
 )
 from milvus_hubness.cli import console, options
@@ -18,7 +17,7 @@ from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.bank import QueryBank
-    from milvus_hubness.jobs.refresh.run import RefreshResult
+    from milvus_hubness.jobs.refresh.refreshing import RefreshResult
     from milvus_hubness.jobs.store.protocols import Store
 
 
@@ -28,10 +27,13 @@ class Refreshing:
 
     field: options.Field = None
     profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
-    revert: Annotated[bool, "Restore the bank and parameters before the last full refresh."] = False
+    revert: Annotated[
+        bool,
+        "Restore the bank and parameters before the last refresh of biases beside the vectors.",
+    ] = False
     force: Annotated[
         bool,
-        "Write all biases again, even if they are unchanged, evaluated as worse, or advised against.",
+        "Compute all biases again, even if they are unchanged, evaluated as worse, or advised against.",
     ] = False
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
     refit_share: Annotated[
@@ -40,15 +42,14 @@ class Refreshing:
         "sampled queries become the bank and all biases are computed. [default: never]",
     ] = None
     no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False
-    tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = (
-        DEFAULT_TOLERANCE
-    )
-    rebuild_share: Annotated[
-        float, "Share of rows from which on a copy replaces in-place updates."
-    ] = REBUILD_SHARE
-    rebuild_rows: Annotated[
-        int, "Number of rows from which on a copy replaces in-place updates."
-    ] = REBUILD_ROWS
+    tolerance: Annotated[
+        float, "Change of a bias beside the vectors up to which it is not written again."
+    ] = DEFAULT_TOLERANCE
+    rename: Annotated[
+        bool,
+        "Give the collection's own name to the copy, as an alias; the former copy is renamed.",
+    ] = False
+    keep_former: Annotated[int, "Number of former copies that stay for a rollback."] = KEEP_FORMER
     restart_ttl: Annotated[
         bool,
         "Write all rows of a collection with a time to live, which starts again for each of them.",
@@ -84,7 +85,9 @@ def refresh(
     once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute the biases of rows that have none, and of all if the bank, the parameters or a prior changed.
+    """Compute new biases if the bank, the method or a prior changed, in a copy that takes over the aliases.
+
+    Biases beside the vectors are written next to the old ones, and rows without a bias get theirs.
 
     Exits with 3 if the new biases were not adopted: the verdict on --bank is to leave the collection
     alone, they are evaluated as worse, or rows that expire would live longer.
@@ -161,10 +164,30 @@ def show_refresh(result: RefreshResult) -> None:
 
     if result.unfitted_share is not None:
         facts["rows new or changed"] = f"{result.unfitted_share:.1%} since the bank was fitted"
+    facts |= _copy_facts(result)
     facts["former copy"] = result.former_copy
+    facts["dropped"] = ", ".join(result.dropped)
 
     title = "Would refresh" if planned else "Refreshed"
     if result.action == "refused":
         title = "Would not refresh" if planned else "Did not refresh"
 
     console.show_facts(f"{title} {result.collection}", facts)
+
+
+def _copy_facts(result: RefreshResult) -> dict[str, object]:
+    """Return what a planned copy takes."""
+    copy = result.copy
+    if copy is None:
+        return {}
+    names = ", ".join(copy.names)
+    if copy.renamed:
+        names += f" (the former copy becomes {copy.renamed})"
+    memory = {name: f"{size / 2**20:,.1f} MiB" for name, size in copy.memory_bytes.items()}
+    return {
+        "copy": f"{copy.target}, {copy.rows:,} rows",
+        "names that move": names,
+        "memory": "{source} now, {target} for the copy".format(**memory),
+        "about": f"{copy.seconds / 60:,.1f} minutes, and {copy.waiting_seconds:g} s until clients follow",
+        "note": "\n".join(copy.remarks),
+    }

@@ -476,7 +476,7 @@ def _fit_words(status: Status) -> str:
     return f"{status.fitted_at}; {since}"
 
 
-OTHER_COLUMNS = "needs biases in more columns: a refresh by the alias makes a copy that has them"
+OTHER_COLUMNS = "needs biases in more columns: a refresh makes a copy that has them"
 
 
 def _verdict_words(verdict: dict[str, Any]) -> str:

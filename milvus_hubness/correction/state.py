@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -27,7 +26,7 @@ from milvus_hubness.basics.bounds import (
 )
 from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.texts import field_words
-from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.beside import PayloadKeysCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
@@ -225,9 +224,6 @@ class Profile(FrozenModel):
     """
     former: Former | None = None
     """The source of the biases before the last full refresh."""
-    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """A refresh left stored biases as they were if they differed from the new ones by at most this.
-    """
     evidence: Evidence | None = None
     """Quantiles of the gallery's biases, for the hub guard; None before they are measured."""
 
@@ -595,19 +591,6 @@ def read_states(properties: Mapping[str, str], collection: str) -> dict[str, Col
         if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
     ]
     return {state.field: state for state in states}
-
-
-def slots_for(profiles: int) -> int:
-    """Return how many slots that many profiles need. Raises InvalidParameter."""
-    most = MAX_WIDTH // SLOTS_PER_PROFILE
-    if isinstance(profiles, bool) or not isinstance(profiles, numbers.Integral):
-        raise InvalidParameter(f"profiles must be a whole number, not {profiles!r}")
-    if not 1 <= profiles <= most:
-        raise InvalidParameter(
-            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} "
-            f"columns of the vectors, which have at most {MAX_WIDTH}"
-        )
-    return SLOTS_PER_PROFILE * profiles
 
 
 def suffix_for(field: str, others: Collection[CollectionState]) -> str:

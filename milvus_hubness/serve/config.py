@@ -25,6 +25,7 @@ from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     DEFAULT_TOLERANCE,
     HUB_SCAN_ROWS,
+    KEEP_FORMER,
     REFIT_SHARE,
 )
 from milvus_hubness.correction.banks.bank import QueryBank
@@ -228,7 +229,7 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    `field`, `profile`, `tolerance`, `client_ttl`
+    `field`, `profile`, `tolerance`, `client_ttl`, `rename`, `keep_former`
     and `restart_ttl` are those of `RefreshOptions`.
     """
 
@@ -283,6 +284,8 @@ class CollectionTable(_Table):
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Share of all rows: as soon as so many lack a bias, they get one, between these times too."""
+    rename: bool = False
+    keep_former: Annotated[int, Field(ge=0)] = KEEP_FORMER
     restart_ttl: bool = False
 
     # A validator sees the fields above its own. A faulty one is absent from `info.data`; the defaults
@@ -358,6 +361,8 @@ class CollectionTable(_Table):
             field=self.field,
             profile=self.profile,
             tolerance=self.tolerance,
+            rename=self.rename,
+            keep_former=self.keep_former,
             restart_ttl=self.restart_ttl,
             # Of all rows, as often as rows without a bias are looked for, that would be too much.
             reads_values=full,

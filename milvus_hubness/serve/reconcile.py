@@ -28,7 +28,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
-from milvus_hubness.jobs.refresh.run import RefreshResult
+from milvus_hubness.jobs.refresh.refreshing import RefreshResult
 from milvus_hubness.jobs.refresh.status import pending_rows
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
@@ -40,7 +40,6 @@ ACTIONS: dict[str, str] = {
     "none": "nothing was due",
     "pending": "new rows got their bias",
     "full": "all biases were recomputed",
-    "rebuilt": "a copy with new biases took over",
     "refused": "new biases were refused",
 }
 """The actions of a refresh, in words."""

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Any
 
 from benchmarks.environment import RESULTS, environment, save
-from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes, trial
+from tests.chaos import killed_copies, killed_migrations, killed_refreshes, trial
 from tests.chaos.kinds import KINDS
 from tests.chaos.migration_clients import run_writers
 from tests.chaos.overlaps import PLANS, Outcome, Trial, run_part
@@ -31,7 +31,7 @@ WORKERS, WRITING_SECONDS = 3, 60
 SUITES = {
     "migrations": killed_migrations.COUNT,
     "refreshes": killed_refreshes.COUNT,
-    "rebuilds": killed_rebuilds.COUNT,
+    "copies": killed_copies.COUNT,
 }
 """What is killed, and how many trials of it each backend has."""
 

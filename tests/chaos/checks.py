@@ -9,7 +9,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import read_entries
 from milvus_hubness.jobs.common.row_writer import open_batches
-from milvus_hubness.jobs.refresh.biases import REFRESHES
+from milvus_hubness.jobs.refresh.in_place import REFRESHES
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo

@@ -34,7 +34,7 @@ from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import forget_leases
-from milvus_hubness.jobs.refresh.biases import REFRESHES
+from milvus_hubness.jobs.refresh.in_place import REFRESHES
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.milvus.filters import is_one_of

@@ -25,10 +25,11 @@ SURE_REQUESTS = 2
 HABITS = ((True, "between"), (True, ""), (False, "between"), (False, "throughout"))
 """Whether the application searches throughout, and when it writes. What a killed server took is uncertain."""
 PLACEMENTS = {
-    "lite": ["vector", "vector", "vector", "beside"],
-    "server-2.3.5": ["vector", "vector", "vector", "beside"],
-    "qdrant-local": ["vector", "vector", "vector", "beside"],
+    "lite": ["beside"],
+    "server-2.3.5": ["beside"],
+    "qdrant-local": ["beside"],
 }
+"""Those whose refreshes make no copy; for the others, see killed_copies."""
 BANK_SIZES = (64, 240, 80)
 """Of the banks at first, then, and after that: a fifth of the second is enough to judge by."""
 MOST_ALIKE = min(COSINES)

@@ -79,10 +79,6 @@ def refresh(bank: int, *options: str) -> Command:
     )
 
 
-def refresh_copy(scene: Scene) -> Sequence[str]:
-    return ("refresh", f"{scene.source}_hubness", "--bank", str(scene.banks[1]), "--force", *TTL)
-
-
 def refresh_pending(scene: Scene) -> Sequence[str]:
     return ("refresh", scene.name, *TTL)
 
@@ -145,35 +141,39 @@ def migrated(scene: Scene) -> None:
     _do(scene, lambda scene: (*run(scene), "--no-writers"))
 
 
-def pending(scene: Scene) -> None:
-    migrated(scene)
-    scene.insert(PENDING, pending=True)
+def pending(place: str) -> Callable[[Scene], None]:
+    def prepare(scene: Scene) -> None:
+        enabled(place)(scene)
+        scene.insert(PENDING, pending=True)
+
+    return prepare
 
 
 def _do(scene: Scene, command: Command) -> None:
     scene.do(*command(scene))
 
 
-ANY_ROWS = ("--rebuild-rows", "1")
-REBUILD = refresh(1, "--rebuild-share", "0", *ANY_ROWS)
 KINDS: dict[str, Kind] = {
     "refresh": Kind("refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)),
     "refresh-beside": Kind(
-        "refresh", "beside", enabled, refresh(1), (refresh(1), refresh(2), disable)
+        "refresh beside", "beside", enabled, refresh(1), (refresh(1), refresh(2), disable)
     ),
-    "pending": Kind("refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))),
+    "pending": Kind(
+        "refresh beside",
+        "beside",
+        pending,
+        refresh_pending,
+        (refresh_pending, refresh(1)),
+    ),
     "enable-beside": Kind("enable", "beside", nothing, enable, (enable, disable)),
     "disable-beside": Kind("disable", "beside", enabled, disable, (disable, enable, refresh(1))),
     "migrate": Kind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
     "migrate-rename": Kind("migrate", "copy", nothing, run, (run, restart), renames=True),
-    "cutover": Kind("cutover", "copy", copied, cutover, (cutover, refresh_copy, rollback, run)),
+    "cutover": Kind("cutover", "copy", copied, cutover, (cutover, refresh(1), rollback, run)),
     "cutover-rename": Kind(
-        "cutover", "copy", copied, cutover_renaming, (cutover_renaming, refresh_copy), renames=True
+        "cutover", "copy", copied, cutover_renaming, (cutover_renaming, refresh(1)), renames=True
     ),
     "rollback": Kind("rollback", "copy", migrated, rollback, (rollback, refresh(1), cutover)),
-    "rebuild": Kind(
-        "rebuild", "copy", migrated, REBUILD, (REBUILD, refresh(2, *ANY_ROWS), rollback)
-    ),
     "clean": Kind("clean", "copy", copied, drop_copy, (run, cutover, drop_copy)),
 }
 

@@ -39,7 +39,7 @@ class Moment:
 class Order:
     """argv: of the program. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
     its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
-    number of requests in each stage. rebuilds: it is a refresh that does."""
+    number of requests in each stage. copies: it is a refresh that does."""
 
     program: type[Program]
     argv: tuple[str, ...]
@@ -49,12 +49,12 @@ class Order:
     sign: signal.Signals = signal.SIGKILL
     timing: Path | None = None
     counts: Path | None = None
-    rebuilds: bool = False
+    copies: bool = False
 
     @property
     def course(self) -> Course:
         """Of the command."""
-        return COURSES["rebuild" if self.rebuilds else self.argv[0]]
+        return COURSES["copy" if self.copies else self.argv[0]]
 
 
 class Watch:

@@ -47,9 +47,8 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
 
     It is paused before it reads. Between a look at the lease and the write that follows nothing can stop it.
     """
-    corrected = Corrected(
-        place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vector", rng.randrange(99)
-    )
+    stem = f"paused_{os.getpid()}_{next(_numbers)}"
+    corrected = Corrected(place, stem, SHAPE, "beside", rng.randrange(99))
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
     options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.address)
     command = Command(place, ("refresh", corrected.name, *options))

@@ -203,20 +203,19 @@ def enabled(scene: Scene) -> None:
 
 
 def pending(scene: Scene) -> None:
-    migrated(scene)
+    enabled(scene)
     scene.insert(PENDING, pending=True)
 
 
-ANY_ROWS = ("--rebuild-rows", "1")
 QDRANT_KINDS: dict[str, Kind] = {
     "refresh": QdrantKind(
         "refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)
     ),
     "refresh-beside": QdrantKind(
-        "refresh", "beside", enabled, refresh(1), (refresh(1), refresh(2), disable)
+        "refresh beside", "beside", enabled, refresh(1), (refresh(1), refresh(2), disable)
     ),
     "pending": QdrantKind(
-        "refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))
+        "refresh beside", "beside", pending, refresh_pending, (refresh_pending, refresh(1))
     ),
     "enable-beside": QdrantKind("enable", "beside", nothing, enable, (enable, disable)),
     "disable-beside": QdrantKind(
@@ -225,12 +224,5 @@ QDRANT_KINDS: dict[str, Kind] = {
     "migrate": QdrantKind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
     "cutover": QdrantKind("cutover", "copy", copied, run, (run, drop_copy)),
     "rollback": QdrantKind("rollback", "copy", migrated, rollback, (rollback, refresh(1))),
-    "rebuild": QdrantKind(
-        "rebuild",
-        "copy",
-        migrated,
-        refresh(1, *ANY_ROWS),
-        (refresh(1, *ANY_ROWS), refresh(2), rollback),
-    ),
     "clean": QdrantKind("clean", "copy", copied, drop_copy, (run, drop_copy)),
 }

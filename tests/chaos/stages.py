@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common import lease, progress
 from milvus_hubness.jobs.migration import ledger
-from milvus_hubness.jobs.refresh import biases
-from milvus_hubness.jobs.refresh import run as refresh_run
+from milvus_hubness.jobs.refresh import in_place, refreshing
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 
 Enter = Callable[[str | None], None]
@@ -58,10 +57,10 @@ def follow_refresh(enter: Enter, store: Any) -> None:
     """The same of a refresh. store: the class whose methods begin some."""
     for owner, name, stage in (
         (lease.Lease, "_claim", "taking the lease"),
-        (refresh_run, "sampled", "judging"),
+        (refreshing, "sampled", "judging"),
         (store, "save_bank", "announcing"),
-        (biases.Renewal, "fill_pending", "filling"),
-        (biases.Renewal, "run", "writing"),
+        (in_place.Renewal, "fill_pending", "filling"),
+        (in_place.Renewal, "run", "writing"),
         (store, "wait_visible", "flipping"),
         (store, "end_intent_log", "cleaning up"),
         (lease.Lease, "_release", "cleaning up"),
@@ -80,9 +79,9 @@ def follow_refresh(enter: Enter, store: Any) -> None:
     store.write_property = writing
 
 
-def follow_rebuild(enter: Enter, store: Any) -> None:
+def follow_copy(enter: Enter, store: Any) -> None:
     """The same of a refresh by a copy: what begins both stages of a refresh and of the copy's migration."""
-    stages = COURSES["rebuild"].stages
+    stages = COURSES["copy"].stages
 
     def entering(stage: str | None) -> None:
         enter(stage if stage in stages else None)
@@ -125,13 +124,13 @@ COURSES = {
         follow_refresh,
     ),
 }  # fmt: skip
-COURSES["rebuild"] = Course(
+COURSES["copy"] = Course(
     (
         "starting", "taking the lease", "looking", "judging", "announcing", "copying",
         "catching up", "verifying", "verified", "switching", "moving", "switched", "cleaning up",
     ),
     100,
-    follow_rebuild,
+    follow_copy,
 )  # fmt: skip
 COURSES["rollback"] = COURSES["migrate"]
 """By command."""

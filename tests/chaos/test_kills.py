@@ -8,7 +8,7 @@ import pytest
 
 from milvus_hubness import MilvusStore, connect
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
-from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes
+from tests.chaos import killed_copies, killed_migrations, killed_refreshes
 from tests.support import servers
 
 LONG = pytest.mark.long
@@ -60,19 +60,19 @@ def test_a_refresh_on_a_server(served_uri, tmp_path, number):
     ("number", "stage", "again"),
     [pytest.param(0, "copying", "same", marks=LONG), (1, "moving", "plain")],
 )
-def test_a_rebuild(tmp_path, number, stage, again):
-    runner = killed_rebuilds.Runner(tmp_path)
-    assert_survives(killed_rebuilds, runner, "lite", number, stage=stage, again=again)
+def test_a_copy(tmp_path, number, stage, again):
+    runner = killed_copies.Runner(tmp_path)
+    assert_survives(killed_copies, runner, "lite", number, stage=stage, again=again)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "stage", "again"), [(0, "announcing", "plain"), (1, "moving", "plain")]
 )
-def test_a_rebuild_on_a_server(served_uri, tmp_path, number, stage, again):
-    runner, process = killed_rebuilds.Runner(tmp_path, uri=served_uri), {"victim": "process"}
+def test_a_copy_on_a_server(served_uri, tmp_path, number, stage, again):
+    runner, process = killed_copies.Runner(tmp_path, uri=served_uri), {"victim": "process"}
     assert_survives(
-        killed_rebuilds, runner, "server-2.3.5", number, stage=stage, again=again, **process
+        killed_copies, runner, "server-2.3.5", number, stage=stage, again=again, **process
     )
 
 

@@ -6,13 +6,13 @@ from tests.chaos.kinds import KINDS
 from tests.chaos.overlaps import Trial, run_trial
 
 TAKEOVERS = {
-    "refresh": "request of Upsert 3 _src_hubness",
+    "refresh": "request of Upsert 3 _src_hubness_r2",
+    "refresh-beside": "request of Upsert 3 _src__bias",
     "enable-beside": "request of Upsert 3 _src__bias",
     "disable-beside": "request of AlterCollection 1 _src",
     "migrate": "request of Upsert 3 _src_hubness",
     "cutover": "request of AlterAlias 1 _src_hubness",
     "rollback": "request of AlterAlias 1 _src",
-    "rebuild": "request of Upsert 3 _src_hubness_r2",
     "clean": "request of RenameCollection 1 _src_hubness",
 }
 """A write of each group of kinds, before which the job is stopped until another has taken over."""

@@ -55,17 +55,17 @@ def test_a_late_write_of_a_refresh_undoes_nothing(scene):
         "--alias",
         scene.name,
     ]
-    corrected = scene.do(*run, "--no-writers").result["facts"]["target"]
+    copy = scene.do(*run, "--no-writers").result["facts"]["target"] + "_r2"
     argv = [
         "refresh",
-        corrected,
+        scene.name,
         "--bank",
         str(scene.banks[1]),
         "--force",
         "--client-ttl",
         str(CLIENT_TTL),
     ]
-    with held_and_stopped(scene, argv, corrected, rows=600) as (first, upsert):
+    with held_and_stopped(scene, argv, copy, rows=600) as (first, upsert):
         second = scene.do(*argv, lease_seconds=LEASE_SECONDS)
         assert second.result["refresh"]["action"] == "full"
         write_86_and_86(scene)
@@ -93,10 +93,10 @@ def test_a_write_that_failed_and_arrives_while_its_job_goes_on_undoes_nothing(sc
         "--alias",
         scene.name,
     ]
-    corrected = scene.do(*run, "--no-writers").result["facts"]["target"]
+    copy = scene.do(*run, "--no-writers").result["facts"]["target"] + "_r2"
     argv = [
         "refresh",
-        corrected,
+        scene.name,
         "--bank",
         str(scene.banks[1]),
         "--force",
@@ -104,7 +104,7 @@ def test_a_write_that_failed_and_arrives_while_its_job_goes_on_undoes_nothing(sc
         str(CLIENT_TTL),
     ]
     relay = scene.relay("A")
-    late, fourth = relay.late("Upsert", corrected), relay.hold("Upsert", corrected, 4)
+    late, fourth = relay.late("Upsert", copy), relay.hold("Upsert", copy, 4)
     job = scene.start("A", argv, relay, rows=60)
     assert fourth.wait_held(60), f"the job did not go on: {job.message}"
     write_86_and_86(scene)

@@ -10,6 +10,7 @@ import pytest
 
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.migration.corrected import refreshes_of, unfinished
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.refresh.status import status
 from milvus_hubness.jobs.store.ownership import samples_helper
@@ -37,15 +38,16 @@ class Refit:
         _, self.biases, _ = drawn_biases(folder, "nnn", "bank")
         real = folder / "real.npy"
         np.save(real, vectors(np.random.default_rng(4), 200, DIM))
-        self.name = self.corrected.name
+        self.name = f"{self.corrected.name}_live"
         self.samples = ""
         argv = ("--refit-share", "0.2", "--queries", str(real), "--client-ttl", "0")
         self.command = Command(
-            place, ("refresh", self.name, *argv, "--uri", place.address, "--json")
+            place, ("refresh", self.name, *argv, "--uri", place.address, "--json"), copies=True
         )
 
     def make(self, database):
         self.corrected.make(database, self.biases)
+        database.store.point_alias(self.name, self.corrected.name)
         sampled = start_sampling(database.store, self.name, rate=1e-9)
         self.samples = sampled.sampling.samples_collection
         self.corrected.kept.add(self.samples)
@@ -65,14 +67,16 @@ class Refit:
         store = database.store
         info = store.info(self.name)
         state = info.state
-        assert (state.profile.epoch, state.incoming) == (2, None)
-        assert state.profile.bank.fingerprint != state.profile.former.bank.fingerprint
+        assert state.profile.epoch == 2
+        former = store.info(self.corrected.name).state
+        assert state.profile.bank.fingerprint != former.profile.bank.fingerprint
         rows = BiasBackend(store, info, state).read(all_keys(store, self.name), None)
         assert len(rows.batch) == len(self.corrected.wanted) == 420
         wanted = load_correction(store, state, state.profile).centred(rows.vectors)
         np.testing.assert_allclose(rows.biases[:, state.profile.slot], wanted, atol=1e-4)
         generations = database.generations(state.profile.bank.collection)
-        assert generations == {bank.generation: bank.count for bank in state.banks}
+        banks = (*state.banks, *former.banks)
+        assert generations == {bank.generation: bank.count for bank in banks}
         present = status(store, self.name)
         assert (present.unfitted_share, present.new_bank_due) == (0, "")
 
@@ -83,8 +87,9 @@ def killed_and_continued(refit, moment):
     try:
         assert refit.command.struck("process", moment) == -signal.SIGKILL
         with refit.place.open() as database:
-            incoming = database.store.info(refit.name).state.incoming
-            begun = incoming and incoming.profile.bank.generation
+            info = database.store.info(refit.name)
+            left = unfinished(refreshes_of(database.store, info.name), info, info.state.field)
+            begun = left and left.state.profile.bank.generation
             # Clients go on sampling.
             refit.sample(database, 1_000, 30)
         assert refit.command.run() == 0, refit.command.told()
@@ -101,14 +106,22 @@ def killed_and_continued(refit, moment):
 
 def test_a_killed_refit_is_continued(tmp_path):
     with MilvusPlace.within(tmp_path).hosted() as place:
-        assert killed_and_continued(Refit(place, tmp_path), Moment("writing", 9))
+        assert killed_and_continued(Refit(place, tmp_path), Moment("copying", 9))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_a_refit_that_is_killed_anywhere(tmp_path, seed):
     rng = random.Random(seed)
-    stages = ["looking", "judging", "announcing", "filling", "writing", "flipping", "cleaning up"]
+    stages = [
+        "looking",
+        "judging",
+        "announcing",
+        "copying",
+        "verifying",
+        "switching",
+        "cleaning up",
+    ]
     stage = rng.choice(stages)
     moment = Moment(stage, rng.randint(1, 12), edge=rng.choice(["before", "after"]))
     with MilvusPlace.within(tmp_path).hosted() as place:
@@ -118,17 +131,17 @@ def test_a_refit_that_is_killed_anywhere(tmp_path, seed):
 @pytest.mark.long
 def test_a_killed_refit_is_continued_on_a_server(served_uri, tmp_path):
     place = MilvusPlace.within(tmp_path, uri=served_uri)
-    assert killed_and_continued(Refit(place, tmp_path), Moment("writing", 9))
+    assert killed_and_continued(Refit(place, tmp_path), Moment("copying", 9))
 
 
-@pytest.mark.parametrize("stage", ["announcing", "writing"])
+@pytest.mark.parametrize("stage", ["announcing", "copying"])
 def test_a_refit_that_was_paused_writes_nothing_once_another_has_made_it(tmp_path, stage):
     with MilvusPlace.within(tmp_path).hosted() as place, place.open() as database:
         refit = Refit(place, tmp_path)
         refit.make(database)
         try:
             with _paused(refit.command, Moment(stage, 3)) as paused:
-                _expire(database.store, refit.name, waits=False)
+                _expire(database.store, refit.corrected.name, waits=False)
                 assert refit.command.run() == 0, refit.command.told()
                 refit.assert_refitted_once(database)
                 os.kill(paused.pid, signal.SIGCONT)

@@ -38,7 +38,7 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
     # What is sampled is the bank of a refresh.
     assert_fails(run("refresh", "products_hubness", "--bank", "samples"), 1, "is sampled yet")
     put_queries(MilvusStore(connect("shop.db")), "products_hubness", queries)
-    done = run("refresh", "products_hubness", "--bank", "samples", "--force", "--json")
+    done = run("refresh", "products_hubness", "--bank", "samples", "--force", "--rename", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["refresh"]["action"] == "full"
 
@@ -49,7 +49,7 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
     )
     assert "Turned off" in run("bank", "off", "products_hubness").stdout
     assert "is not sampled" in run("bank", "off", "products_hubness").stdout
-    assert "products_hubness__query_samples_vector" not in collections(files)
+    assert "products_hubness_r2__query_samples_vector" not in collections(files)
 
 
 def test_the_help_calls_values_by_their_units(run):

@@ -55,16 +55,27 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
     assert (told["corrected"], told["pending"], told["epoch"]) == (True, 0, 1)
 
-    refreshed = run(
-        "refresh", "products_hubness", "--bank", "bank.parquet", "--alpha", "1", *NOW, "--json"
-    )
+    asked = ("refresh", "live", "--bank", "bank.parquet", "--alpha", "1", *NOW)
+    shown = " ".join(run(*asked, "--plan").stdout.split())
+    for fact in (
+        "copy products_hubness_r2, 60 rows",
+        "names that move live",
+        "MiB now,",
+        "MiB for the copy",
+        "minutes, and 0 s until clients follow",
+    ):
+        assert fact in shown
+    refreshed = run(*asked, "--json")
     assert refreshed.returncode == 0, refreshed.stderr
     told = json.loads(refreshed.stdout)["refresh"]
     assert (told["action"], told["scanned"]) == ("full", 60)
-    assert told["reason"].startswith("the parameters changed; 100% of 60 rows change, fewer than")
-    assert run("refresh", "products_hubness", "--revert", *NOW).returncode == 0
-    told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
-    assert (told["estimator"]["alpha"], told["epoch"]) == (0.75, 3)
+    assert (told["reason"], told["former_copy"]) == ("the parameters changed", "products_hubness")
+    assert_fails(
+        run("refresh", "live", "--revert", *NOW), 1, "migrate rollback products_hubness_r2"
+    )
+    assert run("migrate", "rollback", "live", *NOW).returncode == 0
+    told = json.loads(run("status", "live", "--json").stdout)["status"]
+    assert (told["estimator"]["alpha"], told["epoch"]) == (0.75, 1)
 
 
 @pytest.mark.parametrize(
@@ -323,8 +334,6 @@ FAILURES = [
     (["enable", "products", "--bank", "bank.npy", "--gate", "-1"], 2, ["gate", "-1"]),
     (["enable", "products", "--bank", "bank.npy", "--bank-name", "products"], 1, ["--bank-name"]),
     ([*RUN, "bank.npy", "--gate", "-1"], 2, ["gate", "-1"]),
-    ([*RUN, "bank.npy", "--profiles", "0"], 2, ["profiles", "0"]),
-    ([*RUN, "bank.npy", "--profiles", "99999"], 2, ["profiles", "99999", "32768"]),
 ]
 
 
@@ -402,7 +411,7 @@ def test_wrong_usage_ends_with_two(run, arguments):
         ["refresh", "--profile", "image"],
         ["enable", "--bank", "bank.npy"],
         ["tune", "--queries", "bank.npy"],
-        ["migrate run", "--bank", "bank.npy", "--profiles", "2"],
+        ["migrate run", "--bank", "bank.npy"],
         ["migrate cutover", "--rename"],
         ["migrate status"],
     ],
@@ -554,10 +563,13 @@ def test_an_estimator_is_shown_with_its_factor(strength, text):
 
 def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert run("migrate", "run", "products", "--bank", "bank.npy", "--no-writers").returncode == 0
-    planned = run(
-        "refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
+    asked = ("refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4")
+    assert_fails(
+        run(*asked, "--plan"), 1, "no alias leads there", "--rename", "enable keeps biases"
     )
+    planned = run(*asked, "--plan", "--rename")
     assert planned.returncode == 0, planned.stderr
+    assert "products_hubness__before_hubness" in "".join(planned.stdout.split())
     assert "rows to write" in planned.stdout
     assert "rows written" not in planned.stdout
     for option, value in (("--k", "0"), ("--k", "4"), ("--alpha", "0.5")):

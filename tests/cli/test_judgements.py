@@ -105,7 +105,7 @@ def test_a_refresh_is_judged_by_qrels(files, run, judged):
     target = migrate(store, plan_migration(store, "products", bank, verdict="skip")).target
     np.save("new.npy", vectors(rng, 900, DIM))
     pairs = in_qrels(files, *judged)
-    done = run("refresh", target, "--bank", "new.npy", "--force", "--pairs", *pairs)
+    done = run("refresh", target, "--rename", "--bank", "new.npy", "--force", "--pairs", *pairs)
     assert done.returncode == 0, done.stderr
     assert "raw 88.3%" in done.stdout
 

@@ -124,7 +124,6 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
         (["--index-type", "HNSW"], "--index-type: the migration of 'products' to"),
         (["--index-param", "nlist=3"], "--index-param nlist"),
         (["--gate", "1"], "--gate"),
-        (["--profiles", "3"], "--profiles"),
         (["--bank-name", "other"], "--bank-name"),
         (["--alpha", "0.5"], "--method"),
         (["--target-bank", "bank.npy"], "--target-bank"),

@@ -15,12 +15,13 @@ from pymilvus import DataType
 
 from milvus_hubness import (
     NNN,
-    CorrectionConfig,
     HubnessClient,
     MilvusStore,
     QueryBank,
     connect,
+    enable,
     migrate,
+    plan_enable,
     plan_migration,
     status,
 )
@@ -29,16 +30,26 @@ from tests.cli.conftest import DIM, assert_fails
 from tests.support.galleries import plain_collection, vectors
 from tests.support.projects import tomllib
 
-COLLECTION = '[[collection]]\nname = "products_hubness"\n'
+COLLECTION = '[[collection]]\nname = "products"\n'
 TOKEN = "sesame-0815"
 
 
 @pytest.fixture
 def corrected(files):
-    """As `files`, with products_hubness, a configuration of which `configured` writes."""
+    """As `files`, with products corrected beside its vectors, a configuration of which `configured` writes."""
+    store = MilvusStore(connect("shop.db"))
+    bank = QueryBank.load("bank.npy")
+    plan = plan_enable(store, "products", bank, estimator=NNN(4))
+    enable(store, plan)
+    return files
+
+
+@pytest.fixture
+def copied(files):
+    """As `files`, with the corrected copy products_hubness."""
     store = MilvusStore(connect("shop.db"))
     migrate(store, plan_migration(store, "products", QueryBank.load("bank.npy"), estimator=NNN(4)))
-    return files
+    return store
 
 
 def configured(text=COLLECTION, server=""):
@@ -60,7 +71,7 @@ def test_a_collection_that_cannot_be_read_stops_no_other(corrected, run, text):
     assert done.returncode == 1
     assert by_name["broken"]["result"] == "failed"
     assert "the collection property 'hubness' of 'broken' " in by_name["broken"]["message"]
-    assert by_name["products_hubness"]["result"] == "ok"
+    assert by_name["products"]["result"] == "ok"
     assert pending() == 0
     checked = run("serve", "--config", config, "--check")
     assert checked.returncode == 2
@@ -72,7 +83,7 @@ def insert_pending(count, first=1_000):
     client = HubnessClient("shop.db")
     rows = vectors(np.random.default_rng(first), count, DIM)
     client.insert(
-        "products_hubness",
+        "products",
         [{"id": first + n, "vector": row, "group": 1} for n, row in enumerate(rows)],
         bias="pending",
     )
@@ -80,18 +91,19 @@ def insert_pending(count, first=1_000):
 
 
 def pending():
-    return status(MilvusStore(connect("shop.db")), "products_hubness").pending
+    return status(MilvusStore(connect("shop.db")), "products").pending
 
 
 def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--check")
-    assert (done.returncode, done.stdout) == (0, "hubness.toml: valid, for products_hubness\n")
+    assert (done.returncode, done.stdout) == (0, "hubness.toml: valid, for products\n")
     np.save("wide.npy", np.ones((5, DIM + 1), np.float32))
+    plain_collection(connect("shop.db"), "plain", np.eye(DIM, dtype=np.float32), "COSINE")
     config = configured(
         COLLECTION + 'bank = "wide.npy"\n'
         '[[collection]]\nname = "nothing"\nbank = "none.npy"\n'
-        '[[collection]]\nname = "products"\n'
-        '[[collection]]\nname = "products_hubness"\nprofile = "image"\nbank = "collection:none"\n'
+        '[[collection]]\nname = "plain"\n'
+        '[[collection]]\nname = "products"\nprofile = "image"\nbank = "collection:none"\n'
     )
     done = run("serve", "--config", config, "--json")
     faults = done.stderr.splitlines()
@@ -107,9 +119,9 @@ def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
         faults,
         [
             "none.npy: no such file",
-            f"field 'vector' of 'products_hubness' has dimension {DIM}; the bank from",
+            f"field 'vector' of 'products' has dimension {DIM}; the bank from",
             "name: no collection or alias 'nothing'",
-            "'products' is not corrected: migrate or enable it first",
+            "'plain' is not corrected: migrate or enable it first",
             "no collection or alias 'none'",
         ],
         strict=True,
@@ -161,7 +173,7 @@ def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
 def test_a_method_other_than_the_one_that_tune_chose_needs_override(corrected, run, keys, said):
     """An example with a method once overrode what tune had chosen, for everybody who copied it."""
     store = MilvusStore(connect("shop.db"))
-    [state] = store.info("products_hubness").states.values()
+    [state] = store.info("products").states.values()
     verdict = TuningRecord(
         field=state.field,
         verdict="apply",
@@ -172,7 +184,7 @@ def test_a_method_other_than_the_one_that_tune_chose_needs_override(corrected, r
         bank_fingerprint=state.profile.bank.fingerprint,
         tuned_at=datetime(2026, 5, 4, tzinfo=timezone.utc),
     )
-    store.write_property("products_hubness", TUNING_PROPERTY, Verdicts(records=(verdict,)))
+    store.write_property("products", TUNING_PROPERTY, Verdicts(records=(verdict,)))
     config = configured(f"{COLLECTION}{keys}\n")
     for mode in ("--check", "--once"):
         if said is None and mode == "--once":
@@ -218,20 +230,40 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     assert done.returncode == 0, done.stderr
     [looked] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
     assert (looked["action"], looked["scanned"], looked["result"]) == ("full", 67, "ok")
-    found = status(MilvusStore(connect("shop.db")), "products_hubness")
+    found = status(MilvusStore(connect("shop.db")), "products")
     assert (found.pending, found.bank["count"], found.estimator["k"], found.epoch) == (0, 50, 5, 2)
     assert "reconciled" not in run("serve", "--config", config, "--once").stdout, "nothing was due"
-    insert_pending(3)
+    insert_pending(3, first=2_000)
     printed = run("serve", "--config", config, "--once").stdout
-    assert "Z reconciled collection=products_hubness result=ok action=pending message=" in printed
+    assert "Z reconciled collection=products result=ok action=pending message=" in printed
     assert " written=3 " in printed
     monkeypatch.setattr("milvus_hubness.serve.config.read_bank", lambda *given: 1 / 0)
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--once")
     assert done.returncode == 1
     assert (
-        "collection=products_hubness result=failed action=unfinished message=ZeroDivisionError"
+        "collection=products result=failed action=unfinished message=ZeroDivisionError"
         in done.stdout
     )
+
+
+def test_new_biases_in_the_vectors_come_with_copies(copied, run):
+    table = '[[collection]]\nname = "products_hubness"\nmethod = "nnn"\nparams = { k = 4 }\n'
+    made = []
+    for number in range(3):
+        np.save("bank.npy", vectors(np.random.default_rng(number), 50, DIM))
+        if not number:
+            done = run("serve", "--config", configured(table + 'bank = "bank.npy"\n'), "--once")
+            assert done.returncode == 1
+            assert "no alias leads there" in done.stdout
+        text = table + 'bank = "bank.npy"\nrename = true\nkeep_former = 0\n'
+        done = run("serve", "--config", configured(text), "--once", "--json")
+        [looked] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
+        assert (looked["action"], looked["written"], looked["result"]) == ("full", 60, "ok")
+        made.append(copied.alias_target("products_hubness"))
+    assert made == [f"products_hubness_r{number}" for number in (2, 3, 4)]
+    assert [copied.exists(name) for name in made] == [False, False, True]
+    # To the first copy nobody has switched by a command: it stays.
+    assert copied.exists("products_hubness__before_hubness")
 
 
 @pytest.mark.long
@@ -281,12 +313,12 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
     rng, name = np.random.default_rng(6), served.name("served")
     banks = {each: vectors(rng, 40, DIM) for each in ("right", "wrong")}
     client = served.client(HubnessClient)
-    born = CorrectionConfig(QueryBank(banks["right"]), NNN(4))
-    client.create_collection(
-        name, DIM, metric_type="COSINE", consistency_level="Strong", hubness=born
-    )
+    client.create_collection(name, DIM, metric_type="COSINE", consistency_level="Strong")
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(vectors(rng, 300, DIM))]
     client.insert(name, rows[:200])
+    store = served.store()
+    bank = QueryBank(banks["right"])
+    enable(store, plan_enable(store, name, bank, estimator=NNN(4)))
     services = {}
     for each, bank in banks.items():
         np.save(f"{each}.npy", bank)
@@ -320,9 +352,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
         for each, events in told.items()
     }
     assert results == {"right": {"ok"}, "wrong": {"busy"}}
-    held = client.query(name, filter="", output_fields=["hubness_bias"], limit=1_000)
-    assert len(held) == 300
-    assert all(row["hubness_bias"] for row in held)
+    assert (store.count(name), status(store, name).pending) == (300, 0)
 
 
 def events_until(process, name):
@@ -343,8 +373,8 @@ def at_work(url):
 
 def test_the_first_configuration_fits_what_is_there(corrected, run):
     """Written for an alias, it is valid, and the service runs with it."""
-    connect("shop.db").create_alias("products_hubness", 'shop\'s "live"')
-    name = connect("shop.db").list_aliases("products_hubness")["aliases"][0]
+    connect("shop.db").create_alias("products", 'shop\'s "live"')
+    name = connect("shop.db").list_aliases("products")["aliases"][0]
     wrote = run("serve", "--init", name)
     assert wrote.returncode == 0, wrote.stderr
     assert "milvus-hubness serve --config hubness.toml --check" in wrote.stdout
@@ -353,7 +383,7 @@ def test_the_first_configuration_fits_what_is_there(corrected, run):
     done = run("serve", "--once", "--json")
     [outcome] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
     assert (outcome["collection"], outcome["result"]) == (name, "ok")
-    assert status(MilvusStore(connect("shop.db")), "products_hubness").pending == 0
+    assert status(MilvusStore(connect("shop.db")), "products").pending == 0
 
 
 def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, run):
@@ -385,9 +415,10 @@ def test_the_first_configuration_has_a_table_for_each_field_and_profile(files, r
 
 
 def test_the_first_configuration_replaces_no_file_and_names_what_is_not_corrected(corrected, run):
-    assert_fails(run("serve", "--init", "products"), 1, "'products' is not corrected")
+    plain_collection(connect("shop.db"), "plain", np.eye(DIM, dtype=np.float32), "COSINE")
+    assert_fails(run("serve", "--init", "plain"), 1, "'plain' is not corrected")
     assert not Path("hubness.toml").exists()
     assert_fails(run("serve", "--init", "nothing"), 1, "nothing")
     Path("hubness.toml").write_text("# mine\n")
-    assert_fails(run("serve", "--init", "products_hubness"), 2, "hubness.toml exists")
+    assert_fails(run("serve", "--init", "products"), 2, "hubness.toml exists")
     assert Path("hubness.toml").read_text() == "# mine\n"

@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, clean, migrate, plan_migration, refresh
+from milvus_hubness import NNN, QueryBank, clean, migrate, plan_migration, refresh, rollback
 from milvus_hubness.jobs.common.lease import DROPPED
+from tests.support.aliases import aliased
 from tests.support.galleries import vectors
 
 DIM = 8
@@ -27,19 +28,22 @@ def test_what_a_job_drops_or_is_forced_to_has_a_line(database, lines):
     bank = QueryBank(vectors(rng, 40, DIM))
     plan = plan_migration(store, name, bank, estimator=NNN(4), verdict="skip")
     target = migrate(store, plan, client_ttl=0).target
+    alias = aliased(store, target)
     assert lines("forced") == []
 
-    refresh(store, target, verdict="skip", client_ttl=0)
+    refresh(store, alias, verdict="skip", client_ttl=0)
     assert lines("forced") == [], "nothing was overruled"
-    refresh(store, target, verdict="skip", client_ttl=0, force=True, plan=True)
+    refresh(store, alias, verdict="skip", client_ttl=0, force=True, plan=True)
     assert lines("forced") == [], "nothing was written"
-    refresh(store, target, verdict="skip", client_ttl=0, force=True)
+    refresh(store, alias, verdict="skip", client_ttl=0, force=True)
     [line] = lines("forced")
     assert f"forced {target!r}" in line
 
     # Where collections can be renamed, one is dropped under a name that begins with its own.
     of_target = re.compile(rf"dropped '{target}('|{DROPPED})")
     assert not any(map(of_target.search, lines("dropped")))
+    rollback(store, alias)
+    store.drop_alias(alias)
     clean(store, name, drop=target)
     assert any(map(of_target.search, lines("dropped")))
     assert all("user=" in line and "host=" in line for line in lines("dropped"))

@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness import NNN, BankTooLarge, QueryBank, refresh, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.support.aliases import aliased
 from tests.support.async_clients import opened
 from tests.support.born import born
 from tests.support.galleries import nnn, not_called, vectors
@@ -21,7 +22,7 @@ class Large:
         rng = np.random.default_rng(8)
         self.bank, self.new = vectors(rng, BANK, DIM), vectors(rng, 3, DIM)
         self.store, items = backend.store(), vectors(rng, ITEMS, DIM)
-        self.name = born(backend, items, self.bank, estimator=NNN(4), profiles=2)
+        self.name = aliased(self.store, born(backend, items, self.bank, estimator=NNN(4)))
         self.client = backend.hubness_client(bank_budget=ROOM - 1, state_ttl=state_ttl)
 
     def rows(self):
@@ -61,7 +62,7 @@ def test_rows_can_wait_for_a_refresh(lite):
     here = Large(lite)
     here.client.insert(here.name, here.rows(), bias="pending")
     assert status(here.store, here.name).pending == len(here.new)
-    assert refresh(here.store, here.name).written == len(here.new)
+    assert refresh(here.store, here.name, force=True).written == ITEMS + len(here.new)
     here.assert_biases(here.bank)
 
 

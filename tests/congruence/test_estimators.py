@@ -25,6 +25,7 @@ from milvus_hubness.cli import app
 from milvus_hubness.cli.options import EstimatorOptions
 from milvus_hubness.correction.estimators.products import FittedItems, logsumexp_with_room
 from milvus_hubness.correction.fitted import reduced_targets
+from tests.support.aliases import aliased
 from tests.support.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
 MADE = {"test_an_estimator_that_needs_targets_says_so": {"served": ["IP"]}}
@@ -56,7 +57,7 @@ class Served:
         plain_collection(backend.client(), self.source, self.items, metric)
         self.store = backend.store()
         self.plan = plan_migration(self.store, self.source, QueryBank(self.bank))
-        self.name = migrate(self.store, self.plan).target
+        self.name = aliased(self.store, migrate(self.store, self.plan).target)
 
     def fitted(self, estimator, gallery):
         layout = self.plan.layout
@@ -114,7 +115,6 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
         served.name,
         estimator=estimator,
         target_bank=QueryBank(served.targets),
-        tolerance=0,
     )
     fitted = served.fitted(estimator, served.items)
     biases = fitted.bias(reduce(served.items))
@@ -135,16 +135,15 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
 
 
 @pytest.mark.lite_only
-def test_pending_rows_leave_room_for_each_other(served):
+def test_new_rows_leave_room_for_each_other(served):
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=Sinkhorn(0.1), tolerance=0)
+    refresh(served.store, served.name, estimator=Sinkhorn(0.1))
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     client = served.backend.hubness_client()
     rows = [
         {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
     ]
-    client.insert(served.name, rows, bias="pending")
-    assert refresh(served.store, served.name).action == "pending"
+    client.insert(served.name, rows)
     biases = np.r_[fitted.bias(reduce(served.items)), fitted.new_bias(reduce(served.fresh))]
     everything = np.vstack([served.items, served.fresh])
     np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
@@ -152,22 +151,17 @@ def test_pending_rows_leave_room_for_each_other(served):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("bias", ["compute", "pending"])
-def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_for_them(
-    served, bias
-):
-    """Whether a client computes their biases or a refresh: a topic that came after the bank."""
+def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_for_them(served):
+    """A topic that came after the bank."""
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=Sinkhorn(0.1), tolerance=0)
+    refresh(served.store, served.name, estimator=Sinkhorn(0.1))
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     many = vectors(np.random.default_rng(8), 20 * ITEMS, DIM)
     topic = many[np.argsort(fitted.bias(reduce(many)))[:ITEMS]]
 
     rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(topic)]
     client = served.backend.hubness_client()
-    client.insert(served.name, rows, bias=bias)
-    if bias == "pending":
-        assert refresh(served.store, served.name).action == "pending"
+    client.insert(served.name, rows)
 
     new_biases = fitted.new_bias(reduce(topic))
     biases = np.r_[fitted.bias(reduce(served.items)), new_biases]
@@ -189,15 +183,13 @@ def test_as_many_new_rows_as_the_fit_saw_leave_little_room_where_no_query_asks_f
 def test_a_refit_learns_what_the_gallery_became(served):
     """Up to a constant, which potentials leave open and no ranking sees."""
     reduce = served.plan.layout.reduce_items
-    refresh(
-        served.store, served.name, estimator=Sinkhorn(0.5, iterations=100, tol=1e-6), tolerance=0
-    )
+    refresh(served.store, served.name, estimator=Sinkhorn(0.5, iterations=100, tol=1e-6))
     client = served.backend.hubness_client()
     rows = [
         {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
     ]
     client.insert(served.name, rows)
-    done = refresh(served.store, served.name, refit=True, tolerance=0)
+    done = refresh(served.store, served.name, refit=True)
     assert (done.action, done.reason.partition(";")[0]) == ("full", "a refit was requested")
     everything = np.vstack([served.items, served.fresh])
     biases = served.fitted(Sinkhorn(0.5, iterations=100, tol=1e-6), everything).bias(

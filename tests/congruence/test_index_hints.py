@@ -18,6 +18,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.generations import Batch
+from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
 from tests.support.index_hints import BANK, CELLS, DIM, ITEMS, Divided, K
 
@@ -63,7 +64,8 @@ def test_rows_that_wait_for_their_bias_wait_for_them_too(backend):
     here = Divided(backend)
     keys = here.insert(bias="pending")
     assert not here.cells(keys).any()
-    assert refresh(here.store, here.name).written == len(keys)
+    here.name = aliased(here.store, here.name)
+    assert refresh(here.store, here.name, force=True).written == ITEMS + len(keys)
     here.assert_filled(keys, here.new)
     here.assert_found(items=np.vstack([here.items, here.new]))
 
@@ -90,9 +92,8 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
 @pytest.mark.lite_only
 def test_another_bank_changes_them_where_rows_are_built_anew(backend):
     here = Divided(backend, alias=(alias := backend.name("live")))
-    backend.made += [f"{here.name}_r2"]
     former_cells = here.cells(range(ITEMS))
-    refresh(here.store, alias, bank=single_queries(here.other), force=True, rebuild_rows=1)
+    refresh(here.store, alias, bank=single_queries(here.other), force=True)
     here.name = here.store.info(alias).name
     assert here.name.endswith("_r2")
     assert np.abs(here.cells(range(ITEMS)) - former_cells).max() > 0.01
@@ -108,9 +109,8 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
         here = Divided(
             backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH
         )
-    backend.made += [f"{here.name}_r2"]
     assert here.state.layout.locality_hint_count == 0
-    refresh(here.store, alias, bank=single_queries(here.other), force=True, rebuild_rows=1)
+    refresh(here.store, alias, bank=single_queries(here.other), force=True)
     here.name = here.store.info(alias).name
     assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
@@ -121,13 +121,13 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
 @pytest.mark.lite_only
 def test_a_further_profile_takes_two_of_their_columns(backend):
     here = Divided(backend)
+    here.name = aliased(here.store, here.name)
     here.insert()
-    former_cells = here.cells(range(ITEMS))
     refresh(
         here.store, here.name, profile="image", bank=single_queries(here.other), estimator=CSLS(K)
     )
     assert here.state.layout.locality_hint_count == 11
-    np.testing.assert_array_equal(here.cells(range(ITEMS)), former_cells[:, 2:])
+    here.assert_filled(range(ITEMS), here.items)
     items = np.vstack([here.items, here.new])
     here.assert_found(items=items)
     here.assert_found(items=items, bank=here.other, share=0.5, profile="image")

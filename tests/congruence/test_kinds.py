@@ -16,6 +16,7 @@ from milvus_hubness import (
     rollback,
     status,
 )
+from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
 
 ON_SERVERS = {"lasting": ["COSINE"]}
@@ -56,7 +57,8 @@ class Mixed:
     def correct(self, **options):
         options = {"estimator": NNN(K, ALPHA), "kind": "modality", **options}
         plan = plan_migration(self.store, self.source, single_queries(self.bank), **options)
-        self.name = migrate(self.store, plan).target
+        target = migrate(self.store, plan).target
+        self.name = plan.alias or aliased(self.store, target)
         return plan
 
     @property
@@ -170,7 +172,7 @@ def test_rows_that_wait_for_biases_and_strangers_rows_are_filled(backend):
     mixed.items[300] = mixed.items[0] + 0.1
     mixed.kinds[300] = "image"
     mixed.client.upsert(mixed.name, [mixed.row(300)], bias="pending")
-    assert refresh(mixed.store, mixed.name, client_ttl=0).action == "pending"
+    assert refresh(mixed.store, mixed.name, client_ttl=0, force=True).action == "full"
     mixed.assert_found()
 
     # Its owner changes the kind of a row, and nothing else, by another client.
@@ -193,7 +195,7 @@ def test_a_refresh_renews_the_means_and_is_taken_back(backend):
     assert mixed.state.profile.kinds != former
     mixed.assert_found(shifted)
 
-    refresh(mixed.store, mixed.name, revert=True, client_ttl=0)
+    rollback(mixed.store, mixed.name)
     assert mixed.state.profile.kinds == former
     mixed.assert_found()
 
@@ -305,12 +307,9 @@ def test_a_copy_that_a_refresh_makes_is_read_back_as_before(backend):
     mixed.correct(alias=backend.name("live"))
     mixed.kinds[5] = "image" if mixed.kinds[5] != "image" else "text"
     mixed.client.upsert(mixed.name, [mixed.row(5)])
-    first, mixed.name = mixed.name, backend.made[-1]
     before = read_by(mixed.client, mixed.name, mixed.items)["get"]
-    backend.made += [f"{first}_r{number}" for number in (2, 3)]
-    options = {"rebuild_share": 0.0, "rebuild_rows": 1, "client_ttl": 0, "force": True}
-    result = refresh(mixed.store, mixed.name, **options)
-    assert result.action == "rebuilt"
+    result = refresh(mixed.store, mixed.name, client_ttl=0, force=True)
+    assert result.action == "full"
     # Rows that keep their kind and their layout are copied with every bit.
     for read in read_by(mixed.client, mixed.name, mixed.items).values():
         for key, vector in read.items():
@@ -319,30 +318,17 @@ def test_a_copy_that_a_refresh_makes_is_read_back_as_before(backend):
 
 
 @pytest.mark.lite_only
-@under_cosine
-def test_a_refit_on_the_same_rows_writes_none(lasting):
-    mixed, _ = lasting
-    former = mixed.state.profile.kinds
-    assert refresh(mixed.store, mixed.name, refit=True, client_ttl=0).written == 0
-    assert mixed.state.profile.kinds == former
-
-
-@pytest.mark.lite_only
-def test_a_rebuild_has_the_kinds_and_a_rollback_the_former_ones(backend):
+def test_a_copy_has_the_kinds_and_a_rollback_the_former_ones(backend):
     mixed = Mixed(backend, "IP")
     mixed.correct(alias=backend.name("live"))
-    first = mixed.name
-    mixed.name = backend.made[-1]
-    backend.made += [f"{first}_r{number}" for number in (2, 3)]
     result = refresh(
         mixed.store,
         mixed.name,
         bank=single_queries(mixed.other_bank),
-        rebuild_rows=1,
         client_ttl=0,
         force=True,
     )
-    assert result.action == "rebuilt"
+    assert result.action == "full"
     mixed.assert_found(mixed.other_bank)
     rollback(mixed.store, mixed.name)
     mixed.assert_found()
@@ -369,7 +355,7 @@ def test_a_rolled_back_copy_leaves_the_source_as_it_was(backend):
 @pytest.mark.lite_only
 def test_a_second_profile_has_means_of_its_own_bank(backend):
     mixed = Mixed(backend, "COSINE")
-    mixed.correct(profiles=2)
+    mixed.correct()
     shifted = single_queries(mixed.other_bank - np.float32(1))
     refresh(
         mixed.store,

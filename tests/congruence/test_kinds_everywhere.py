@@ -20,6 +20,7 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from tests.support.aliases import aliased
 from tests.support.databases import OnQdrant
 from tests.support.galleries import all_keys
 
@@ -84,7 +85,8 @@ class Mixture:
 
     def migrate(self, **options):
         plan = self.plan(**options)
-        self.name = migrate(self.store, plan, no_writers=True).target
+        target = migrate(self.store, plan, no_writers=True).target
+        self.name = plan.alias or aliased(self.store, target)
         return plan
 
     @property
@@ -260,7 +262,7 @@ def test_a_refresh_renews_the_means(mixture):
     mixture.assert_scores(bank=mixture.second_bank, strength=0.0)
     assert refresh(mixture.store, mixture.name, client_ttl=0).action == "none"
 
-    refresh(mixture.store, mixture.name, revert=True, client_ttl=0)
+    rollback(mixture.store, mixture.name)
     assert mixture.state.profile.kinds == before.kinds
     mixture.assert_scores()
 
@@ -304,30 +306,27 @@ def test_a_copy_that_a_refresh_makes_has_the_kinds(mixture):
     values = list(mixture.values)
     values[20:40] = ["text"] * 20
     mixture.set_values(values)
-    options = {"rebuild_share": 0.0, "rebuild_rows": 1, "client_ttl": 0, "force": True}
-    done = refresh(mixture.store, plan.alias, **options)
-    assert done.action == "rebuilt"
-    mixture.name = done.collection
-    mixture.database.made.append(mixture.name)
+    done = refresh(mixture.store, plan.alias, client_ttl=0, force=True)
+    assert done.action == "full"
     mixture.assert_means(mixture.state.profile, mixture.bank)
     mixture.assert_scores()
 
 
 def test_rows_written_during_a_refresh_get_their_kind(mixture):
-    """One is new, and one changes its kind while the job rewrites the others."""
+    """One is new, and one changes its kind while the job copies the others."""
     mixture.migrate()
     client = mixture.database.application()
     mixture.values[40] = "image" if mixture.values[40] == "text" else "text"
     written = []
 
     class Writing(mixture.database.base):
-        def wait_visible(self, collection):
+        def flush(self, collection):
             if not written:
                 client.delete(mixture.name, ids=[mixture.keys[6]])
                 client.insert(mixture.name, [mixture.row(6)])
                 client.upsert(mixture.name, [mixture.row(40)])
                 written.append(collection)
-            super().wait_visible(collection)
+            super().flush(collection)
 
     store = mixture.database.store(Writing)
     bank = QueryBank(mixture.second_bank)

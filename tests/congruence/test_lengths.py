@@ -13,6 +13,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
+from tests.support.aliases import aliased
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K = 20, 120, 60, 6
@@ -77,6 +78,7 @@ def test_copies_clients_dual_writes_and_refreshes_place_rows_by_their_lengths(da
     here.client.insert(here.name, here.lines(range(ITEMS + 4, ITEMS + 8)))
     here.client.upsert(here.name, here.lines([5, 6, 7, 8]))
     here.assert_sound(here.bank)
+    here.name = aliased(here.store, here.name)
     refresh(here.store, here.name, bank=QueryBank(here.other), force=True)
     here.assert_sound(here.other)
 
@@ -120,7 +122,7 @@ def test_a_plan_remarks_on_lengths_that_vary(database):
 
 
 @pytest.mark.lite_only
-def test_a_rebuild_measures_the_lengths_again(backend):
+def test_a_refresh_measures_the_lengths_again(backend):
     rng = np.random.default_rng(29)
     items, bank, other = (vectors(rng, count, DIM) for count in (ITEMS, BANK, BANK))
     store, source, alias = backend.store(), backend.name("lengths"), backend.name("live")
@@ -134,12 +136,11 @@ def test_a_rebuild_measures_the_lengths_again(backend):
     )
     plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(K), alias=alias)
     copy = migrate(store, plan, no_writers=True).target
-    backend.made.append(f"{copy}_r2")
     before = store.info(copy).state.layout
     client = backend.hubness_client()
     lines = [{"id": i, "vector": 4 * row, "group": 0, "note": ""} for i, row in enumerate(items)]
     client.upsert(alias, lines)
-    refresh(store, alias, bank=QueryBank(4 * other), force=True, rebuild_rows=1)
+    refresh(store, alias, bank=QueryBank(4 * other), force=True)
     after = store.info(alias).state.layout
     assert (after.anchor, after.length_pull) == (4 * before.anchor, before.length_pull / 4)
     assert after.bias_scale == before.bias_scale / 4

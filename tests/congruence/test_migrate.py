@@ -48,6 +48,7 @@ from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from milvus_hubness.milvus.client import state_cache
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.support.aliases import aliased
 from tests.support.galleries import (
     all_keys,
     nnn,
@@ -419,17 +420,19 @@ def test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is(lite
     result = migrate(
         store, plan_migration(store, name, bank, estimator=NNN(4), alias=alias, rename=rename)
     )
-    refresh(store, result.target, bank=QueryBank(bank.vectors[:20]))
-    refreshed = store.info(result.target).state
-    assert (refreshed.profile.slot, refreshed.profile.bank.count) == (1, 20)
+    done = refresh(store, alias or name, bank=QueryBank(bank.vectors[:20]))
+    assert (done.former_copy, done.epoch) == (result.target, 2)
+    copied = store.info(result.target).state
     lite.hubness_client().delete(alias or name, ids=[7])
-    assert rollback(store, result.target).carried == 1
-    assert store.info(result.target).state.profiles == refreshed.profiles
+    back = rollback(store, alias or name)
+    assert (back.source, back.carried) == (result.target, 1)
+    assert rollback(store, alias or name).carried == 1
+    assert store.info(result.target).state.profiles == copied.profiles
     assert store.info(name).state is None
     client.upsert(name, {"id": 8, "vector": bank.vectors[0], "group": 1})
     resume(store, result.target)
     cutover(store, result.target, alias=alias, rename=rename)
-    assert store.info(result.target).state.profiles == refreshed.profiles
+    assert store.info(result.target).state.profiles == copied.profiles
     assert verify(store, result.target).rows == 59
     rollback(store, result.target)
 
@@ -639,7 +642,7 @@ def test_two_copies_may_share_a_bank_until_one_of_them_adopts_another(lite):
     store, second = lite.store(), lite.name("second")
     migrate(store, plan_migration(store, name, bank, estimator=NNN(4)))
     migrate(store, plan_migration(store, name, bank, estimator=NNN(4), target=second))
-    refresh(store, f"{name}_hubness", bank=QueryBank(bank.vectors[:30]))
+    refresh(store, aliased(store, f"{name}_hubness"), bank=QueryBank(bank.vectors[:30]))
     lite.hubness_client().insert(second, {"id": 900, "vector": bank.vectors[0], "group": 0})
     assert refresh(store, second).action == "none"
 

@@ -18,6 +18,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.fitted import Correction, grouped
+from tests.support.aliases import aliased
 from tests.support.galleries import hubby_gallery
 
 ITEMS, QUERIES, _ = hubby_gallery(rows=160, queries=250, dim=24)
@@ -71,7 +72,7 @@ def test_a_refresh_keeps_the_groups_and_another_bank_gets_its_own(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
     plan = plan_migration(store, source, QueryBank(LOG), estimator=NNN(8))
-    name = migrate(store, plan, ALONE).target
+    name = aliased(store, migrate(store, plan, ALONE).target)
     before = stored_bank(store, name)
 
     assert refresh(store, name).action == "none"
@@ -103,7 +104,7 @@ def test_the_demand_of_the_bank_is_a_prior_and_gives_way_to_another(database):
     store = database.store()
     source = database.fill(ITEMS, "IP")
     plan = plan_migration(store, source, QueryBank(LOG))
-    name = migrate(store, plan, ALONE).target
+    name = aliased(store, migrate(store, plan, ALONE).target)
     by_default = method_of(store, name)
     assert by_default["name"] == "WithDemand"
     assert by_default["weight"] == 0.25

@@ -69,7 +69,7 @@ def test_the_quick_form(backend, rng, metric):
     assert described["enable_dynamic_field"]
     assert client.describe_index(name, "vector")["metric_type"] == metric
     assert plain.describe_index(name, "vector")["metric_type"] == "IP"
-    refresh(backend.store(), name, estimator=Blend())
+    refresh(backend.store(), name, estimator=Blend(), rename=True)
     settled = backend.store().info(name).state.profile
     assert settled.estimator["name"] == "Blend"
     assert client.query(name, filter="id == 3", output_fields=["note"])[0]["note"] == "n3"
@@ -107,7 +107,7 @@ def test_the_schema_form_with_two_fields(lite, rng):
         properties={"team.owner": "search"},
         hubness=[
             CorrectionConfig(QueryBank(banks["text"]), CSLS(K), anns_field="text"),
-            CorrectionConfig(QueryBank(banks["image"]), NNN(K), anns_field="image", profiles=3),
+            CorrectionConfig(QueryBank(banks["image"]), NNN(K), anns_field="image"),
         ],
     )
     client.insert(
@@ -125,7 +125,7 @@ def test_the_schema_form_with_two_fields(lite, rng):
             assert [hit["pk"] for hit in hits] == [
                 f"{i:03d}" for i in np.argsort(-(raw - biases))[:5]
             ]
-    assert lite.store().info(name).states["image"].slots == 6
+    assert lite.store().info(name).states["image"].slots == 2
     described = client.describe_collection(name)
     assert described["properties"]["team.owner"] == "search"
     assert [each["name"] for each in described["fields"]] == ["pk", "text", "image"]
@@ -197,7 +197,6 @@ def test_without_hubness_it_is_pymilvus_own(lite):
             "an estimator with an absolute tau",
         ),
         (lambda bank: CorrectionConfig(bank, anns_field="nothing"), InvalidInput, "vector"),
-        (lambda bank: CorrectionConfig(bank, profiles=0), InvalidParameter, "profiles"),
         (lambda bank: [CorrectionConfig(bank), CorrectionConfig(bank)], InvalidInput, "twice"),
     ],
 )
@@ -250,7 +249,10 @@ def test_a_bank_is_anything_like_an_array(lite, rng):
     assert stored["hubness_bias"] == pytest.approx(nnn(bank, items[:1], "IP", K, 0.75)[0], abs=1e-5)
     assert diagnose(store, name, bank.tolist(), bank=bank).n_queries == 60
     assert refresh(store, name, bank=bank).action == "none"
-    assert refresh(store, name, bank=bank[:30].tolist(), target_bank=bank).action == "full"
+    assert (
+        refresh(store, name, bank=bank[:30].tolist(), target_bank=bank, rename=True).action
+        == "full"
+    )
     assert tune(store, name, torch.from_numpy(bank)).bank_size == 60
     plain = lite.name("plain")
     plain_collection(lite.client(), plain, items, "IP")

@@ -24,6 +24,7 @@ from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.prior import SMOOTHING, Prior
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
+from tests.support.aliases import aliased
 from tests.support.galleries import all_keys, nnn, vectors
 
 DIM, ITEMS, LAMBDA = 12, 100, 0.3
@@ -60,7 +61,8 @@ class Shop:
         plan = plan_migration(
             self.store, self.source, QueryBank(self.bank), **{"estimator": NNN(8), **options}
         )
-        self.name = migrate(self.store, plan).target
+        target = migrate(self.store, plan).target
+        self.name = plan.alias or aliased(self.store, target)
         return plan
 
     @property
@@ -178,7 +180,7 @@ def test_a_refresh_reads_the_values_again(shop):
     refresh(shop.store, shop.name, no_prior=True)
     assert shop.state.profile.prior is None
     shop.assert_stored(shop.clicks, factor=0.0)
-    refresh(shop.store, shop.name, revert=True)
+    rollback(shop.store, shop.name)
     shop.assert_stored(shop.clicks)
 
 
@@ -275,7 +277,7 @@ def test_clicks_are_stored_with_the_bank(shop):
     done = refresh(shop.store, shop.name, prior=counts, prior_weight=LAMBDA)
     assert (done.action, "the prior changed" in done.reason) == ("full", True)
     shop.assert_stored(shop.clicks)
-    refresh(shop.store, shop.name, revert=True)
+    rollback(shop.store, shop.name)
     shop.assert_stored(shop.clicks[::-1])
 
 
@@ -334,26 +336,23 @@ def test_a_copy_that_a_refresh_makes_has_the_new_values(shop):
     plan = shop.migrate(alias=shop.database.name("live"))
     shop.clicks = shop.clicks[::-1].copy()
     shop.set_clicks()
-    options = {"rebuild_share": 0.0, "rebuild_rows": 1, "client_ttl": 0}
-    done = refresh(shop.store, plan.alias, **options)
-    assert done.action == "rebuilt"
-    shop.name = done.collection
-    shop.database.made.append(shop.name)
+    done = refresh(shop.store, plan.alias, client_ttl=0)
+    assert (done.action, done.former_copy) == ("full", plan.target)
     shop.assert_stored(shop.clicks)
 
 
-def test_rows_written_during_a_refresh_get_both_numbers(shop):
+def test_rows_written_during_a_refresh_get_the_new_number(shop):
     shop.migrate()
     client = shop.database.application()
     new = shop.database.key(ITEMS)
 
     class Writing(shop.database.base):
-        """A client inserts a row while the job rewrites the others."""
+        """A client inserts a row while the job copies the others."""
 
-        def wait_visible(self, collection):
+        def flush(self, collection):
             if not shop.store.get(shop.name, [new], shop.state.field).keys:
                 client.insert(shop.name, [shop.row(4, id=new, **{FIELD: 300})])
-            super().wait_visible(collection)
+            super().flush(collection)
 
     refresh(shop.database.store(Writing), shop.name, prior_weight=0.1, client_ttl=0)
     prior = shop.state.profile.prior

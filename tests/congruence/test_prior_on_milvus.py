@@ -21,8 +21,6 @@ from tests.support.galleries import nnn, plain_collection, vectors
 
 DIM, ITEMS, LAMBDA = 12, 60, 0.3
 
-ON_SERVERS = {"where": ["side_collection"]}
-
 
 @pytest.fixture
 def world():
@@ -98,7 +96,7 @@ def test_a_collection_begins_with_a_prior(backend, world):
 
     store = backend.store()
     assert status(store, name).prior["factor"] == 0, "its values have no scale yet"
-    assert refresh(store, name, client_ttl=0).action == "full"
+    assert refresh(store, name, client_ttl=0, rename=True).action == "full"
     np.testing.assert_allclose(stored(store, name), wanted(store, name, world), atol=2e-5)
 
 

@@ -9,16 +9,14 @@ from milvus_hubness import (
     NNN,
     InvalidInput,
     InvalidParameter,
-    NoSpareColumns,
     QueryBank,
     enable,
-    migrate,
     plan_enable,
-    plan_migration,
     refresh,
     status,
 )
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.support.aliases import aliased
 from tests.support.born import born
 from tests.support.galleries import (
     METRICS,
@@ -44,7 +42,8 @@ class Collection:
         self.banks = {"default": vectors(rng, 60, DIM), "image": vectors(rng, 40, DIM)}
         self.plain, self.store = backend.client(), backend.store()
         bank = self.banks["default"]
-        self.name = born(backend, self.items, bank, metric, estimator=NNN(K), **options)
+        collection = born(backend, self.items, bank, metric, estimator=NNN(K), **options)
+        self.name = aliased(self.store, collection)
         self.client = backend.hubness_client()
 
     def add_images(self):
@@ -125,7 +124,7 @@ def test_a_refresh_renews_the_profile_it_is_told_and_no_other(profiled):
     assert refresh(profiled.store, profiled.name, profile="image", refit=True).action == "full"
     after = profiled.store.info(profiled.name).state
     assert after.profiles["default"] == before.profiles["default"]
-    assert after.profiles["image"].slot == before.profiles["image"].standby
+    assert after.profiles["image"].epoch == before.profiles["image"].epoch + 1
     question = {"data": list(profiled.queries), "limit": 7}
     profiled.assert_found(profiled.client.search(profiled.name, **question), "default")
     profiled.assert_found(
@@ -148,8 +147,8 @@ def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
     [hits] = here.client.search(here.name, data=[new[1]], limit=ITEMS + 2)
     [waiting] = [hit["distance"] for hit in hits if hit["id"] == ITEMS + 1]
     assert waiting == pytest.approx(float(new[1] @ new[1]), rel=1e-6)
-    done = refresh(here.store, here.name)
-    assert (done.action, done.written) == ("pending", 1)
+    done = refresh(here.store, here.name, force=True)
+    assert (done.action, done.written) == ("full", ITEMS + 2)
     for profile in ("default", "image"):
         found = here.client.search(here.name, data=list(here.queries), profile=profile)
         here.assert_found(found, profile, items)
@@ -183,20 +182,3 @@ def test_banks_share_their_budget(lite, monkeypatch):
         client.insert(here.name, [{"id": ITEMS, "vector": here.queries[0], "group": 0}])
     banks = [here.store.info(here.name).state.profile.bank.collection for here in (one, two, one)]
     assert loaded == banks
-
-
-def test_room_for_profiles_is_left_by_the_migration(lite):
-    rng = np.random.default_rng(8)
-    items, bank = vectors(rng, 30, 14), QueryBank(vectors(rng, 20, 14))
-    name = lite.name("tight")
-    plain_collection(lite.client(), name, items, "IP")
-    store = lite.store()
-    tight = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
-    with pytest.raises(NoSpareColumns, match="room for more profiles"):
-        refresh(store, tight, profile="image", bank=bank)
-    plan = plan_migration(store, name, bank, estimator=NNN(4), target=lite.name("wide"), profiles=2)
-    assert (plan.layout.width, plan.to_dict()["width"]) == (32, 32)
-    wide = migrate(store, plan).target
-    assert refresh(store, wide, profile="image", bank=bank, estimator=NNN(2)).written == 30
-    with pytest.raises(InvalidParameter, match="profiles"):
-        plan_migration(store, name, bank, profiles=0)

@@ -14,6 +14,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.state import CollectionState
+from tests.support.aliases import aliased
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"gated": ["L2"]}
@@ -33,7 +34,7 @@ class Gated:
         plan = plan_migration(
             self.store, self.source, QueryBank(self.bank), estimator=NNN(8), gate=1
         )
-        self.name = migrate(self.store, plan).target
+        self.name = aliased(self.store, migrate(self.store, plan).target)
         self.client = backend.hubness_client()
         self.raw = similarity(self.queries, self.items, metric)
         self.corrected = self.corrected_by(self.bank)
@@ -98,8 +99,8 @@ def test_a_refresh_learns_the_activation_anew(gated):
     refresh(gated.store, gated.name, bank=QueryBank(gated.bank), estimator=NNN(8))
 
 
-def test_a_refresh_of_any_profile_activates_pending_rows(lite):
-    """Two new rows, each the raw best of a bank query, before and after they get their biases."""
+def test_a_refresh_of_any_profile_activates_new_rows(lite):
+    """Two new rows, each the raw best of a bank query, before and after a refresh that has nothing else to do."""
     gated = Gated(lite, "IP")
     refresh(
         gated.store, gated.name, bank=QueryBank(gated.bank[:16]), estimator=NNN(4), profile="other"
@@ -118,9 +119,9 @@ def test_a_refresh_of_any_profile_activates_pending_rows(lite):
             for a, b in zip(corrected, raw, strict=True)
         ]
 
-    gated.client.insert(gated.name, rows, bias="pending")
+    gated.client.insert(gated.name, rows)
     assert are_corrected() == [False, False]
-    assert refresh(gated.store, gated.name, profile="other").action == "pending"
+    assert refresh(gated.store, gated.name, profile="other").action == "none"
     assert are_corrected() == [True, True]
 
 

@@ -26,6 +26,7 @@ from milvus_hubness.jobs.store.ownership import CollectionId, samples_helper
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
 from milvus_hubness.milvus.client.query_samples import BATCH, Sampled
 from milvus_hubness.milvus.store.banks import put_samples
+from tests.support.aliases import aliased
 from tests.support.async_clients import opened
 from tests.support.galleries import plain_collection, vectors
 
@@ -39,20 +40,24 @@ class Corrected:
         rng = np.random.default_rng(3)
         self.backend = backend
         self.items, self.bank, self.queries = (vectors(rng, n, DIM) for n in (ITEMS, BANK, 60))
-        self.name, self.store = backend.name(), backend.store()
-        self.samples_collection = f"{self.name}__query_samples_vector"
+        collection, self.store = backend.name(), backend.store()
         client = backend.hubness_client()
         client.create_collection(
-            self.name,
+            collection,
             DIM,
             metric_type=metric,
             consistency_level="Strong",
             hubness=CorrectionConfig(QueryBank(self.bank), NNN(8)),
         )
         rows = [{"id": i, "vector": item, "group": i % 5} for i, item in enumerate(self.items)]
-        client.insert(self.name, rows)
+        client.insert(collection, rows)
         client.close()
-        backend.made.append(self.samples_collection)
+        self.name = aliased(self.store, collection)
+
+    @property
+    def samples_collection(self):
+        """Each copy has its own."""
+        return f"{self.store.info(self.name, counted=False).name}__query_samples_vector"
 
     @property
     def state(self):
@@ -80,8 +85,9 @@ class Corrected:
 
 def samples_of(store, name):
     """Where the samples of the only corrected field of a collection go."""
-    helper = samples_helper(f"{name}__query_samples_vector", SAMPLINGS_PROPERTY)
-    return SamplesOf(helper, store.info(name, counted=False).collection_id)
+    info = store.info(name, counted=False)
+    helper = samples_helper(f"{info.name}__query_samples_vector", SAMPLINGS_PROPERTY)
+    return SamplesOf(helper, info.collection_id)
 
 
 @pytest.fixture
@@ -279,7 +285,7 @@ def test_a_killed_refresh_with_samples_goes_on_with_the_bank_it_began_with(corre
     corrected.put(corrected.queries[:30])
     begun = samples_for_refresh(store, name)
     with monkeypatch.context() as broken:
-        broken.setattr(type(store), "rewrite", killed)
+        broken.setattr(type(store), "flush", killed)
         with pytest.raises(KeyboardInterrupt):
             refresh(store, name, bank=begun, verdict="skip", force=True, client_ttl=0)
 

@@ -20,10 +20,12 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
     refresh,
+    rollback,
     status,
 )
 from milvus_hubness.jobs.store.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
 from milvus_hubness.reports.collections import diagnose, tune
+from tests.support.aliases import aliased
 from tests.support.galleries import (
     METRICS,
     half_known,
@@ -198,20 +200,20 @@ def test_a_diagnosis_shows_what_a_migration_would_do(retrieval):
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
     store, bank = retrieval.store, QueryBank(retrieval.bank)
     retrieval.tune(retrieval.name, choice={"name": "NNN", "k": 8}, strength=0.5)
-    target = migrate(store, plan_migration(store, retrieval.name, bank)).target
+    target = aliased(store, migrate(store, plan_migration(store, retrieval.name, bank)).target)
     client = retrieval.backend.hubness_client()
     query = [retrieval.queries[0]]
     by_default = client.search(target, data=query, limit=20)
     by_name = client.search(target, data=query, limit=20, strength=0.5)
     assert [dict(hit) for hit in by_default[0]] == [dict(hit) for hit in by_name[0]]
 
-    retrieval.tune(target, strength=0.75)
+    retrieval.tune(store.info(target).name, strength=0.75)
     done = refresh(store, target)
-    assert done.reason.startswith("the parameters changed; ")
+    assert done.reason == "the parameters changed"
     told = status(store, target)
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75
-    retrieval.tune(target, tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"})
+    retrieval.tune(store.info(target).name, tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"})
     assert refresh(store, target).action == "none"
 
     judged = Judgements.of(retrieval.queries, retrieval.answers)
@@ -352,7 +354,7 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     assert plan_enable(store, name, bank).gate == 1
     assert plan_enable(store, name, bank, gate=0).gate is None
     shown = diagnose(store, name, judgements=judged, bank=bank).retrieval_after["R@1"]
-    target = migrate(store, plan_migration(store, name, bank)).target
+    target = aliased(store, migrate(store, plan_migration(store, name, bank)).target)
 
     def found(strength=None):
         results = lite.hubness_client().search(
@@ -373,9 +375,8 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     later = {"gate": None, "tuned_at": datetime.now(timezone.utc)}
     [kept] = store.info(name).verdicts.records
     again = Verdicts(records=(kept.model_copy(update=later),))
-    store.write_property(target, TUNING_PROPERTY, again)
+    store.write_property(store.info(target).name, TUNING_PROPERTY, again)
     assert refresh(store, target, force=True).reason.startswith("the gate changed")
     assert found() < gated - 0.02
-    assert refresh(store, target, revert=True).action == "full"
+    assert rollback(store, target).alias == target
     assert found() == gated
-    assert refresh(store, target).action == "none"

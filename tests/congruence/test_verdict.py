@@ -24,6 +24,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.records import Verdicts
 from milvus_hubness.quality.tuning import Judgement
+from tests.support.aliases import aliased
 from tests.support.databases import OnMilvus
 from tests.support.galleries import hubby_gallery
 
@@ -50,7 +51,7 @@ def corrected(here, bank=BANK, **options):
     store = here.store()
     name = here.fill(ITEMS, "IP")
     plan = plan_migration(store, name, bank, estimator=NNN(8), **options)
-    return migrate(store, plan, ALONE).target, store
+    return aliased(store, migrate(store, plan, ALONE).target), store
 
 
 def named_by(store):
@@ -118,7 +119,7 @@ def test_a_refresh_refuses_a_bank_that_does_not_fit(database):
 
 
 def test_a_new_profile_is_judged_too(lite):
-    name, store = corrected(lite, profiles=2)
+    name, store = corrected(lite)
     done = refresh(store, name, bank=FOREIGN, profile="other", client_ttl=0)
     assert done.action == "refused"
     assert status(store, name).profiles == ("default",)
@@ -130,7 +131,7 @@ def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):
     plan = plan_migration(lite.store(), lite.fill(ITEMS, "IP"), BANK)
     assert plan.strength == 0.5
     store = lite.store()
-    name = migrate(store, plan, ALONE).target
+    name = aliased(store, migrate(store, plan, ALONE).target)
     monkeypatch.undo()
     monkeypatch.setenv("MILVUS_HUBNESS_VERDICT", "require")
     assert refresh(store, name, bank=BANK[:130], client_ttl=0, force=True).action == "full"

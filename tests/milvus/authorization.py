@@ -27,7 +27,7 @@ Rights = Mapping[str, set[str]]
 
 GLOBAL = {
     "CreateAlias", "CreateCollection", "DescribeCollection", "DropAlias", "DropCollection",
-    "RenameCollection", "ShowCollections",
+    "ManageOwnership", "RenameCollection", "SelectOwnership", "ShowCollections",
 }  # fmt: skip
 """The privileges that Milvus 2.3.5 grants for all collections only."""
 
@@ -38,7 +38,12 @@ _numbers = itertools.count()
 OF_ALL = {"DescribeCollection", "IndexDetail", "ShowCollections"}
 """The privileges of the role `public`, which all users have."""
 
-METHODS = {"Load": "LoadCollection", "IndexDetail": "DescribeIndex"}
+METHODS = {
+    "Load": "LoadCollection",
+    "IndexDetail": "DescribeIndex",
+    "ManageOwnership": "OperatePrivilege",
+    "SelectOwnership": "SelectRole",
+}
 """The requests that need a privilege of another name."""
 
 GRANTED_SECONDS = 60
@@ -46,14 +51,10 @@ PASSWORD = "exactly-these"
 ONE_RIGHT = re.compile(r"`([^`]+)`: ((?:`\w+`(?:, )?)+)")
 
 
-DIGITS = "0123abcd"
-"""Those of the write-intent log, for which the page has "…"."""
-
-
 def rights_in(cell: str) -> dict[str, set[str]]:
     """Return the rights that a cell of the page names: "`products`: `Search`, `Query`; `*`: `Load`"."""
     rights: dict[str, set[str]] = {}
-    for collection, names in ONE_RIGHT.findall(cell.replace("…", DIGITS)):
+    for collection, names in ONE_RIGHT.findall(cell):
         rights.setdefault(collection, set()).update(re.findall(r"\w+", names))
     return rights
 

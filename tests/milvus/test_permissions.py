@@ -1,7 +1,6 @@
 """The rights that docs/operations/permissions.md names: each line is run by a user that has exactly these."""
 
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,19 +26,17 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.jobs.common.lease import Lease
-from milvus_hubness.jobs.common.row_writer import rewriting
 from milvus_hubness.jobs.migration.rights import try_rights
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
-from milvus_hubness.jobs.store import records
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.pymilvus_private import connection_of
 from tests.docs import pages
-from tests.milvus.authorization import ALL, DIGITS, Authorized, User, on_2_3_5, requested, rights_in
+from tests.milvus.authorization import ALL, Authorized, User, on_2_3_5, requested, rights_in
 from tests.support import servers
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 60, 40
+READER = "reader"
 PAGE = (pages.DOCS / "operations" / "permissions.md").read_text()
 LINES = {
     who.replace("`", ""): rights_in(rights)
@@ -72,8 +69,6 @@ def users(authorized):
 @pytest.fixture
 def shop(authorized, monkeypatch):
     """An uncorrected collection on it."""
-    named = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=DIGITS))
-    monkeypatch.setattr(records, "uuid", named)
     # Chunks after the first ones are inserted.
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda store, source: 4)
     yield Shop(authorized.root, authorized.plain)
@@ -163,12 +158,19 @@ def writes_beside_a_side_collection(shop):
 
 
 def writes_while_a_refresh_runs(shop):
+    class Stopping(MilvusStore):
+        """The copy is verified, and writes must reach it."""
+
+        def point_alias(self, alias, collection):
+            raise StoreError("the connection broke")
+
     shop.migrated(alias="shop")
-    store = shop.owner.store()
-    info = store.info("products_hubness")
-    with Lease(store, info.name) as lease, rewriting(lease, info, info.state, client_ttl=0.0):
-        user = yield
-        write(user.client(), "shop", shop)
+    with pytest.raises(StoreError, match="the connection broke"):
+        refresh(Stopping(shop.owner.store().client), "shop", bank=QueryBank(shop.bank[:30]))
+    user = yield
+    write(user.client(), "shop", shop)
+    user.client().insert("shop", [shop.row(2_000)])
+    assert count(shop, "products_hubness_r2") == ITEMS + 1
 
 
 def writes_while_a_migration_runs(shop):
@@ -206,8 +208,27 @@ def jobs(shop):
     shop.plain.create_partition("products", "further")
     user = yield
     shop.migrated(user, alias="shop", no_writers=True)
-    refresh(user.store(), "shop", bank=QueryBank(shop.bank[:30]))
     start_sampling(user.store(), "shop")
+
+
+def refreshes(shop):
+    """The second one drops the first copy."""
+    shop.plain.create_partition("products", "further")
+    shop.migrated(alias="shop")
+    if READER not in shop.plain.list_roles():
+        shop.plain.create_role(READER)
+    for name in ("products_hubness", "shop"):
+        shop.plain.grant_privilege(READER, "Collection", "Search", name)
+    user = yield
+    for size in (30, 35):
+        refresh(user.store(), "shop", bank=QueryBank(shop.bank[:size]))
+    assert not shop.plain.has_collection("products_hubness")
+    granted = {
+        each["object_name"]
+        for each in shop.plain.describe_role(READER)["privileges"]
+        if each["privilege"] == "Search"
+    }
+    assert granted == {"shop", *(f"products_hubness{end}" for end in ("", "_r2", "_r3"))}
 
 
 def jobs_that_drop(shop):
@@ -244,7 +265,8 @@ SCENARIOS = {
     "migrate plan, enable --plan, diagnose": plans_and_reports,
     "status, bank status": statuses,
     "tune, check": verdicts,
-    "migrate, refresh, bank sample, serve": jobs,
+    "migrate, bank sample": jobs,
+    "refresh, serve": refreshes,
     "enable, disable, bank off, migrate with --rename, rollback and clean": jobs_that_drop,
 }
 """What a user with the rights of each line of the page does: after `yield`, with the user that is sent."""
@@ -360,6 +382,24 @@ def test_a_writer_without_a_right_on_the_side_collection_changes_nothing(shop, u
 
 
 @pytest.mark.server
+def test_a_refresh_that_may_not_grant_or_drop_says_so_and_goes_on(shop, users, caplog):
+    shop.migrated(alias="shop")
+    store = users["migrate, bank sample"].store()
+    planned = refresh(store, "shop", bank=QueryBank(shop.bank[:30]), plan=True)
+    [remark] = planned.copy.remarks
+    assert remark.startswith("this user may not read grants, and those on 'products_hubness'")
+    assert "once for all, keep the collection in a database of its own" in remark
+    for size in (30, 35):
+        done = refresh(store, "shop", bank=QueryBank(shop.bank[:size]))
+        assert (done.action, done.dropped) == ("full", ())
+    assert "the former copy 'products_hubness' stays for now: " in caplog.text
+    assert shop.plain.has_collection("products_hubness")
+    # Whoever may drop makes up for it.
+    last = refresh(users["refresh, serve"].store(), "shop", bank=QueryBank(shop.bank[:32]))
+    assert last.dropped == ("products_hubness", "products_hubness_r2")
+
+
+@pytest.mark.server
 def test_a_writer_asks_for_its_rights_once(shop, users, monkeypatch):
     """A later write costs what it did: one request on each of the two collections."""
     shop.enabled()
@@ -391,7 +431,7 @@ def test_a_writer_asks_for_its_rights_once(shop, users, monkeypatch):
 def test_a_disable_without_the_right_to_drop_is_finished_by_disable(shop, users):
     shop.enabled()
     with pytest.raises(StoreError, match="PrivilegeRenameCollection"):
-        disable(users["migrate, refresh, bank sample, serve"].store(), "products")
+        disable(users["migrate, bank sample"].store(), "products")
     assert status(shop.owner.store(), "products").leftovers == ("products__bias",)
     assert disable(shop.owner.store(), "products") == "products__bias"
     assert not shop.plain.has_collection("products__bias")

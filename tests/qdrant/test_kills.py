@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes
+from tests.chaos import killed_copies, killed_migrations, killed_refreshes
 
 LONG = pytest.mark.long
 BACKEND = "qdrant-local"
@@ -38,6 +38,6 @@ def test_a_refresh(quick_folder, number):
     )
 
 
-def test_a_rebuild(quick_folder):
-    trial = replace(killed_rebuilds.trials(SEED, BACKEND)[0], stage="verified", again="plain")
-    assert_survives(killed_rebuilds.Runner(quick_folder), trial)
+def test_a_copy(quick_folder):
+    trial = replace(killed_copies.trials(SEED, BACKEND)[0], stage="verified", again="plain")
+    assert_survives(killed_copies.Runner(quick_folder), trial)

@@ -34,6 +34,7 @@ from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from tests.qdrant.worlds import METRICS, key
+from tests.support.aliases import aliased
 from tests.support.galleries import nnn, single_queries, vectors
 
 DIM = 32
@@ -220,7 +221,10 @@ def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
     points = [models.PointVectors(id=80 + i, vector=row.tolist()) for i, row in enumerate(without)]
     backend.client.update_vectors(target, points)
     assert not held(range(80, 83)).any()
-    assert refresh(store, target, refit=True).written == 3
+    refresh(store, alias := aliased(store, target), refit=True)
+    target = store.info(alias).name
+    state = store.info(alias).state
+    correction = load_correction(store, state, state.profile)
     np.testing.assert_allclose(held(range(80, 83)), correction.locality_hints(new), atol=1e-5)
     np.testing.assert_allclose(held(range(80)), correction.locality_hints(items), atol=1e-5)
 

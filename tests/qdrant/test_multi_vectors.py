@@ -31,6 +31,7 @@ from milvus_hubness.errors import (
 )
 from qdrant_hubness import QdrantStore
 from tests.qdrant.worlds import key
+from tests.support.aliases import aliased
 
 DIM, POINTS, K, ALPHA = 20, 90, 6, 0.75
 FIELD = "tokens"
@@ -85,7 +86,7 @@ class Corrected:
             self.store, self.source, self.of_bank(self.bank), field=FIELD, estimator=NNN(K, ALPHA)
         )
         self.plan = plan
-        self.name = migrate(self.store, plan).target
+        self.name = aliased(self.store, migrate(self.store, plan).target)
         self.client = backend.hubness()
 
     @staticmethod
@@ -309,13 +310,13 @@ def test_a_log_that_repeats_weighs_as_its_queries_do(corrected):
     )
 
 
-def test_what_a_client_writes_while_a_refresh_writes_back_stays(corrected):
+def test_what_a_client_writes_while_a_refresh_copies_stays(corrected):
     new, other = texts(3, 12, 11), texts(50, 8, 21)
     client, name = corrected.client, corrected.name
     done = []
 
     class Late(QdrantStore):
-        def rewrite(self, collection, batch, field, changed, *, partition):
+        def upsert(self, collection, batch, field, *, partition=None):
             if not done and partition == "numbers":
                 done.append(batch.keys)
                 updated = models.PointStruct(id=key(1), vector={FIELD: new[1].tolist()})
@@ -323,7 +324,7 @@ def test_what_a_client_writes_while_a_refresh_writes_back_stays(corrected):
                 vectors = models.PointVectors(id=key(3), vector={FIELD: new[2].tolist()})
                 client.update_vectors(name, [vectors])
                 client.delete(name, [key(5)])
-            return super().rewrite(collection, batch, field, changed, partition=partition)
+            super().upsert(collection, batch, field, partition=partition)
 
     refresh(corrected.backend.store(Late), name, bank=corrected.of_bank(other), verdict="skip")
     assert {key(1), key(3), key(5)} <= set(done[0])
@@ -344,8 +345,8 @@ def test_rows_without_a_bias_get_theirs(corrected):
         row.update({corrected.state.codec.epoch_field: 0})
     corrected.store.upsert(corrected.name, batch, FIELD)
     assert status(corrected.store, corrected.name).pending == 2
-    done = refresh(corrected.store, corrected.name)
-    assert (done.action, done.written) == ("pending", 2)
+    done = refresh(corrected.store, corrected.name, force=True)
+    assert (done.action, done.pending, done.written) == ("full", 2, POINTS + 1)
     corrected.assert_scores()
 
 
@@ -451,14 +452,13 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_whose_biases_it_keeps(bac
     corrected = Corrected(backend)
     store = corrected.store
     assert (corrected.state.layout.spread, corrected.state.layout.bias_scale) == (1, 1.0)
-    store.point_alias("live", corrected.name)
-    backend.made.append(f"{corrected.name}_r2")
+    store.point_alias("live", store.info(corrected.name).name)
 
     int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
     configs.append(models.ScalarQuantization(scalar=int8))
     assert status(store, "live").needs_other_columns
     done = refresh(store, "live")
-    assert done.action == "rebuilt"
+    assert done.action == "full"
     corrected.name = done.collection
     layout = corrected.state.layout
     deviation = nnn_of(corrected.bank, corrected.documents, "Cosine").std()

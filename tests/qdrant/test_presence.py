@@ -6,7 +6,6 @@ from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
-    Blend,
     CannotMigrate,
     CollectionExists,
     CollectionNotFound,
@@ -15,11 +14,9 @@ from milvus_hubness import (
     clean,
     migrate,
     plan_migration,
-    refresh,
     resume,
     rollback,
 )
-from milvus_hubness.jobs.migration.catch_up import verify
 from tests.qdrant.worlds import key
 from tests.support.galleries import vectors
 
@@ -75,27 +72,6 @@ def test_a_new_source_is_not_the_old_one(backend):
     with pytest.raises(CollectionExists, match="nothing was dropped"):
         clean(store, target, drop=name)
     assert backend.client.count(name).count == 20
-
-
-def test_points_that_a_refresh_has_filled_are_no_fault(backend):
-    name, bank = small(backend)
-    store = backend.store()
-    backend.made.append("live")
-    plan = plan_migration(store, name, bank, estimator=Blend(), alias="live")
-    target = migrate(store, plan, ALONE).target
-    rows = vectors(np.random.default_rng(9), 3, 8)
-    form = store.info(target).state.codec.form
-    stored = [[*row.tolist(), *[0.0] * (form.width - 8)] for row in rows]
-    points = [
-        models.PointStruct(id=i, vector=v, payload={"hubness_epoch": 0})
-        for i, v in enumerate(stored, 900)
-    ]
-    backend.client.upsert(target, points)
-    assert refresh(store, target, client_ttl=0.0).pending == 3
-    rollback(store, "live", options=ALONE)
-    done = resume(store, name, ALONE)
-    assert (done.phase, done.verified["rows"]) == ("verified", 63)
-    assert verify(store, name).biases == 63
 
 
 def test_payloads_with_keys_of_hidden_fields_are_refused(backend):

@@ -26,20 +26,21 @@ from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.sweep import leftovers, sweep
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.qdrant.worlds import Corrected
+from tests.support.aliases import aliased
 from tests.support.galleries import vectors
 
 ALONE = MigrationOptions(no_writers=True)
 DIM = 8
 
 
-def rebuilt(backend, times):
-    """A corrected collection that refreshes have rebuilt behind the alias `live`."""
+def copied(backend, times):
+    """A corrected collection that refreshes have copied behind the alias `live`, with all former copies."""
     made = Corrected(backend, "Cosine")
     cutover(made.store, made.name, alias="live", options=ALONE)
     made.former = []
     for seed in range(times):
         bank = QueryBank(vectors(np.random.default_rng(seed), 60, made.DIM))
-        done = refresh(made.store, "live", bank=bank, rebuild_rows=100, client_ttl=0.0, force=True)
+        done = refresh(made.store, "live", bank=bank, keep_former=9, client_ttl=0.0, force=True)
         assert done.to_dict()["former_copy"] == made.name, "the result names it"
         made.former.append(made.name)
         made.name = done.collection
@@ -56,7 +57,7 @@ def ours(backend):
 
 
 def test_former_copies_are_found_and_removed_and_the_way_back_stays(everywhere):
-    live = rebuilt(everywhere, 2)
+    live = copied(everywhere, 2)
     found = leftovers(live.store, "live")
     assert set(found.copies) == set(live.former)
     assert live.name in found.staying
@@ -78,7 +79,7 @@ def test_former_copies_are_found_and_removed_and_the_way_back_stays(everywhere):
 
 
 def test_clean_drops_a_former_copy_but_none_that_an_alias_leads_to(backend):
-    live = rebuilt(backend, 1)
+    live = copied(backend, 1)
     [former] = live.former
     live.store.point_alias("archive", former)
     found = leftovers(live.store, "live")
@@ -95,7 +96,11 @@ def test_clean_drops_a_former_copy_but_none_that_an_alias_leads_to(backend):
 def test_after_everything_is_undone_nothing_is_left(everywhere):
     made = Corrected(everywhere, "Dot")
     bank = QueryBank(made.other)
-    refresh(made.store, made.name, bank=bank, client_ttl=0.0, force=True)
+    alias = aliased(made.store, made.name)
+    done = refresh(made.store, alias, bank=bank, client_ttl=0.0, force=True)
+    rollback(made.store, alias, options=ALONE)
+    clean(made.store, done.collection, drop=done.collection)
+    made.store.drop_alias(alias)
     clean(made.store, made.name, drop=made.name)
     sweep(made.store, made.source)
     names, groups = ours(everywhere)

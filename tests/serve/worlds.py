@@ -4,7 +4,7 @@ import threading
 
 from milvus_hubness.errors import CollectionNotFound
 from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
-from milvus_hubness.jobs.refresh.run import RefreshResult
+from milvus_hubness.jobs.refresh.refreshing import RefreshResult
 from milvus_hubness.serve import ConfigFile, Service
 
 EXCESS_ANSWERS = {"raw": 0.31, "old": 0.14, "new": 0.09}

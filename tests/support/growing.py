@@ -6,7 +6,6 @@ import numpy as np
 
 from milvus_hubness import (
     NNN,
-    CorrectionConfig,
     QueryBank,
     enable,
     migrate,
@@ -21,6 +20,7 @@ from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER, samples_helper
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
 from milvus_hubness.milvus.store.banks import put_samples
+from tests.support.born import create_corrected
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 240, 300
@@ -31,7 +31,7 @@ SECONDS_LATER = 60
 class Growing:
     """A corrected collection, a topic that it grows by, and queries for that topic."""
 
-    def __init__(self, database, *, is_created=False, where="vector"):
+    def __init__(self, database, *, is_created=False, is_beside=False):
         rng = np.random.default_rng(5)
         self.database = database
         self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, BANK, DIM)
@@ -42,11 +42,13 @@ class Growing:
         self.rows = dict(enumerate(self.items))
         self.store = database.store()
         self.application = database.application()
-        if where != "vector":
-            self.name = self._enabled(where)
+        if is_beside:
+            self.name = self._enabled()
         else:
             self.name = self._created() if is_created else self._migrated()
-        database.made.append(f"{self.name}__query_samples_vector")
+            # A refresh moves it to a copy.
+            self.store.point_alias(f"{self.name}_live", self.name)
+            self.name = f"{self.name}_live"
 
     def _migrated(self):
         keys = [self.database.key(number) for number in self.rows]
@@ -54,13 +56,11 @@ class Growing:
         plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
         return migrate(self.store, plan).target
 
-    def _enabled(self, where):
+    def _enabled(self):
         name, client = self.database.name(), self.database.database.client
         self.database.made.append(f"{name}__bias")
         plain_collection(client, name, self.items, "IP")
-        plan = plan_enable(
-            self.store, name, QueryBank(self.bank), estimator=NNN(8), where=where, verdict="skip"
-        )
+        plan = plan_enable(self.store, name, QueryBank(self.bank), estimator=NNN(8), verdict="skip")
         enable(self.store, plan, client_ttl=0)
         return name
 
@@ -68,16 +68,14 @@ class Growing:
         """Return the name of a collection that a client has created and filled, and that is noted as
         fitted: in less time than a migration takes."""
         name = self.name = self.database.name()
-        self.application.create_collection(
-            name,
-            DIM,
-            metric_type="IP",
-            consistency_level="Strong",
-            hubness=CorrectionConfig(QueryBank(self.bank), NNN(8)),
-        )
-        self.put(self.rows)
+        create_corrected(self.application, name, self.items, self.bank, "IP")
         self.fit.write_now()
         return name
+
+    @property
+    def collection(self):
+        """The real name, which changes with each copy."""
+        return self.store.info(self.name, counted=False).name
 
     @property
     def profile(self):
@@ -109,7 +107,7 @@ class Growing:
         half = count // 2
         asked = np.concatenate([self.queries[:half], vectors(np.random.default_rng(9), half, DIM)])
         asked = asked if queries is None else queries
-        helper = samples_helper(f"{self.name}__query_samples_vector", SAMPLINGS_PROPERTY)
+        helper = samples_helper(f"{self.collection}__query_samples_vector", SAMPLINGS_PROPERTY)
         where = SamplesOf(helper, self.store.info(self.name, counted=False).collection_id)
         at = int(time.time()) + SECONDS_LATER if at is None else at
         samples = [Sample(n, n, at, query) for n, query in enumerate(asked)]

@@ -42,6 +42,7 @@ from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
+from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 24
@@ -374,32 +375,28 @@ class World:
             enable(self.store, plan, client_ttl=0.0)
         else:
             estimator = Blend() if self.place == "vector" else NNN(4)
-            options = {"profiles": 2} if self.place in ("profiles", "refreshing") else {}
-            if self.place == "kinds":
-                options = {"kind": "modality"}
+            options = {"kind": "modality"} if self.place == "kinds" else {}
             plan = plan_migration(
                 self.store, name, self.bank, estimator=estimator, verdict="warn", **options
             )
             name = migrate(self.store, plan, no_writers=True).target
         self.name = name
         self._complete()
-        texts = self.plain.describe_collection(name)["properties"]
+        texts = self.plain.describe_collection(self.name)["properties"]
         self.properties = {key: text for key, text in texts.items() if key.startswith("hubness")}
         self.makings += 1
+
+    def _refresh(self, **options: Any) -> None:
+        alias = aliased(self.store, self.name)
+        self.name = refresh(self.store, alias, force=True, **options).collection
+        self.store.drop_alias(alias)
 
     def _complete(self) -> None:
         """Add what the place asks for beyond a first correction."""
         if self.place in ("profiles", "refreshing"):
-            refresh(
-                self.store,
-                self.name,
-                bank=self.bank,
-                profile="text",
-                estimator=InvertedSoftmax(),
-                force=True,
-            )
+            self._refresh(bank=self.bank, profile="text", estimator=InvertedSoftmax())
         if self.place == "refreshing":
-            refresh(self.store, self.name, estimator=NNN(5), force=True)
+            self._refresh(estimator=NNN(5))
             state = self.state
             moving = {
                 "incoming": Incoming(name="default", profile=_turned(state.profile)),

@@ -13,7 +13,7 @@ DIM, ITEMS = 12, 100
 class Corrected:
     """A collection of a database that is corrected: on Milvus by the client that created it, on Qdrant by a migration.
 
-    Its items are told by their numbers.
+    Its name is an alias, which refreshes move. Its items are told by their numbers.
     """
 
     def __init__(self, database, metric="COSINE", *, is_migrated=False):
@@ -24,12 +24,22 @@ class Corrected:
         self.numbers = {database.key(i): i for i in range(1_000)}
         self.store = database.store()
         if isinstance(database, OnMilvus) and not is_migrated:
-            self.name = database.name()
-            create_corrected(database.application(), self.name, self.items, self.bank, metric)
+            name = database.name()
+            create_corrected(database.application(), name, self.items, self.bank, metric)
+            self.name = f"{name}_live"
+            self.store.point_alias(self.name, name)
             return
         self.source = database.fill(self.items, metric, keys=self.keys(range(ITEMS)))
-        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(8))
-        self.name = migrate(self.store, plan).target
+        self.name = f"{self.source}_live"
+        plan = plan_migration(
+            self.store, self.source, QueryBank(self.bank), estimator=NNN(8), alias=self.name
+        )
+        migrate(self.store, plan)
+
+    @property
+    def collection(self):
+        """The real name, which changes with each copy."""
+        return self.store.info(self.name, counted=False).name
 
     @property
     def state(self):

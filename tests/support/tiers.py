@@ -33,7 +33,7 @@ EVERYDAY_ON_STRICT = (
 )  # fmt: skip
 """Parts of the names of the cases on it that `make test` runs; `make test-long` runs the others."""
 EVERYDAY_ON_CACHING = (
-    "congruence/test_cutover.py", "congruence/test_migrating.py", "test_rebuild.py::test_a_copy_takes_over",
+    "congruence/test_cutover.py", "congruence/test_migrating.py", "test_refresh_by_copy.py::test_a_copy_takes_over",
     "the_end_of_a_rollback_fails_nobody[caching-{'ids': [5]}", "is_given_to_the_copy[caching-3600.0",
     "a_rollback_spares_a_new_collection", "a_clean_that_is_killed_can_be_taken_over[caching-run-_forget_identity",
     "test_nobody_adopts_what_belongs_to_another", "keeps_its_biases_and_its_bank[caching-HubnessClient",
@@ -97,7 +97,7 @@ EVERYDAY_TRIALS = (
     "before_a_write[migrate]", "before_a_write[cutover]", "before_a_write[clean]",
     "chaos/test_kills.py::test_a_refresh[11]", "a_late_write_of_a_refresh_undoes_nothing",
     "qdrant/test_kills.py::test_a_migration[7]", "qdrant/test_kills.py::test_a_migration[21]",
-    "qdrant/test_kills.py::test_a_rebuild", "chaos/test_clients.py",
+    "qdrant/test_kills.py::test_a_copy", "chaos/test_clients.py",
     "killed_clients_lose_at_most_what_they_had_not_sent[0]",
 )  # fmt: skip
 """Parts of the names of the trials that `make test` runs, so that each job survives one of a kill, a pause and an

@@ -75,9 +75,6 @@ class Planning(
     target_bank: options.TargetBank = None
     gate: options.Gate = None
     kind: options.Kind = None
-    profiles: Annotated[
-        int, "Number of bias profiles with room in the vectors; refresh adds them."
-    ] = 1
     index_type: Annotated[
         str | None, "Index type of the copy, such as HNSW. [default: the source's]"
     ] = None
@@ -118,7 +115,6 @@ class Planning(
             prior=self.read_prior(),
             prior_weight=self.prior_weight,
             kind=self.kind,
-            profiles=self.profiles,
             index_type=self.index_type,
             restart=self.restart,
             queries=self.read_queries(store),
@@ -136,7 +132,6 @@ class Planning(
         The name that moves is not one of these: `resume` checks it. Raises InvalidParameter.
         """
         from milvus_hubness.correction.estimators import to_dict
-        from milvus_hubness.correction.state import slots_for
         from milvus_hubness.jobs.common.priors import ChosenPrior, PriorRequest
         from milvus_hubness.jobs.common.samples import SAMPLES
 
@@ -148,7 +143,6 @@ class Planning(
         targets = options.read_vectors(store, self.target_bank)
         prior = ChosenPrior.of(PriorRequest.of(self.read_prior())).arguments or {}
         former_prior = former.get("prior") or {}
-        slots = None if self.profiles == 1 else slots_for(self.profiles)
         index_type = self.index_type and self.index_type.upper()
 
         # Each option as it is now, None if it is not given, and as the migration was started.
@@ -161,7 +155,6 @@ class Planning(
             "--prior-weight": (self.prior_weight, former_prior.get("weight")),
             "--kind": (self.kind, former.get("kind")),
             "--on-hub": (None if self.on_hub == "off" else self.on_hub, former.get("on_hub")),
-            "--profiles": (slots, former.get("slots")),
             "--index-type": (index_type, index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),
             "--bank": (bank and bank.fingerprint, former.get("bank")),

@@ -184,7 +184,7 @@ class RowCodec(ABC):
         Raises StateError if the stored vectors have another width than the codec.
         """
         width = self.layout.dim if self.leaves_vectors else self.form.width
-        # A cached state may be older than a rebuild with another width.
+        # A cached state may be older than a copy with another width.
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
                 f"{field_words(self.field)} has vectors of width {stored.shape[-1]}, "

@@ -43,11 +43,6 @@ LARGEST_WEIGHT = 2.5
 
 99% of a vector's numbers are within it, and int8 clips others.
 """
-OUT_OF_SCALE = 4
-"""Least factor between two scales that costs recall.
-
-A factor of 2 costs int8 0.01, one of 4 costs 0.04 and more.
-"""
 LEAST_LENGTHS = 512
 """Least s under L2, as a fraction of the length of an item.
 
@@ -107,17 +102,6 @@ def with_bias_scale(
 
     # A bias is stored as bias_scale/s · b.
     return replace(layout, bias_scale=_power_of_two(factor) * layout.scale)
-
-
-def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> bool:
-    """Whether a quantiser loses recall by the scale of the layout.
-
-    It does if a scale measured on these valid vectors (n, d) and biases (n,) differs much from it:
-    biases of another estimator may be several times as large.
-    """
-    measured = with_bias_scale(layout, vectors, biases, strength)
-    factor = measured.bias_scale / layout.bias_scale
-    return not 1 / OUT_OF_SCALE < factor < OUT_OF_SCALE
 
 
 def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64]) -> float:

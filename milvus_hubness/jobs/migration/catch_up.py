@@ -57,10 +57,11 @@ def pair_of(
     """
     state = migration.corrected()
 
-    # The source of a rebuild is corrected itself. Its bank may have been edited by hand since.
-    former_state = migration.rebuilds
+    former_state = migration.corrected_source
     former: dict[int, Correction] = {}
-    if former_state is not None:
+    # Its biases are computed only for rows that a rollback carries back, by a bank that may have been
+    # edited by hand since.
+    if former_state is not None and back:
         former = load_corrections(store, former_state, unchecked=former_state.profiles)
 
     source = Endpoint(migration.source_now, former_state, former)
@@ -426,7 +427,7 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     allowed = correction.allowed_differences(
         decoded.vectors, computed, max(BIAS_TOLERANCE, rounding), decoded
     )
-    differ = np.abs(stored - computed) > np.maximum(allowed, state.profile.tolerance)
+    differ = np.abs(stored - computed) > allowed
     differ |= codec.read_kinds(columns) != codec.read_kinds({codec.field: fresh.vectors})
     if correction.fitted.estimator.potentials:
         differ &= ~codec.are_new(columns)

@@ -59,7 +59,7 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
     if store.exists(drop):
         if drop == migration.target:
             what = "the copy"
-        elif migration.rebuilds is not None:
+        elif migration.is_refresh:
             what = "the former copy"
         else:
             what = "the source"
@@ -74,36 +74,52 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
 
 
 def replaced_by(ledger: Ledger, name: str, copy: str) -> Migration | None:
-    """Return the rebuild whose copy has taken over from the copy `copy`; None if none has.
+    """Return the refresh whose copy has taken over from the copy `copy`; None if none has.
 
     name: any collection or alias that a chain of migrations connects with both.
     """
-    rebuilds = [migration for migration in ledger.related(name) if migration.rebuilds is not None]
-    over = (rebuild for rebuild in rebuilds if rebuild.phase in {"switched", "finished"})
-    return next((rebuild for rebuild in over if rebuild.source == copy), None)
+    refreshes = [migration for migration in ledger.related(name) if migration.is_refresh]
+    over = (refresh for refresh in refreshes if refresh.phase in {"switched", "finished"})
+    return next((refresh for refresh in over if refresh.source == copy), None)
 
 
 def without_source(ledger: Ledger, migration: Migration) -> Migration:
     """Note that the source of a migration is dropped, and return the new record.
 
-    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the
+    If that was itself a copy, which a refresh has replaced, the new copy takes its place in the
     ledger: it can still be rolled back to what the former copy was made from.
     """
-    former = ledger.of_target(migration.source) if migration.rebuilds is not None else None
-    inherits = former is not None and former.phase in {"switched", "finished"}
+    former = ledger.of_target(migration.source) if migration.is_refresh else None
+    inherits = (
+        former is not None
+        and former.phase in {"switched", "finished"}
+        # A refresh of another field has other vectors as stored, which no row is carried back to.
+        and former.field == migration.field
+    )
     if former is None or not inherits or migration.switch is None:
         ledger.forget_chunks(migration)
-        return ledger.write(migration, phase="finished")
+        finished = ledger.write(migration, phase="finished")
+        if former is not None:
+            ledger.forget(former)
+        return finished
 
-    renamed = former.switch.source_renamed if former.switch else None
+    switch = migration.switch
+    if former.switch is not None and former.switch.source_renamed is not None:
+        # The name that the source gets back is its own; the others are aliases.
+        name = former.switch.name
+        others = tuple(other for other in switch.names if other != name)
+        renamed = former.switch.source_renamed
+        switch = switch.model_copy(
+            update={"name": name, "others": others, "source_renamed": renamed}
+        )
     joined = ledger.write(
         migration,
         source=former.source,
         source_identity=former.source_identity,
         arguments=former.arguments,
         made_bank=former.made_bank,
-        rebuilds=former.rebuilds,
-        switch=migration.switch.model_copy(update={"source_renamed": renamed}),
+        corrected_source=former.corrected_source,
+        switch=switch,
         state=migration.corrected().model_copy(update={"source": former.source_now}),
         phase=former.phase,
     )
@@ -145,7 +161,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if not is_others:
         drop_collection(lease, target, other=migration.source_now)
     if state is not None:
-        # A rebuild that was interrupted early has no copy yet whose state could be read.
+        # A refresh that was interrupted early has no copy yet whose state could be read.
         _forget_fits(store, [state], migration.source_now)
 
     bank = migration.bank_collection
@@ -180,11 +196,11 @@ def _forget_identity(store: Store, ledger: Ledger, migration: Migration) -> None
 
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
     """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to
-    `target`. A copy that a refresh has rebuilt is the source of that rebuild.
+    `target`. A copy that a refresh has replaced is the source of that refresh.
     """
-    rebuild = replaced_by(ledger, name, drop)
-    if rebuild is not None:
-        return rebuild
+    refresh = replaced_by(ledger, name, drop)
+    if refresh is not None:
+        return refresh
     return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
 
 

@@ -83,7 +83,7 @@ class Endpoint:
         rows = origin.decode_rows(stored)
         if origin.codec is None or self.codec is None or self.state is None:
             return self.encode_rows(rows)
-        # A rebuild may give the copy other columns, as its quantiser needs them.
+        # The copy may have other columns, for more profiles or as its quantiser needs them.
         if not self.codec.layout.stores_like(origin.codec.layout):
             return self.encode_rows(rows)
 

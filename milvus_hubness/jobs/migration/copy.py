@@ -27,7 +27,8 @@ from milvus_hubness.jobs.migration.survey import (
     sampled_pages,
 )
 from milvus_hubness.jobs.store.generations import Batch
-from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.protocols import QuerySampling, Store
+from milvus_hubness.jobs.store.records import CollectionInfo, Sample, SamplesOf
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
@@ -164,6 +165,21 @@ def _rows_of(plan: MigrationPlan, pages: Iterable[Batch]) -> FitRows:
         np.concatenate(values),
         None if plan.kinds.rule is None else np.concatenate(kinds),
     )
+
+
+def carry_samples(store: Store, source: CollectionInfo, copy: CollectionInfo) -> None:
+    """Give the copy the query samples of its source, before any client puts some there."""
+    if not isinstance(store, QuerySampling):
+        return
+
+    for former in source.samplings.fields:
+        sampling = copy.samplings.of(former.field)
+        if sampling is None:
+            continue
+        samples = store.read_query_samples(former.samples_collection, former.size)
+        rows = zip(samples.numbers.tolist(), samples.at.tolist(), samples.vectors, strict=True)
+        carried = [Sample(place, *row) for place, row in enumerate(rows)]
+        store.put_query_samples(SamplesOf(sampling.helper, copy.collection_id), carried)
 
 
 KEYS_NAMED = 5

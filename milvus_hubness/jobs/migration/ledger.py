@@ -84,12 +84,19 @@ class Switch(FrozenModel):
 
     name: CollectionName
     """What is moved."""
+    others: tuple[CollectionName, ...] = ()
+    """Further aliases, which move before it, one after the other."""
     source_renamed: CollectionName | None = None
     """The new name of the source, if any."""
     window: Seconds | None = None
     """Duration in seconds; if the source was renamed, the name led nowhere that long."""
     at: Moment | None = None
     """When it was done; None before."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that move, in their order."""
+        return (*self.others, self.name)
 
 
 class Migration(FrozenModel):
@@ -107,8 +114,9 @@ class Migration(FrozenModel):
     phase: Phase
     state: CollectionState | None = None
     """The state of the copy, once it is planned."""
-    rebuilds: CollectionState | None = None
-    """The former state of a corrected source whose copy gets other biases; None for a plain source.
+    corrected_source: CollectionState | None = None
+    """The state by which the rows of a corrected source are decoded, in a refresh; None for a plain
+    source.
     """
     made_bank: Made = "nothing"
     """What the run created for the bank, which `clean` may drop."""
@@ -136,7 +144,7 @@ class Migration(FrozenModel):
     @model_validator(mode="after")
     def _expect_arguments(self) -> Migration:
         """Check the arguments that every further run reads."""
-        names = {"schema", "alias"} if self.rebuilds is not None else {"schema"}
+        names = {"schema", "rename", "profile"} if self.is_refresh else {"schema"}
         if missing := sorted(names - self.arguments.keys()):
             raise InvalidParameter(f"arguments has no {missing[0]!r}")
 
@@ -146,6 +154,11 @@ class Migration(FrozenModel):
         ):
             raise InvalidParameter("arguments.index is not an index type with its parameters")
         return self
+
+    @property
+    def is_refresh(self) -> bool:
+        """Whether the source is corrected itself, and the copy gets other biases."""
+        return self.corrected_source is not None
 
     @property
     def source_now(self) -> str:
@@ -521,6 +534,26 @@ class Ledger:
 
 RENAMED = "{}__before_hubness"
 """The new name of a source whose own name moves to the copy."""
+
+
+def switch_of_refresh(store: Store, source: CollectionInfo, *, rename: bool) -> Switch:
+    """Return the switch of a refresh: all aliases of the corrected source move, and its own name too
+    if it is renamed. Raises InvalidInput without a name that can move, and CollectionExists if the
+    new name of the source is in use.
+    """
+    if rename:
+        own = chosen_switch(store, source.name, "", None, rename)
+        return own.model_copy(update={"others": tuple(sorted(source.aliases))})
+
+    if not source.aliases:
+        by_name = " or pass --rename (rename)" if isinstance(store, Renaming) else ""
+        raise InvalidInput(
+            f"a refresh makes a copy of {source.name!r}, and no alias leads there that could move to "
+            f"it: give it one that applications read{by_name}; where a second copy has no room, "
+            "enable keeps biases beside the vectors"
+        )
+    *others, name = sorted(source.aliases)
+    return Switch(name=name, others=tuple(others))
 
 
 def chosen_switch(

@@ -31,8 +31,21 @@ from milvus_hubness.jobs.migration.catch_up import (
 )
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.compare import Pair
-from milvus_hubness.jobs.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, chosen_switch
+from milvus_hubness.jobs.migration.copy import (
+    KEYS_NAMED,
+    Recorder,
+    begun,
+    carry_samples,
+    copy_chunks,
+    prepared,
+)
+from milvus_hubness.jobs.migration.ledger import (
+    Ledger,
+    Migration,
+    Switch,
+    chosen_switch,
+    switch_of_refresh,
+)
 from milvus_hubness.jobs.migration.pauses import noting_pauses
 from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
 from milvus_hubness.jobs.migration.presence import (
@@ -41,6 +54,7 @@ from milvus_hubness.jobs.migration.presence import (
     require_copy,
     require_source,
 )
+from milvus_hubness.jobs.migration.rights import carry_grants
 from milvus_hubness.jobs.store.helpers import (
     complete_rename,
     list_bank,
@@ -239,7 +253,8 @@ class Migrator:
     def run(
         self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
     ) -> Migration:
-        """Run the steps that are left; the last, cutover, only with alias or rename.
+        """Run the steps that are left; the last, cutover, only with alias or rename, or if this is a
+        refresh, which moves all names of its source.
 
         plan: of a new migration.
         """
@@ -252,11 +267,12 @@ class Migrator:
             self.roll_back()
             return self.migration
 
+        moves_name = migration.is_refresh or alias is not None or rename
         if migration.phase in {"preparing", *UNFINISHED}:
             source = self._store.info(migration.source_now, counted=False)
             self._require_unchanged(source)
-            if alias or rename:
-                chosen_switch(self._store, migration.source, migration.target, alias, rename)
+            if moves_name:
+                self._switch(source, alias, rename)
 
         if migration.phase == "preparing":
             self._prepare(plan, source)
@@ -277,9 +293,17 @@ class Migrator:
 
         # A name that has begun to move must arrive, whoever would decide otherwise now.
         is_switching = self.migration.phase == "switching"
-        if is_switching or ((alias or rename) and self._is_confirmed()):
+        if is_switching or (moves_name and self._is_confirmed()):
             self.cut_over(alias, rename)
         return self.migration
+
+    def _switch(self, source: CollectionInfo, alias: str | None, rename: bool) -> Switch:
+        """Return the switch that is to come. Raises as `chosen_switch` and `switch_of_refresh`."""
+        migration = self.migration
+        if migration.is_refresh:
+            renames = bool(migration.arguments["rename"])
+            return switch_of_refresh(self._store, source, rename=renames)
+        return chosen_switch(self._store, migration.source, migration.target, alias, rename)
 
     def _is_confirmed(self) -> bool:
         """Whether the name may move: to a copy that is verified only if the caller agrees."""
@@ -345,6 +369,9 @@ class Migrator:
         field = self.migration.field
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
+        if migration.is_refresh:
+            # Whoever may use the source is to write to the copy as soon as it is announced.
+            carry_grants(self._store, source.name, migration.target)
         # Before the copy exists, which nobody may read without them; then with its number.
         self._list_banks(source, CollectionId(name=migration.target))
         self._store.create_copy(planned, migration.target, migration.corrected())
@@ -487,7 +514,9 @@ class Migrator:
         state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
         state = state.model_copy(update={"phase": "ready"})
         self._store.write_property(self.migration.target, state.property_name, state)
-        note_fits(self._store, self._store.info(self.migration.target, counted=False), state)
+        copy = self._store.info(self.migration.target, counted=False)
+        note_fits(self._store, copy, state)
+        carry_samples(self._store, source, copy)
         self._options.events.report("verified", **result)
         self._write(phase="verified", state=state, rows=equal.rows, verified=result)
 
@@ -498,11 +527,12 @@ class Migrator:
         migration = self.migration
         store = self._store
         if migration.phase == "verified":
-            switch = chosen_switch(store, migration.source, migration.target, alias, rename)
+            source = store.info(migration.source)
+            switch = self._switch(source, alias, rename)
             warm(store, migration)
 
             pair = pair_of(store, migration, self._options.engine)
-            partitions = store.info(migration.source).partitions
+            partitions = source.partitions
             self._await_release(pair, partitions)
             self._report("before-cutover", alias=switch.name)
             self._required_until_equal(pair, partitions)
@@ -550,7 +580,7 @@ class Migrator:
             window = self._rename_source(switch.name, renamed)
 
         began = time.perf_counter()
-        self._move_alias(switch.name, origin=self.migration.source_now, to=target)
+        self._move_aliases(switch.names, origin=self.migration.source_now, to=target)
         if renamed is None:
             window = time.perf_counter() - began
 
@@ -591,17 +621,17 @@ class Migrator:
             self._await_clients()
         return window
 
-    def _move_alias(self, name: str, *, origin: str, to: str) -> None:
-        """Move an alias from one side of the migration to the other, and wait until every client has
-        read where it leads to.
+    def _move_aliases(self, names: Sequence[str], *, origin: str, to: str) -> None:
+        """Move aliases from one side of the migration to the other, one by one, and wait until every
+        client has read where they lead to.
 
         Meanwhile some clients still read and write `origin`: both sides get the writes of all.
         """
-        # Before the alias moves: clients that follow it find this at once.
+        # Before an alias moves: clients that follow it find this at once.
         self._announce(to, origin)
-        if self._store.alias_target(name) != to:
-            self._store.point_alias(name, to)
-        self._confirm(name, to)
+        for name in names:
+            self._lease.check()
+            self._point(name, to)
         self._await_clients()
 
     def _await_clients(self) -> None:
@@ -649,17 +679,36 @@ class Migrator:
         self._report("after-rollback", alias=switch.name, carried=carried)
         return Rollback(switch.name, source, target, carried)
 
+    def _point(self, alias: str, collection: str) -> None:
+        """Let an alias lead to one collection of the migration, unless it does already.
+
+        Raises WrongPhase if somebody has moved it to a third one meanwhile.
+        """
+        migration = self.migration
+        behind = self._store.alias_target(alias)
+        if behind == collection:
+            return
+        if behind not in {None, migration.source, migration.source_now, migration.target}:
+            raise WrongPhase(
+                f"{alias!r} leads to {behind!r} since somebody moved it, and not to "
+                f"{migration.source_now!r} or {migration.target!r}: let it lead to one of these, and "
+                "repeat the command"
+            )
+        self._store.point_alias(alias, collection)
+        self._confirm(alias, collection)
+
     def _require_in_use(self, switch: Switch) -> None:
-        """Raise WrongPhase if the name leads to another collection than the copy: newer writes are
+        """Raise WrongPhase if a name leads to another collection than the copy: newer writes are
         there, and only the copy's would be carried back.
         """
         target = self.migration.target
-        behind = self._store.alias_target(switch.name)
-        if behind not in {None, target}:
-            raise WrongPhase(
-                f"{switch.name!r} leads to {behind!r}, where newer writes may be, and not to the copy "
-                f"{target!r}: roll back {switch.name!r} itself, or let it lead to {target!r} first"
-            )
+        for name in switch.names:
+            behind = self._store.alias_target(name)
+            if behind not in {None, target}:
+                raise WrongPhase(
+                    f"{name!r} leads to {behind!r}, where newer writes may be, and not to the copy "
+                    f"{target!r}: roll back {name!r} itself, or let it lead to {target!r} first"
+                )
 
     def _carry_back(self) -> int:
         """Have clients write to the source too, and carry over what it lacks.
@@ -678,19 +727,19 @@ class Migrator:
         return carried + self._required_until_equal(pair, partitions)
 
     def _move_name_back(self, switch: Switch) -> None:
-        """Point the alias at the source, or give the source its own name back."""
+        """Give a renamed source its own name back, and point the aliases at the source."""
         store = self._store
         migration = self.migration
         renamed = switch.source_renamed
         if renamed is None:
-            self._move_alias(switch.name, origin=migration.target, to=migration.source)
+            self._move_aliases(switch.names, origin=migration.target, to=migration.source)
             return
 
         # A run that was killed may have renamed the source already.
         if store.exists(renamed):
             # At first as an alias: a client that still asks the copy does so by the copy's name.
             if store.alias_target(switch.name) is not None:
-                self._move_alias(switch.name, origin=migration.target, to=renamed)
+                self._move_aliases(switch.names, origin=migration.target, to=renamed)
                 # The alias has the source's own name, which must be free for the renaming.
                 store.drop_alias(switch.name)
             prepare_rename(store, renamed, switch.name)

@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
 from milvus_hubness.correction.kernels.ann import IndexSpec
-from milvus_hubness.correction.state import slots_for, suffix_for
+from milvus_hubness.correction.state import SLOTS_PER_PROFILE, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -250,8 +250,6 @@ class MigrationRequest:
     rename: bool
     measure: bool
     """Whether to measure the recall that the index loses."""
-    profiles: int
-    """The number of bias profiles that the vectors need room for."""
     index_type: str | None
     index_params: Mapping[str, Any] | None
     restart: bool
@@ -262,7 +260,6 @@ class MigrationRequest:
     def __post_init__(self) -> None:
         expect_word("on_hub", self.on_hub, OnHub)
         checked_gate(self.gate)
-        slots_for(self.profiles)
         expect_client_ttl(self.client_ttl)
         expect_index(self.index_type, self.index_params)
         self.prior.expect_source()
@@ -296,7 +293,6 @@ def plan_migration(
     prior: PriorLike | None = None,
     prior_weight: float | None = None,
     kind: str | None = None,
-    profiles: int = 1,
     index_type: str | None = None,
     index_params: Mapping[str, Any] | None = None,
     restart: bool = False,
@@ -317,8 +313,7 @@ def plan_migration(
     field of the rows, or clicks by key, that says how often each row is wanted. prior_weight: λ in
     units of the spread of scores; by default the one that tuning chose, else 0. kind: a field of the
     rows that says of which kind each is, such as its modality or language, with at most 16 values;
-    or "auto" for the two kinds that the vectors themselves show, if they do. profiles: the
-    minimum number of bias profiles with room in the vectors. index_type, index_params: of the
+    or "auto" for the two kinds that the vectors themselves show, if they do. index_type, index_params: of the
     copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
     the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
     MigrationOptions; 0 if no client writes. on_hub: what clients do with new rows that look like
@@ -343,7 +338,6 @@ def plan_migration(
         alias=alias,
         rename=rename,
         measure=measure,
-        profiles=profiles,
         index_type=index_type,
         index_params=index_params,
         restart=restart,
@@ -508,7 +502,7 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
     layout = Layout(
         vector.dim,
         as_metric(vector.metric),
-        slots_for(request.profiles),
+        SLOTS_PER_PROFILE,
         store.width_multiple(vector),
         spread=store.bias_spread(info, field),
         multi_vectors=vector.multi_vectors,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.jobs.store.ownership import LEDGER
 
 if TYPE_CHECKING:
@@ -16,6 +17,74 @@ Right = Literal["Search", "Query", "Insert", "Upsert", "Delete", "GetLoadState",
 
 READS: tuple[Right, ...] = ("Search", "Query")
 WRITES: tuple[Right, ...] = ("Insert", "Upsert", "Delete")
+
+
+class Grant(NamedTuple):
+    """A privilege of a role on one collection."""
+
+    role: str
+    kind: str
+    """What the database calls the kind of object, as "Collection"."""
+    privilege: str
+    """A privilege, or a group of them."""
+
+    def __str__(self) -> str:
+        return f"{self.privilege} to {self.role}"
+
+
+ONCE_FOR_ALL = (
+    "once for all, keep the collection in a database of its own and grant on * there, or grant a "
+    "built-in group for all collections"
+)
+"""How applications keep their rights whatever the name of a copy."""
+
+
+@runtime_checkable
+class CarriesGrants(Protocol):
+    """Optional: a database whose users have grants on collections, by name."""
+
+    def grants_on(self, collection: str) -> Sequence[Grant] | None:
+        """Return the grants on a collection by its own name; None if this user may not read them."""
+
+    def grant_all(self, collection: str, grants: Sequence[Grant]) -> Sequence[Grant]:
+        """Grant these on a collection, which need not exist; return those that this user may not."""
+
+
+def grant_remarks(store: object, source: str, target: str) -> list[str]:
+    """Return what a plan says of the grants that a copy needs; nothing where there are none."""
+    if not isinstance(store, CarriesGrants):
+        return []
+    grants = store.grants_on(source)
+    if grants is None:
+        return [
+            f"this user may not read grants, and those on {source!r} do not hold for {target!r}: "
+            f"grant the same there before the run; {ONCE_FOR_ALL}"
+        ]
+    if not grants:
+        return []
+    named = ", ".join(map(str, grants))
+    return [
+        f"grants on {source!r} are given on {target!r} too, if this user may grant ({named}); else "
+        f"grant them before the run; {ONCE_FOR_ALL}"
+    ]
+
+
+def carry_grants(store: object, source: str, target: str) -> None:
+    """Grant on a copy what is granted on its source, as far as the user may; log the rest."""
+    if not isinstance(store, CarriesGrants):
+        return
+    grants = store.grants_on(source)
+    if not grants:
+        return
+    if refused := store.grant_all(target, grants):
+        log.warning(
+            "this user may not grant on %r what is granted on %r (%s): grant it, or applications "
+            "that Milvus asks for it lose their rights with the switch; %s",
+            target,
+            source,
+            ", ".join(map(str, refused)),
+            ONCE_FOR_ALL,
+        )
 
 
 @runtime_checkable

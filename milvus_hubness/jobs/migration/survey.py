@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -299,28 +299,49 @@ class Estimates(NamedTuple):
 
 def estimates(store: Store, fitting: Fitting) -> Estimates:
     """Estimate a migration. Also check on a sample that the estimator can be fitted on this bank."""
+
+    def correct(batch: Batch) -> None:
+        fit_with_mean(
+            fitting.layout,
+            fitting.fit_rows(batch),
+            fitting.estimator,
+            fitting.bank,
+            fitting.target_bank,
+            rule=fitting.kinds.rule,
+        )
+
     largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(
         store, fitting.source.name, fitting.field, largest_chunk, limit=ESTIMATED_ROWS
     )
     reading_seconds = time.perf_counter() - began
-    fit_with_mean(
-        fitting.layout,
-        fitting.fit_rows(batch),
-        fitting.estimator,
-        fitting.bank,
-        fitting.target_bank,
-        rule=fitting.kinds.rule,
+    return estimated(
+        batch, reading_seconds, correct, fitting.vector, fitting.widths, fitting.survey.rows
     )
-    correcting_seconds = time.perf_counter() - began - reading_seconds
+
+
+def estimated(
+    batch: Batch,
+    reading_seconds: float,
+    correct: Callable[[Batch], object],
+    vector: VectorField,
+    widths: Mapping[str, int],
+    rows: int,
+) -> Estimates:
+    """Estimate a copy of so many rows from some of them, and the seconds that their read took.
+
+    correct: computes the biases of these rows. widths: the numbers per vector of the source and of
+    the target.
+    """
+    began = time.perf_counter()
+    correct(batch)
+    correcting_seconds = time.perf_counter() - began
 
     sampled_rows = max(1, len(batch))
-    rows = fitting.survey.rows
     # The copy reads and writes each row; the verification reads it on both sides.
     seconds = (4 * reading_seconds + correcting_seconds) * rows / sampled_rows
 
-    vector = fitting.vector
     per_row = 1.0
     if is_multi(batch.vectors):
         per_row = len(batch.vectors.tokens) / sampled_rows
@@ -330,7 +351,7 @@ def estimates(store: Store, fitting: Fitting) -> Estimates:
         graph_bytes = 2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS))
     memory_bytes = {
         name: int(rows * (other_bytes + graph_bytes + BYTES[vector.dtype] * width * per_row))
-        for name, width in fitting.widths.items()
+        for name, width in widths.items()
     }
     return Estimates(seconds, memory_bytes, per_row)
 

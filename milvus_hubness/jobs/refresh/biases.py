@@ -1,31 +1,24 @@
-"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes
-row by row.
-"""
+"""The new biases of a refresh: their fit, and their evaluation against the old ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
-from milvus_hubness.basics.bounds import Count, FrozenModel
 from milvus_hubness.basics.defaults import DEFAULT_MEASURE
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.bank import not_among
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.codec.base import RowBiases
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import from_dict
 from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.fitted import (
     Correction,
-    epoch_of_new_rows,
     measured_kinds,
     reduced_items,
     reduced_queries,
@@ -33,18 +26,16 @@ from milvus_hubness.correction.fitted import (
 from milvus_hubness.correction.kernels.token_rows import as_floats, as_queries
 from milvus_hubness.correction.kinds import KindNumbers, KindRule, Kinds
 from milvus_hubness.correction.prior import Items, Prior
-from milvus_hubness.correction.state import BankReference, CollectionState, Profile
-from milvus_hubness.errors import Cancelled
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
-from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
+from milvus_hubness.jobs.common.corrections import remote_engine
 from milvus_hubness.jobs.common.fits import FittedRow, fitted_rows
 from milvus_hubness.jobs.common.inputs import FitRows
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan
-from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.jobs.store.records import CollectionInfo, Record
+from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.measures import (
     Interval,
     k_occurrence,
@@ -331,8 +322,6 @@ class Sample(NamedTuple):
     keys: list[Key]
     vectors: Floats
     """(n, d), as users see them."""
-    biases: Floats
-    """(n, slots), as stored."""
     rows: Sequence[Mapping[str, Any]] = ()
     """The fields of each row that the prior and the kinds read; none without these."""
     partitions: Sequence[str | None] = ()
@@ -404,7 +393,6 @@ def sampled(
         read.add(state.kinds.field)
     keys: list[Key] = []
     vectors: list[Floats] = []
-    biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
     fields: list[Mapping[str, Any]] = []
     partitions: list[str | None] = []
     are_drawn: list[bool] = []
@@ -433,12 +421,10 @@ def sampled(
             # No more of the rows: other vectors and texts would take far more memory.
             fields += [{name: row.get(name) for name in read} for row in usable.rows]
         vectors.append(rows.vectors[valid])
-        biases.append(rows.biases[valid])
 
     return Sample(
         keys,
         state.layout.stacked(vectors),
-        np.concatenate(biases),
         fields,
         partitions,
         are_drawn,
@@ -486,6 +472,7 @@ def fit(
     store: Store,
     info: CollectionInfo,
     state: CollectionState,
+    layout: Layout,
     plan: RefreshPlan,
     options: RefreshOptions,
     kinds: Kinds | None = None,
@@ -493,11 +480,11 @@ def fit(
     """Fit the estimator on the bank, and on the gallery if it needs that, from the stored
     potentials if the estimator is unchanged. If the plan names a stored bank, restore its fit.
 
-    kinds: the means to compare with.
+    layout: that of the rows to write. kinds: the means to compare with.
     """
     bank = plan.bank
     if plan.reference is not None:
-        return Correction.restore(state.layout, plan.estimator, bank, kinds=kinds)
+        return Correction.restore(layout, plan.estimator, bank, kinds=kinds)
 
     backend = BiasBackend(store, info, state)
     gallery = None
@@ -516,7 +503,7 @@ def fit(
 
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
     return Correction.fit(
-        state.layout,
+        layout,
         plan.estimator,
         bank.queries,
         gallery=gallery,
@@ -526,202 +513,3 @@ def fit(
         kinds=kinds,
         gallery_kinds=np.concatenate(numbers) if numbers else None,
     )
-
-
-def steady_kinds(old: Kinds | None, new: Kinds | None) -> Kinds | None:
-    """Return the old means of kinds if the new ones are near them, which spares all rows a write."""
-    if old is None or new is None or not new.is_near(old):
-        return new
-    return old
-
-
-def steady_mean(old: float, biases: Floats) -> float:
-    """Return the old mean bias if it is within one standard deviation of the new mean, which spares
-    rows with an unchanged bias a write; else the new mean.
-    """
-    if not len(biases):
-        return old
-    mean = float(biases.mean(dtype=np.float64))
-    spread = float(biases.std(dtype=np.float64))
-    return old if abs(mean - old) <= spread else mean
-
-
-REFRESHES = "refreshes"
-"""The group of the ledger's records of how far refreshes are."""
-
-CHUNKS_PER_RECORD = 8
-"""A record is written after so many chunks; a killed refresh repeats that many at most."""
-
-
-class _Reached(FrozenModel):
-    """The progress of a refresh. Its bank and its slot identify the refresh."""
-
-    bank: BankReference
-    slot: Count
-    after: tuple[tuple[str | None, Key], ...] = ()
-    """The last finished key, by partition."""
-    scanned: Count = 0
-    """Number of rows read so far."""
-    written: Count = 0
-    """Number of rows written so far."""
-
-
-@dataclass(frozen=True)
-class Renewal:
-    """Writes the biases of a refresh."""
-
-    backend: BiasBackend
-    """Reads and writes the rows; its state has the new biases."""
-    names_epoch: bool
-    """Whether rows get the epoch of their biases."""
-    options: RefreshOptions
-    banks: Banks
-    """Banks that are read already."""
-
-    def fill_pending(self, waiting: int) -> int:
-        """Write the biases of all profiles, and those of an unfinished
-        refresh, to the rows without a bias; return the number of rows.
-        waiting: their expected number. Raises Cancelled, LeaseLost.
-        """
-        backend = self.backend
-        doing = "computing missing biases"
-        count = 0
-        chunks = key_chunks(
-            backend.store, backend.info, doing, self.options.progress, backend.pending, waiting
-        )
-        for partition, chunk in chunks:
-            self._admit(len(chunk))
-            count += backend.write(
-                chunk, partition, self._for_new_rows, epoch_of_new_rows(backend.state)
-            )
-
-        return count
-
-    def run(self, incoming: Profile) -> tuple[int, int]:
-        """Write the new biases of this profile; return the numbers of scanned and of written rows,
-        with earlier runs of this refresh. Raises Cancelled, LeaseLost.
-        """
-        reached = self._reached(incoming)
-        info = self.backend.info
-        store = self.backend.store
-        last_keys = dict(reached.after)
-        scanned = reached.scanned
-        written = reached.written
-
-        def remaining(partition: str | None) -> Iterator[list[Key]]:
-            after = last_keys.get(partition)
-            return key_pages(store, info.name, partition, after=after, rows=info.rows)
-
-        rows_left = max(0, info.rows - scanned)
-        chunks = key_chunks(
-            store, info, "writing biases", self.options.progress, remaining, rows_left
-        )
-        for number, (partition, chunk) in enumerate(chunks, 1):
-            written += self._renew(chunk, partition, incoming)
-            scanned += len(chunk)
-            last_keys[partition] = chunk[-1]
-
-            # A killed refresh begins again at its last record; a record of each chunk costs more.
-            if number % CHUNKS_PER_RECORD == 0:
-                progress = {
-                    "after": tuple(last_keys.items()),
-                    "scanned": scanned,
-                    "written": written,
-                }
-                body = reached.model_copy(update=progress).model_dump_json()
-                store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
-
-        return scanned, written
-
-    def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
-        """Write the new biases to rows where they differ, and all biases to rows without any;
-        return how many rows the database acknowledged.
-        """
-        self._admit(0)
-        backend = self.backend
-        corrections = self._corrections
-        rows = backend.read(keys, partition)
-        biases = corrections[incoming.slot].centred(rows.vectors, rows.batch)
-        moves = np.abs(biases - rows.biases[:, incoming.slot])
-        differ = (moves > self.options.tolerance) & ~rows.incomplete
-
-        count = 0
-        if differ.any():
-            changed = rows.only(differ)
-            self._admit(len(changed.batch))
-            epoch = incoming.epoch if self.names_epoch else None
-            new_biases = RowBiases({incoming.slot: biases[differ]}, epoch)
-            count += backend.put(changed, partition, new_biases)
-            backend.repair(changed, partition, corrections, epoch)
-
-        # Clients write rows without a bias while the job runs, also behind
-        # the key that it has reached; the next refresh fills those.
-        pending = rows.only(rows.incomplete).batch.keys
-        if pending:
-            self._admit(len(pending))
-            count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
-
-        return count
-
-    @cached_property
-    def _for_new_rows(self) -> dict[int, Correction]:
-        """The corrections for rows that are newer than
-        the fits; that of the new biases covers all rows.
-        """
-        incoming = self.backend.state.incoming
-        fitted_slot = incoming.profile.slot if incoming else None
-        # Several slots may have one correction, and its parts are computed once for all of them.
-        as_new = {
-            id(correction): replace(correction, are_new=True)
-            for correction in self._corrections.values()
-        }
-        return {
-            slot: correction if slot == fitted_slot else as_new[id(correction)]
-            for slot, correction in self._corrections.items()
-        }
-
-    @cached_property
-    def _corrections(self) -> dict[int, Correction]:
-        # A refresh replaces the biases of the active
-        # profile, whose bank may have been edited by hand.
-        store = self.backend.store
-        state = self.backend.state
-        return load_corrections(
-            store, state, self.options.engine, self.banks, unchecked=[state.active]
-        )
-
-    @staticmethod
-    def forget(store: Store, collection: str) -> None:
-        """Delete the progress of a refresh of this collection."""
-        store.drop_records(LEDGER, REFRESHES, [_key(collection)])
-
-    def _admit(self, rows: int) -> None:
-        if self.options.stop.is_set():
-            raise Cancelled(
-                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on "
-                "from here"
-            )
-
-        if rows:
-            self.options.throttle.admit(rows)
-
-    def _reached(self, incoming: Profile) -> _Reached:
-        """Return the progress of an earlier run of this refresh."""
-        record = self.backend.store.record(LEDGER, _key(self.backend.info.name))
-        try:
-            reached = _Reached.model_validate_json(record.body) if record else None
-        except ValidationError:
-            # The refresh then begins at the first row again, which costs time and nothing else.
-            reached = None
-
-        if reached and (reached.bank.generation, reached.slot) == (
-            incoming.bank.generation,
-            incoming.slot,
-        ):
-            return reached
-
-        return _Reached(bank=incoming.bank, slot=incoming.slot)
-
-
-def _key(collection: str) -> str:
-    return f"{REFRESHES}/{collection}"

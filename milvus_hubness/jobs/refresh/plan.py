@@ -1,5 +1,4 @@
-"""The options and the plan of a refresh: its bank,
-its estimator, a rebuild; and spare bank generations.
+"""The options and the plan of a refresh: its bank and its estimator; and spare bank generations.
 
 A job notes the bank generations that may become spare; if it is killed, the next refresh of the
 collection drops them, unless a collection state names them. If another job names one at that
@@ -9,7 +8,6 @@ moment, the store restores its rows, see Store.drop_bank_generations.
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +19,7 @@ from pydantic import TypeAdapter
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
     DEFAULT_TOLERANCE,
-    REBUILD_ROWS,
-    REBUILD_SHARE,
+    KEEP_FORMER,
     WHERE_FROM,
     Engine,
     VerdictMode,
@@ -33,9 +30,6 @@ from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Metric
-from milvus_hubness.correction.codec.index_hints import foremost, measured_on
-from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
 from milvus_hubness.correction.estimators import (
     DEFAULT_ESTIMATOR,
     Estimator,
@@ -43,11 +37,9 @@ from milvus_hubness.correction.estimators import (
     to_dict,
 )
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
-from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.kinds import KindMeans
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
-    SLOTS_PER_PROFILE,
     BankReference,
     CollectionState,
     Profile,
@@ -57,13 +49,11 @@ from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
     InvalidParameter,
-    NoSpareColumns,
     StateError,
     UnfinishedMigration,
 )
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import Judging
-from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import (
     default_client_ttl,
     expect_client_ttl,
@@ -79,11 +69,7 @@ from milvus_hubness.jobs.common.priors import (
     on_gallery,
 )
 from milvus_hubness.jobs.common.progress import Throttle
-from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
-from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.migration.plan import MigrationOptions
-from milvus_hubness.jobs.migration.presence import identified, is_copy, is_source
-from milvus_hubness.jobs.migration.survey import scan_chunk, survey
+from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.store.generations import holds, reference_to
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import SearchGates, Store
@@ -105,7 +91,7 @@ class RefreshOptions:
     """
     profile: str | None = None
     """The bias profile to refresh, by default the active one; a new name adds a profile, from the
-    given bank, in spare columns of the stored vectors.
+    given bank.
     """
     refit: bool = False
     """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
@@ -114,7 +100,7 @@ class RefreshOptions:
     new or changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
     """
     revert: bool = False
-    """Return to the biases before the last full refresh."""
+    """Return to the biases before the last full refresh, where these are beside the vectors."""
     prior: PriorLike | None = None
     """A field of the rows, or clicks by key, that says how often each row is wanted; by default the
     present prior, if there is one. Its values are read again by each refresh.
@@ -145,12 +131,12 @@ class RefreshOptions:
     """What becomes of a verdict against a given bank: see VerdictMode; by default as the environment
     says, else "require", with which such a bank is refused, unless `force`.
     """
-    rebuild_share: float = REBUILD_SHARE
-    """If at least this share of at least `rebuild_rows` rows must be written, and the collection is
-    named by an alias, make a copy with the new biases, which takes over the alias.
+    rename: bool = False
+    """Rename a collection that is called by its own name, so that this becomes an alias of the copy;
+    without it, only aliases move to the copy.
     """
-    rebuild_rows: int = REBUILD_ROWS
-    """Collections with fewer rows are not rebuilt, however many of their rows change."""
+    keep_former: int = KEEP_FORMER
+    """Number of former copies that stay; those before are dropped if jobs have made them."""
     plan: bool = False
     """Only return the plan."""
     restart_ttl: bool = False
@@ -158,9 +144,9 @@ class RefreshOptions:
     time to live, which starts again for each of them.
     """
     tolerance: float = DEFAULT_TOLERANCE
-    """A bias is written again if it moves a score by more than this."""
+    """A bias beside the vectors is written again if it moves a score by more than this."""
     client_ttl: float = field(default_factory=default_client_ttl)
-    """Seconds until every client has read a new collection state, before the first write."""
+    """The longest state_ttl of a HubnessClient that writes, in seconds."""
     throttle: Throttle = field(default_factory=Throttle)
     """Slows the writes down, and pauses them."""
     engine: Engine = "local"
@@ -184,6 +170,10 @@ class RefreshOptions:
         object.__setattr__(self, "verdict", judging.mode)
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
+        if isinstance(self.keep_former, bool) or not isinstance(self.keep_former, int):
+            raise InvalidParameter(f"keep_former must be a whole number, not {self.keep_former!r}")
+        if self.keep_former < 0:
+            raise InvalidParameter(f"keep_former is from 0 up, got {self.keep_former}")
         if self.refit_share is not None:
             refit_share(self.refit_share)
             if self.refit or self.revert:
@@ -306,8 +296,8 @@ class RefreshPlan:
     """The generation of the bank, if it is stored already; the mean is decided then too."""
     carries_on: bool = False
     """Whether this continues an unfinished refresh."""
-    rebuilding: Migration | None = None
-    """The unfinished rebuild that this continues."""
+    unfinished: Migration | None = None
+    """The unfinished copy that this continues."""
     fits_bank: bool = False
     """Whether rows count as new or changed from now on: the bank is another one, or the refresh is a
     refit.
@@ -323,14 +313,14 @@ def plan_refresh(
     is_new: bool,
     load_bank: Callable[[], StoredBank],
     options: RefreshOptions,
-    rebuilding: Migration | None,
+    unfinished: Migration | None,
     refit_reason: str = "",
 ) -> RefreshPlan:
     """Choose the bank and the estimator of the next refresh.
 
     state: with the profile to refresh as the active one. is_new: whether the collection lacks this
-    profile so far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this
-    collection. refit_reason: why a refit is due; empty if none is, or none is possible. Raises
+    profile so far. load_bank: reads the profile's bank. unfinished: the copy that a killed refresh has
+    begun. refit_reason: why a refit is due; empty if none is, or none is possible. Raises
     InvalidInput if biases are reverted that were never refreshed, and for a prior whose values are no
     numbers from 0 up.
     """
@@ -338,7 +328,7 @@ def plan_refresh(
         return _reverting(store, info, state)
 
     reasons = ["a refit was requested"] if options.refit else []
-    begun = _begun_profile(state, rebuilding)
+    begun = _begun_profile(state, unfinished)
     if begun and not options.refit:
         try:
             saved = store.load_bank(begun.bank)
@@ -346,7 +336,7 @@ def plan_refresh(
             reasons.append("the bank of an unfinished refresh is gone")
         else:
             if _names_same_biases(options, begun, saved):
-                return _continuing(begun, saved, rebuilding)
+                return _continuing(begun, saved, unfinished)
 
     stored = load_bank()
     bank = _with(stored, optional_bank(options.bank), optional_bank(options.target_bank))
@@ -466,6 +456,11 @@ def _prior_reason(new: ChosenPrior, former: ChosenPrior) -> str:
 
 def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
     """Return the plan to take the last refresh back. Raises InvalidInput if there was none."""
+    if not state.codec.leaves_vectors:
+        raise InvalidInput(
+            f"{info.name!r} has its biases in its vectors: migrate rollback {info.name} takes the last "
+            "refresh back"
+        )
     former = state.profile.former
     if former is None:
         raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
@@ -485,12 +480,13 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
     )
 
 
-def _begun_profile(state: CollectionState, rebuilding: Migration | None) -> Profile | None:
+def _begun_profile(state: CollectionState, unfinished: Migration | None) -> Profile | None:
     """Return the active profile as an unfinished refresh will leave it; None without one."""
     incoming = state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
-    if rebuilding and rebuilding.state:
-        return rebuilding.state.profiles.get(state.active, begun)
+    # A copy that is being prepared is what an interrupted `clean` has left.
+    if unfinished and unfinished.state and unfinished.phase != "preparing":
+        return unfinished.state.profiles.get(state.active, begun)
     return begun
 
 
@@ -505,7 +501,7 @@ def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBan
     return is_same_method and is_same_prior and bank.fingerprint == saved.fingerprint
 
 
-def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None) -> RefreshPlan:
+def _continuing(begun: Profile, saved: StoredBank, unfinished: Migration | None) -> RefreshPlan:
     """Return the plan to finish the unfinished refresh to this profile."""
     return RefreshPlan(
         estimator=from_dict(begun.estimator),
@@ -518,7 +514,7 @@ def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None)
         mean_bias=begun.mean_bias,
         reference=begun.bank,
         carries_on=True,
-        rebuilding=rebuilding,
+        unfinished=unfinished,
     )
 
 
@@ -531,47 +527,37 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
 
 
 def with_profile(
-    state: CollectionState, name: str, options: RefreshOptions
+    state: CollectionState, name: str, options: RefreshOptions, unfinished: Migration | None
 ) -> tuple[CollectionState, bool]:
     """Return the state with this profile as the active one, and whether the profile is new.
 
-    A new profile gets two spare columns of the stored vectors, without
-    biases yet: those of locality hints first, and last that of the
-    graph hint. Raises InvalidParameter, InvalidInput, NoSpareColumns.
+    A new profile has no biases yet, and no columns before a copy is made. unfinished: the copy that a
+    killed refresh has begun. Raises InvalidParameter, InvalidInput.
     """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
 
-    # An unfinished refresh adds the profile: it is new, and its slots are taken already.
-    if state.incoming is not None and state.incoming.name == name:
-        begun = state.incoming.profile
-        draft = begun.model_copy(
-            update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1}
-        )
-        return state.with_profile(draft, name).model_copy(update={"active": name}), True
+    begun = unfinished.state.profiles.get(name) if unfinished and unfinished.state else None
+    if begun is not None:
+        return state.with_profile(begun, name).model_copy(update={"active": name}), True
 
     if not name:
         raise InvalidParameter("a profile needs a name")
     if options.bank is None:
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
-
-    wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
-    # The width of a vector field is fixed: only columns that pad the vectors can be taken.
-    fits = (
-        wider.layout.width == state.layout.width
-        and wider.codec.form.width == state.codec.form.width
-    )
-    if state.codec.needs_candidates or not fits:
-        raise NoSpareColumns(
-            f"{field_words(state.field)} has no columns to spare for profile {name!r}: "
-            "migrate it with room for more profiles"
+    if state.codec.leaves_vectors:
+        raise InvalidInput(
+            f"the biases of {field_words(state.field)} are beside its vectors, where there is no room "
+            f"for profile {name!r}: migrate the collection, and refresh the copy"
         )
 
     active = state.profile
+    taken = {slot for other in state.profiles.values() for slot in (other.slot, other.standby)}
+    free = (slot for slot in count() if slot not in taken)
     draft = Profile(
         estimator=to_dict(options.estimator or DEFAULT_ESTIMATOR),
-        slot=state.slots,
-        standby=state.slots + 1,
+        slot=next(free),
+        standby=next(free),
         mean_bias=0.0,
         bank=active.bank,
         # Measured on this profile's own bank when it is fitted.
@@ -580,28 +566,7 @@ def with_profile(
         refreshed_at=active.refreshed_at,
         fitted_at=active.fitted_at,
     )
-    return wider.with_profile(draft, name).model_copy(update={"active": name}), True
-
-
-def _with_columns(state: CollectionState, slots: int) -> CollectionState:
-    """Return the state with this number of slots, and with the graph hint and locality hint columns
-    that still fit.
-    """
-    layout = state.layout
-    bare = replace(
-        layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0
-    )
-    count = min(layout.locality_hint_count, bare.spare - bool(layout.anchor))
-    hints = foremost(layout.locality_hints, layout.dim, count)
-    wider = replace(
-        bare,
-        anchor=layout.anchor if bare.spare else 0.0,
-        pull=layout.pull if bare.spare else 0.0,
-        length_pull=layout.length_pull if bare.spare else 0.0,
-        locality_hints=hints,
-        reach=layout.reach if hints else 0.0,
-    )
-    return state.model_copy(update={"layout": wider})
+    return state.with_profile(draft, name).model_copy(update={"active": name}), True
 
 
 def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | None) -> StoredBank:
@@ -633,172 +598,6 @@ def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionSta
     columns than stored vectors have. Biases in more columns than necessary are as good.
     """
     # A state can name a field that its owner has dropped meanwhile; other checks say so.
-    if state.codec.needs_candidates or state.field not in info.vector_fields:
+    if state.codec.leaves_vectors or state.field not in info.vector_fields:
         return False
     return store.bias_spread(info, state.field) > state.layout.spread
-
-
-def choose_rebuild(
-    info: CollectionInfo,
-    requested: str,
-    state: CollectionState,
-    share: float,
-    options: RefreshOptions,
-) -> tuple[bool, str]:
-    """Return whether to rebuild, and why.
-
-    requested: the caller's name or alias. share: of rows that need a
-    write. If most rows do, a copy that takes over the alias costs no more,
-    and spares the live collection upserts, which starve its compaction.
-    """
-    moved = f"{share:.0%} of {info.rows:,} rows change"
-    if share < options.rebuild_share:
-        return False, f"{moved}: they are upserted"
-    if info.rows < options.rebuild_rows:
-        return False, f"{moved}, fewer than {options.rebuild_rows:,} in all: they are upserted"
-    if obstacle := rebuild_obstacle(info, requested, state):
-        return False, f"{moved}, and are upserted: {obstacle}"
-    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
-
-
-def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionState) -> str:
-    """Return why no copy can take over from the collection; empty if one can."""
-    if state.codec.leaves_vectors:
-        return "biases outside the vector field are not rebuilt"
-    if len(info.states) > 1:
-        return f"other fields of {info.name!r} are corrected too"
-    if len(info.aliases) != 1:
-        what = "several aliases lead" if info.aliases else "no alias leads"
-        return f"{what} to {info.name!r}, and one is moved in one step"
-    if requested == info.name:
-        return f"requested by its alias {info.aliases[0]!r}, a copy would take over"
-
-    return ""
-
-
-def columns_obstacle(info: CollectionInfo, requested: str, state: CollectionState) -> str:
-    """Return why no copy can have the columns that a quantiser needs; empty if one can."""
-    if state.kinds is not None:
-        return "this quantizer would clip what queries send for kinds"
-    return rebuild_obstacle(info, requested, state)
-
-
-def begin(
-    store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress
-) -> Migration:
-    """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
-    surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
-    ledger = Ledger(store)
-
-    # products, products_r2, products_r3: the copy of a copy does not pile up endings.
-    base = re.sub(r"_r\d+$", "", info.name)
-    names = (f"{base}_r{number}" for number in count(state.profile.epoch))
-    # What depends on the index and on the vectors is decided for the copy again.
-    layout = _copy_layout(store, info, state, surveyed.chunks[:1])
-    copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
-    migration = Migration(
-        source=info.name,
-        target=next(name for name in names if not store.exists(name)),
-        field=state.field,
-        bank_collection=state.profile.bank.collection,
-        arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
-        phase="copying",
-        source_identity=identified(store, store.info(info.name, counted=False)),
-        rebuilds=info.states[state.field],
-        rows=surveyed.rows,
-        chunks=len(surveyed.chunks),
-    )
-
-    # The record comes last: without it, nobody looks for the chunks, and the next refresh begins
-    # a rebuild of its own.
-    ledger.write_chunks(migration, surveyed.chunks)
-    return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
-
-
-def _copy_layout(
-    store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
-) -> Layout:
-    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants
-    that depend on the bank and, in `some` chunks, on the vectors.
-    """
-    layout = state.layout
-    field = state.field
-    spread = store.bias_spread(info, field)
-    has_hints = store.takes_locality_hints(info, field) and layout.metric != "L2"
-    is_other = spread != layout.spread
-    if not some or not (is_other or has_hints or spread > 1):
-        return layout
-
-    rows = scan_chunk(store, info.name, field, some[0], store.chunk_rows(info))
-    vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
-    valid = ~layout.invalid(vectors)
-    vectors = vectors[valid]
-    rows = rows.take(np.flatnonzero(valid).tolist())
-    bank = store.load_bank(state.profile.bank)
-
-    if is_other or has_hints:
-        layout = measured_on(
-            with_spread(layout, spread) if is_other else layout,
-            vectors,
-            bank.queries.condensed.vectors,
-            graph_hint=store.takes_graph_hint(info, field),
-            locality_hints=store.takes_locality_hints(info, field),
-            # The first chunk says too little of rows that could not be read back.
-            keeps_mean=True,
-            length_pull=store.takes_length_pull(info, field),
-        )
-
-    if spread > 1:
-        profile = state.profile
-        described = state.model_copy(update={"layout": layout})
-        correction = Correction.of_profile(described, profile, bank)
-        biases = correction.centred(vectors, rows)
-        layout = with_bias_scale(layout, vectors, biases, profile.strength)
-
-    return layout
-
-
-def rebuildings(store: Store, collection: str) -> list[Migration]:
-    """Return all rebuilds in the ledger that can be read, finished or not.
-
-    Raises StateError if the entry of a migration from or to this collection cannot be read.
-    """
-    return [
-        migration
-        for migration in Ledger(store).migrations(collection)
-        if migration.rebuilds is not None
-    ]
-
-
-def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration | None:
-    """Return the unfinished rebuild of this collection, if any."""
-    over = {"switched", "rolled back", "finished"}
-    of_this_collection = (
-        rebuild
-        for rebuild in reversed(rebuilds)
-        if rebuild.source == info.name and is_source(info, rebuild)
-    )
-    return next((rebuild for rebuild in of_this_collection if rebuild.phase not in over), None)
-
-
-def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """Return the rebuild that made this copy, if only its
-    cutover, after the move of the alias, is unfinished.
-    """
-    switching = (
-        rebuild
-        for rebuild in rebuilds
-        if rebuild.phase == "switching" and rebuild.target == copy.name and is_copy(copy, rebuild)
-    )
-    return next(
-        (rebuild for rebuild in switching if rebuild.arguments["alias"] in copy.aliases), None
-    )
-
-
-def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
-    """Copy, verify and move the alias; continue where an earlier run stopped.
-
-    Raises as migrations do.
-    """
-    with opened(lease.store, migration, options, lease) as migrator:
-        return migrator.run(alias=migration.arguments["alias"])

@@ -70,9 +70,7 @@ class Status(ShownAsTable):
     bias_scale: float | None = None
     """The factor by which a bias is multiplied before it is stored in them."""
     needs_other_columns: bool = False
-    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy
-    that has them.
-    """
+    """Whether the field's quantizer needs more such columns: a refresh makes a copy that has them."""
     side_collection: str | None = None
     """The side collection, if it holds the biases."""
     candidates: int | None = None
@@ -180,13 +178,15 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
 
 
 def pending_rows(store: Store, collection: str, field: str | None) -> tuple[int, int]:
-    """Return the number of rows without a bias, and of all rows. Raises as `status` does.
+    """Return the number of rows that a refresh would give the bias that they lack, and of all rows.
 
-    It takes far less time than `status`.
+    Rows with biases in their vectors wait for the next copy. It takes far less time than `status`.
+    Raises as that does.
     """
     info = store.info(collection)
     state = info.state_of(field)
-    pending = 0 if state is None else BiasBackend(store, info, state).count_pending()
+    is_filled = state is not None and state.codec.leaves_vectors
+    pending = BiasBackend(store, info, state).count_pending() if state and is_filled else 0
     return pending, info.rows
 
 

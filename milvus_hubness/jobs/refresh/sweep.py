@@ -1,6 +1,6 @@
 """The removal of all that the correction of a collection has left and nothing uses any more.
 
-A rebuilding refresh leaves the former copy, a rollback leaves the copy, and `disable` leaves biases
+A refresh leaves the former copy, a rollback leaves the copy, and `disable` leaves biases
 in rows without a schema; banks, records of the ledger and properties stay after each of these. The
 collection itself, what an application reads, the source of a migration, and what an unfinished job
 goes on with are never removed.
@@ -49,7 +49,7 @@ class Leftovers(ShownAsTable):
     """The real name of the collection; it stays."""
 
     copies: tuple[str, ...] = ()
-    """Copies that nobody reads: former copies of rebuilding refreshes, and copies after a rollback.
+    """Copies that nobody reads: former copies of refreshes, and copies after a rollback.
     """
 
     keys: dict[str, int] = field(default_factory=dict)
@@ -178,13 +178,13 @@ class _Search:
             return False
 
         info = store.info(target, counted=False, checked=False)
-        rebuild = replaced_by(self._ledger, target, target)
+        refresh = replaced_by(self._ledger, target, target)
         if not is_copy(info, migration):
             self._staying[target] = "another client has created it"
         elif info.aliases:
             self._staying[target] = f"{', '.join(map(repr, info.aliases))} leads to it"
         elif migration.phase == "rolled back" or (
-            rebuild is not None and store.exists(rebuild.target)
+            refresh is not None and store.exists(refresh.target)
         ):
             return True
         elif migration.phase in UNFINISHED:
@@ -269,15 +269,15 @@ def _keeps_keys(states: Iterable[CollectionState]) -> bool:
 
 
 def _remove_copy(lease: Lease, copy: str) -> None:
-    """Drop a copy. If a refresh has rebuilt it, the new copy takes its place in the ledger."""
+    """Drop a copy. If a refresh has replaced it, the new copy takes its place in the ledger."""
     ledger = Ledger(lease.store)
     migration = ledger.of_target(copy)
-    rebuild = replaced_by(ledger, copy, copy)
-    if migration is not None and rebuild is None:
+    refresh = replaced_by(ledger, copy, copy)
+    if migration is not None and refresh is None:
         drop_copy(lease, ledger, migration)
-    elif rebuild is not None:
-        drop_collection(lease, copy, other=rebuild.target)
-        without_source(ledger, rebuild)
+    elif refresh is not None:
+        drop_collection(lease, copy, other=refresh.target)
+        without_source(ledger, refresh)
 
     _forget(lease.store, copy)
 
@@ -303,9 +303,9 @@ def _forget(store: Store, name: str) -> None:
     """Remove the ledger's records of a collection that is gone."""
     ledger = Ledger(store)
     migration = ledger.of_target(name)
-    rebuild = replaced_by(ledger, name, name)
-    if rebuild is not None and migration is not None:
-        without_source(ledger, rebuild)
+    refresh = replaced_by(ledger, name, name)
+    if refresh is not None and migration is not None:
+        without_source(ledger, refresh)
     elif migration is not None:
         ledger.forget(migration)
 

@@ -102,7 +102,10 @@ class Schemas(Protocol):
     """Which collections can be copied or can hold biases, and the creation of copies."""
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
-        """Return the reasons why `source` cannot be copied; empty if it can."""
+        """Return the reasons why `source` cannot be copied; empty if it can.
+
+        field: one to correct, or one that is corrected in its vectors and gets other biases.
+        """
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         """Return remarks for the user about changes that a copy brings."""

@@ -35,12 +35,12 @@ from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     REMEDY,
+    SLOTS_PER_PROFILE,
     CollectionState,
     PropertyModel,
     StoredEstimator,
     described_property,
     read_states,
-    slots_for,
 )
 from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
 from milvus_hubness.jobs.store.ownership import (
@@ -347,11 +347,11 @@ class VectorField:
         return Layout(self.dim, as_metric(self.metric), multi_vectors=self.multi_vectors)
 
     def width_of_copy(self, width_multiple: int) -> int:
-        """Return the width of the augmented vectors of a copy without room for further profiles.
+        """Return the width of the augmented vectors of a copy with one profile.
 
         Raises InvalidParameter for another metric.
         """
-        layout = Layout(self.dim, as_metric(self.metric), slots_for(1), width_multiple)
+        layout = Layout(self.dim, as_metric(self.metric), SLOTS_PER_PROFILE, width_multiple)
         return form_of(layout, self.dtype).width
 
     @property

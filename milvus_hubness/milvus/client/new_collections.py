@@ -22,7 +22,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
 from milvus_hubness.correction.estimators.nnn import NNN
-from milvus_hubness.correction.state import BankReference, CollectionState, slots_for
+from milvus_hubness.correction.state import SLOTS_PER_PROFILE, BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.protocols import Store
@@ -50,8 +50,6 @@ class CorrectionConfig:
     """By default <collection>__bank, and <collection>__bank_<field> for a field after the first."""
     strength: float = 1.0
     """w of searches that name none."""
-    profiles: int = 1
-    """The number of bias profiles that the stored rows have room for."""
     prior: str | None = None
     """A field of the rows with a number from 0 up that says how often each is wanted. It counts from
     the first refresh on: its values have no scale before there are rows.
@@ -237,7 +235,7 @@ def _new_field(
     layout = Layout(
         dim,
         as_metric(vector.metric),
-        slots_for(config.profiles),
+        SLOTS_PER_PROFILE,
         multiple_of,
         spread=milvus_schema.bias_spread(vector, dim, vector.metric),
     )

@@ -23,7 +23,7 @@ from milvus_hubness.errors import (
     StoreError,
     redacted,
 )
-from milvus_hubness.jobs.migration.rights import Right
+from milvus_hubness.jobs.migration.rights import Grant, Right
 from milvus_hubness.jobs.store.helpers import own_samplings
 from milvus_hubness.jobs.store.ownership import (
     SIDE_PROPERTY,
@@ -41,6 +41,7 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store import server as milvus_server
 from milvus_hubness.milvus.store.banks import MilvusQuerySamples
 from milvus_hubness.milvus.store.bulk import MilvusBulk
+from milvus_hubness.milvus.store.grants import grant_all, grants_on
 from milvus_hubness.milvus.store.rights import denied
 from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
 from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
@@ -74,6 +75,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         """Return those of the rights on a collection that this store's user lacks."""
         known = expect_words("rights", rights, Right)
         return denied(self.client, collection, known)
+
+    def grants_on(self, collection: str) -> list[Grant] | None:
+        return [] if self.is_lite else grants_on(self.client, collection)
+
+    def grant_all(self, collection: str, grants: Sequence[Grant]) -> list[Grant]:
+        return grant_all(self.client, collection, grants)
 
     # -- descriptions ------------------------------------------------------------------------------
 

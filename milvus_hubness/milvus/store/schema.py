@@ -321,7 +321,10 @@ def struct_obstacles(schema: Mapping[str, Any]) -> list[str]:
 
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
-    """Return the reasons why the collection cannot be copied, each with a remedy."""
+    """Return the reasons why the collection cannot be copied, each with a remedy.
+
+    The field may be corrected already, in its vectors: the copy then gets other biases.
+    """
     reasons = kind_obstacles(source.schema)
     reasons += _field_obstacles(source, field)
 
@@ -341,6 +344,10 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
 
     fields = fields_by_name(source.schema)
     hidden_fields = {name + suffix for name in HIDDEN_FIELDS}
+    present = source.states.get(field)
+    if present is not None and not present.codec.leaves_vectors:
+        # They are those of its own correction.
+        hidden_fields -= {*present.codec.hidden_fields}
     if taken := sorted(hidden_fields & fields.keys()):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
     reasons += [f"{reason}: {WITHOUT_COPY}" for reason in struct_obstacles(source.schema)]

@@ -10,6 +10,7 @@ from milvus_hubness import NNN, MilvusStore, QueryBank, migrate, plan_migration,
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
+from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, vectors
 
 DIM = 4
@@ -29,7 +30,7 @@ class Wide(MilvusStore):
         self.ends = {}
 
     def is_wide(self, collection):
-        return collection in (self.source, self.copy)
+        return collection in (self.source, self.copy, f"{self.copy}_r2")
 
     def info(self, collection, *, counted=True):
         info = super().info(collection, counted=False)
@@ -99,7 +100,8 @@ def peaks_of(lite, rows):
         assert (done.phase, done.rows) == ("verified", rows)
 
     def full_refresh():
-        done = refresh(store, store.copy, bank=banks[1], force=True, client_ttl=0.0)
+        alias = aliased(store, store.copy)
+        done = refresh(store, alias, bank=banks[1], force=True, client_ttl=0.0)
         assert (done.action, done.scanned) == ("full", rows)
         assert done.written > 0.99 * rows
 

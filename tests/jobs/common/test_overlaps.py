@@ -32,6 +32,7 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.common.row_writer import rewriting
 from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.refresh.guard import guard_hubs
 from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
 from milvus_hubness.jobs.refresh.status import repair, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
@@ -39,7 +40,7 @@ from tests.support.galleries import nnn, plain_collection, vectors
 
 DIM, ITEMS = 8, 60
 CORRECTED = {
-    "refresh": lambda case: refresh(case.store, case.copy, estimator=CSLS(4), force=True),
+    "refresh": lambda case: refresh(case.store, case.copy),
     "cutover": lambda case: cutover(case.store, case.name, alias=case.alias),
     "resume": lambda case: resume(case.store, case.name),
     "run": lambda case: migrate(case.store, case.plan),
@@ -137,31 +138,30 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
 
 
 @pytest.mark.parametrize("kind", ["rename", "alias"])
-def test_a_refresh_that_ends_before_a_cutover_is_kept(lite, kind):
-    """Point 4: the cutover wrote a state that it had read before: epoch 2 became 1 again."""
+def test_a_state_that_a_job_writes_before_a_cutover_is_kept(lite, kind):
+    """Point 4: the cutover wrote a state that it had read before."""
     case = Case(lite)
     seen = []
 
-    class Refreshing(MilvusStore):
-        """A refresh of the copy begins after the cutover has found its migration."""
+    class Guarding(MilvusStore):
+        """A job changes the state of the copy after the cutover has found its migration."""
 
         def fenced(self, fences):
             if not seen:
-                seen.append("refreshed")
-                refresh(lite.store(), case.copy, estimator=CSLS(4), force=True)
+                seen.append("guarded")
+                guard_hubs(lite.store(), case.copy, "warn")
             return super().fenced(fences)
 
     case.migrated()
     how = {"rename": True} if kind == "rename" else {"alias": case.alias}
-    cutover(Refreshing(lite.client()), case.name, **how)
-    state = lite.store().info(case.copy).state
-    assert (state.profile.epoch, state.profile.estimator["name"]) == (2, "CSLS")
+    cutover(Guarding(lite.client()), case.name, **how)
+    assert lite.store().info(case.copy).state.on_hub == "warn"
     rollback(case.store, case.copy)
-    assert lite.store().info(case.copy).state.profile.epoch == 2
+    assert lite.store().info(case.copy).state.on_hub == "warn"
 
 
 def test_a_refresh_is_of_the_collection_that_the_alias_leads_to_once_the_lease_is_held(lite):
-    """A rebuild that ended meanwhile had moved the alias, and the former collection was refreshed."""
+    """A refresh that ended meanwhile had moved the alias, and the former collection was refreshed."""
     former, other = Case(lite).migrated(), Case(lite).migrated()
     former.client.create_alias(former.copy, former.alias)
 
@@ -171,9 +171,8 @@ def test_a_refresh_is_of_the_collection_that_the_alias_leads_to_once_the_lease_i
             return super().fenced(fences)
 
     done = refresh(Moving(lite.client()), former.alias, estimator=CSLS(4), force=True)
-    assert done.collection == other.copy
-    epochs = [lite.store().info(each.copy).state.profile.epoch for each in (former, other)]
-    assert epochs == [1, 2]
+    assert (done.collection, done.former_copy) == (f"{other.copy}_r2", other.copy)
+    assert not lite.store().exists(f"{former.copy}_r2")
 
 
 def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite):

@@ -24,7 +24,6 @@ def request(**changed):
         "kinds": KindRequest.of(None),
         "rename": False,
         "measure": False,
-        "profiles": 1,
         "restart": False,
         "judging": Judging.of(None, None),
         "client_ttl": 0.0,
@@ -36,12 +35,6 @@ def request(**changed):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        *(
-            ("profiles", value, "profiles must be a whole number, not")
-            for value in ("2", 2.0, None)
-        ),
-        ("profiles", True, "profiles must be a whole number, not True"),
-        ("profiles", 0, "profiles is from 1 to 16,384, got 0"),
         *(
             ("client_ttl", value, "client_ttl must be a number of seconds from 0 up, not")
             for value in ("5", -1, float("nan"), float("inf"), None, True)
@@ -62,5 +55,5 @@ def test_a_migration(name, value, message):
 
 
 def test_numbers_of_numpy_are_numbers():
-    taken = request(profiles=np.int64(2), client_ttl=np.float32(1.5), index_params={"M": 16})
-    assert (taken.profiles, taken.client_ttl) == (2, 1.5)
+    taken = request(client_ttl=np.float32(1.5), index_params={"M": 16})
+    assert taken.client_ttl == 1.5

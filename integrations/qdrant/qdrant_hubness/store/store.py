@@ -98,9 +98,14 @@ class QdrantStore(QdrantWriteIntents):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         described = source.schema["described"]
         vector = source.vector_fields.get(field)
+        present = source.states.get(field)
         copy_width = 0
         if vector is not None and vector.metric in schema.METRICS.values():
-            copy_width = vector.width_of_copy(self.width_multiple(vector))
+            copy_width = (
+                vector.width_of_copy(self.width_multiple(vector))
+                if present is None
+                else present.codec.form.width
+            )
 
         reasons = schema.obstacles(source, field)
         reasons += strict_mode.obstacles(
@@ -111,6 +116,10 @@ class QdrantStore(QdrantWriteIntents):
             keys=1,
             conditions=strict_mode.COPY_CONDITIONS,
         )
+
+        if present is not None and not present.codec.leaves_vectors:
+            # Its points have the keys of a copy already.
+            return reasons
 
         # Keys of payloads that a copy needs for itself.
         counts = {}

@@ -53,24 +53,24 @@ class Trial:
 
     @property
     def random(self) -> random.Random:
-        return random.Random(f"rebuild {self.seed} {self.backend} {self.number}")
+        return random.Random(f"copy {self.seed} {self.backend} {self.number}")
 
     def __str__(self) -> str:
         how = [self.again, *(["writes"] if self.writes else []), self.method]
         shape = (
             f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
         )
-        return f"{self.backend} {self.number:2} rebuild ({', '.join(how)}, {shape})"
+        return f"{self.backend} {self.number:2} copy ({', '.join(how)}, {shape})"
 
 
 def trials(seed: int, backend: str) -> list[Trial]:
     """All of a backend: each stage in turn."""
     there = BACKENDS[backend]
     stages = list(REQUESTS[there.database])
-    random.Random(f"rebuilds {seed} {backend}").shuffle(stages)
+    random.Random(f"copies {seed} {backend}").shuffle(stages)
     made = []
     for number in range(COUNT):
-        rng = random.Random(f"rebuild trial {seed} {backend} {number}")
+        rng = random.Random(f"copy trial {seed} {backend} {number}")
         killed = not there.is_embedded and number in SERVER_KILLS
         made.append(
             Trial(
@@ -108,7 +108,7 @@ class _Attempt:
     def __init__(self, place: Place, outcome: Outcome) -> None:
         self._place, self._outcome, self._trial = place, outcome, outcome.trial
         trial = self._trial
-        stem = f"rebuilt_{os.getpid()}_{next(_numbers)}"
+        stem = f"copied_{os.getpid()}_{next(_numbers)}"
         self._alias = f"{stem}_live"
         self._corrected = Corrected(place, stem, trial.shape, "vector", trial.number)
         self._former = self._corrected.name
@@ -150,21 +150,16 @@ class _Attempt:
 
     def _command(self, which: str) -> Command:
         options = (*self._new.options, "--force") if which == "same" else ()
-        common = (
-            "--client-ttl",
-            "0",
-            "--rebuild-rows",
-            "1",
-            "--uri",
-            self._place.address,
-            "--json",
-        )
-        return Command(self._place, ("refresh", self._alias, *options, *common), rebuilds=True)
+        # All former copies stay: what is in them is looked at.
+        common = ("--keep-former", "9", "--client-ttl", "0", "--uri", self._place.address, "--json")
+        return Command(self._place, ("refresh", self._alias, *options, *common), copies=True)
 
     def _known(self, database: Database) -> Migration | None:
         """The copy that was begun, in the ledger."""
         found = Ledger(database.store).migrations()
-        return next((each for each in found if each.source == self._former and each.rebuilds), None)
+        return next(
+            (each for each in found if each.source == self._former and each.is_refresh), None
+        )
 
     def _check(self, database: Database, asked: str, *, is_new: bool) -> None:
         """asked: the collection that was run again."""
@@ -182,14 +177,14 @@ class _Attempt:
     def _former_copies(self, database: Database, copy: str) -> set[str]:
         """All copies before this one; a refresh that is forced again after the cutover makes a further one."""
         by_target = {
-            each.target: each for each in Ledger(database.store).migrations() if each.rebuilds
+            each.target: each for each in Ledger(database.store).migrations() if each.is_refresh
         }
         former: set[str] = set()
         while copy != self._former:
-            assert copy in by_target, f"the ledger has no rebuild to {copy!r}"
-            rebuild = by_target[copy]
-            assert rebuild.phase == "switched", f"the ledger says {rebuild.phase!r}"
-            copy = rebuild.source
+            assert copy in by_target, f"the ledger has no refresh to {copy!r}"
+            refresh = by_target[copy]
+            assert refresh.phase == "switched", f"the ledger says {refresh.phase!r}"
+            copy = refresh.source
             former.add(copy)
             assert database.store.info(copy).dual_write is None, "clients still write to both"
         return former

@@ -1,0 +1,318 @@
+"""A refresh of biases in the vectors: a migration to a copy with the new ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.base import form_of
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
+from milvus_hubness.correction.fitted import Correction, measured_kinds
+from milvus_hubness.correction.prior import Items
+from milvus_hubness.correction.state import SLOTS_PER_PROFILE, CollectionState, Profile
+from milvus_hubness.errors import LeaseHeld, StoreError
+from milvus_hubness.jobs.common.corrections import keep_nearest
+from milvus_hubness.jobs.common.kinds import KindRequest
+from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.common.progress import as_events
+from milvus_hubness.jobs.migration.clean import drop_copy
+from milvus_hubness.jobs.migration.corrected import (
+    begun,
+    drop_former,
+    expect_copyable,
+    refreshes_of,
+    replaced_copies,
+    target_of,
+    unfinished,
+)
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
+from milvus_hubness.jobs.migration.migrator import opened
+from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.rights import grant_remarks
+from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
+from milvus_hubness.jobs.refresh.biases import Sample, fit
+from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
+from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
+from milvus_hubness.jobs.store.generations import Batch
+
+
+def copying(options: RefreshOptions) -> MigrationOptions:
+    """Return the options of the migration that a refresh makes."""
+    return MigrationOptions(
+        client_ttl=options.client_ttl,
+        throttle=options.throttle,
+        events=as_events(options.progress),
+        engine=options.engine,
+    )
+
+
+class ByCopy(Refreshing):
+    """Carries out the refresh of biases in the vectors."""
+
+    @property
+    def expiry(self) -> str:
+        return (
+            f"rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last write, "
+            "and those of a copy are written now, so that they expire later: allow that with "
+            "--restart-ttl (restart_ttl), or keep the biases beside the vectors (enable)"
+        )
+
+    def unchanged(self, plan: RefreshPlan) -> RefreshResult:
+        """Note that all biases are up to date; rows without one get theirs in the next copy."""
+        if not self.options.plan:
+            renewed = {"refreshed_at": now(), "evidence": self.evidence(plan)}
+            state = self.state.with_profile(self.state.profile.model_copy(update=renewed))
+            self.write_state(keep_nearest(self.store, self.info.name, state))
+
+        reason = "bank and parameters are unchanged"
+        if self.waiting:
+            reason += f"; {self.waiting:,} rows have the mean bias until the next copy (--force makes one)"
+        return self.result("none", reason, scanned=0)
+
+    def refused(
+        self, reason: str, plan: RefreshPlan, load_bank: Callable[[], StoredBank]
+    ) -> RefreshResult:
+        return self.result("refused", reason, scanned=0)
+
+    def expect_possible(self) -> None:
+        _ = self._switch
+        kinds = KindRequest.of(self.state.kind or None)
+        unhinted = self._unhinted(kinds=0, kind_offsets="")
+        kinds.expect_possible(with_spread(unhinted, self._spread), self.state.field)
+
+    @cached_property
+    def _renames(self) -> bool:
+        """Whether the collection's own name moves to the copy: it does if the caller used it."""
+        return self.options.rename and self.requested == self.info.name
+
+    @cached_property
+    def _switch(self) -> Switch:
+        return expect_copyable(self.store, self.info, self.state, rename=self._renames)
+
+    # -- the new biases ----------------------------------------------------------------------
+
+    @cached_property
+    def _bare_layout(self) -> Layout:
+        """The columns of the copy's vectors, without what is measured on them.
+
+        The mean of L2 stays, as other profiles are fitted with it, and so do the offsets of kinds:
+        vectors keep each bit from copy to copy.
+        """
+        bare = self._unhinted(
+            slots=SLOTS_PER_PROFILE * len(self.state.profiles),
+            multiple_of=self.store.width_multiple(self.info.vector_fields[self.state.field]),
+        )
+        return bare if self._spread == bare.spread else with_spread(bare, self._spread)
+
+    @cached_property
+    def _spread(self) -> int:
+        """In how many columns the field's quantiser needs a bias."""
+        return self.store.bias_spread(self.info, self.state.field)
+
+    def _unhinted(self, **changes: Any) -> Layout:
+        """Return the present layout without index hints, with these changes."""
+        unhinted = replace(
+            self.state.layout,
+            anchor=0.0,
+            pull=0.0,
+            length_pull=0.0,
+            locality_hints="",
+            reach=0.0,
+        )
+        return replace(unhinted, **changes)
+
+    @property
+    def _is_in_use(self) -> bool:
+        """Whether the profile to refresh is the one that searches use."""
+        return self.state.active == self.active
+
+    @cached_property
+    def _bank_in_use(self) -> StoredBank:
+        """The bank of the profile that searches use."""
+        return self.store.load_bank(self.state.profiles[self.active].bank, checked=False)
+
+    def _layout(self, plan: RefreshPlan, sample: Sample) -> Layout:
+        """Return the layout of the copy, but for the scale of a spread bias."""
+        store = self.store
+        field = self.state.field
+        # Index hints and the scale serve most searches: those by the profile in use.
+        bank = plan.bank if self._is_in_use else self._bank_in_use
+        return measured_on(
+            self._bare_layout,
+            sample.vectors,
+            bank.queries.condensed.vectors,
+            graph_hint=store.takes_graph_hint(self.info, field),
+            locality_hints=store.takes_locality_hints(self.info, field),
+            keeps_mean=True,
+            length_pull=store.takes_length_pull(self.info, field),
+        )
+
+    def fitted(self, plan: RefreshPlan, sample: Sample) -> Correction:
+        layout = self._layout(plan, sample)
+        rule = self.state.kinds
+        numbers = sample.kinds(rule)
+        kinds = measured_kinds(layout, rule, sample.vectors, numbers, plan.bank.queries)
+        correction = fit(self.store, self.info, self.state, layout, plan, self.options, kinds)
+
+        biases = correction.centred(sample.vectors, kinds=numbers)
+        mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+        prior = plan.prior
+        if prior is not None:
+            prior = prior.with_factor(correction.spread(sample.vectors, numbers))
+        correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
+        correction = correction.measured(sample.vectors, numbers)
+        if layout.spread == 1:
+            return correction
+
+        strength = plan.strength
+        everything = np.ones(len(biases), np.bool_)
+        stored = correction.with_prior(biases - np.float32(mean_bias), everything, sample.items)
+        if not self._is_in_use:
+            profile = self.state.profiles[self.active]
+            in_use = Correction.of_profile(self.state, profile, self._bank_in_use)
+            strength = profile.strength
+            # The sample has no values of its prior, which change the size of biases by little.
+            stored = replace(in_use, prior=None).centred(sample.vectors, kinds=numbers)
+        layout = with_bias_scale(layout, sample.vectors, stored, strength)
+        return replace(correction, layout=layout)
+
+    def _state(self, fresh: Profile, layout: Layout) -> CollectionState:
+        """Return the state of the copy, with the refreshed profile as the active one."""
+        changes = {"layout": layout, "incoming": None, "outgoing": None}
+        return self.state.model_copy(update=changes).with_profile(fresh)
+
+    # -- the copy ----------------------------------------------------------------------------
+
+    def planned(self, plan: RefreshPlan, correction: Correction) -> RefreshResult:
+        copy = self._copy_plan(correction)
+        return self.result("full", plan.reason, written=self.info.rows, copy=copy)
+
+    def _copy_plan(self, correction: Correction) -> CopyPlan:
+        """Return what the copy takes, from some rows."""
+        store = self.store
+        info = self.info
+        field = self.state.field
+        codec = self.state.codec
+        began = time.perf_counter()
+        batches = [
+            store.scan(info.name, field, limit=ESTIMATED_ROWS, partition=partition)
+            for partition in info.partitions
+        ]
+        batch = max(batches, key=len)
+        reading_seconds = (time.perf_counter() - began) / len(batches)
+
+        def correct(rows: Batch) -> None:
+            vectors = codec.decode_rows(codec.columns(rows.vectors, rows.rows))
+            correction.centred(vectors, Items(rows.keys, rows.rows))
+
+        vector = info.vector_fields[field]
+        widths = {
+            "source": codec.form.width,
+            "target": form_of(correction.layout, vector.dtype).width,
+        }
+        estimates = estimated(batch, reading_seconds, correct, vector, widths, info.rows)
+        target = target_of(store, info, self.state.profile.epoch + 1)
+        return CopyPlan(
+            target=target,
+            names=self._switch.names,
+            renamed=self._switch.source_renamed,
+            rows=info.rows,
+            memory_bytes=estimates.memory_bytes,
+            seconds=round(estimates.seconds, 3),
+            waiting_seconds=2 * self.options.client_ttl,
+            remarks=tuple(self._remarks(target)),
+        )
+
+    def _remarks(self, target: str) -> list[str]:
+        """Return what the user should know before a copy of this name is made."""
+        info = self.info
+        remarks = grant_remarks(self.store, info.name, target)
+        if self.requested == info.name and not self._renames:
+            remarks.append(
+                f"who reads {info.name!r} by its own name goes on reading the former copy: --rename "
+                "(rename) moves that name too"
+            )
+        return remarks
+
+    def adopt(self, plan: RefreshPlan, fresh: Profile, correction: Correction) -> RefreshResult:
+        self._drop_unfinished()
+        state = self._state(fresh, correction.layout)
+        migration = begun(
+            self.store,
+            self.info,
+            state,
+            rename=self._renames,
+            progress=self.options.progress,
+        )
+        return self._copied(plan, migration)
+
+    def continued(self, plan: RefreshPlan) -> RefreshResult:
+        migration = plan.unfinished
+        assert migration is not None, "only a copy is continued"
+        if self.options.plan:
+            return self.result("full", plan.reason, written=self.info.rows)
+        self.lease.check()
+        return self._copied(plan, migration)
+
+    def _drop_unfinished(self) -> None:
+        """Drop the copy of a killed refresh, whose biases are not wanted any more."""
+        refreshes = refreshes_of(self.store, self.info.name)
+        left = unfinished(refreshes, self.info, self.state.field)
+        if left:
+            self.lease.include(left.target)
+            drop_copy(self.lease, Ledger(self.store), left)
+
+    def _copied(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
+        """Make the copy with the new biases, and let it take over the names."""
+        with opened(self.store, migration, copying(self.options), self.lease) as migrator:
+            done = migrator.run()
+
+        # The copy names its bank now; that of a copy that was given up is named by nobody.
+        self.spare.drop(self.spare.noted())
+        dropped = self._drop_former(done)
+        rows = (done.verified or {}).get("rows", 0)
+        return self.result(
+            "full",
+            plan.reason,
+            scanned=rows,
+            written=rows,
+            collection=done.target,
+            epoch=done.corrected().profiles[self.state.active].epoch,
+            former_copy=done.source_now,
+            dropped=dropped,
+        )
+
+    def _drop_former(self, done: Migration) -> tuple[str, ...]:
+        """Drop the former copies before the ones that are kept, and return their names."""
+        dropped: list[str] = []
+        for replacing in replaced_copies(self.store, done, self.options.keep_former):
+            name = replacing.source_now
+            try:
+                self._drop(replacing)
+            except (StoreError, LeaseHeld) as error:
+                # The new biases are in use: the next refresh tries this again.
+                log.warning("the former copy %r stays for now: %s", name, error)
+            else:
+                dropped.append(name)
+        return tuple(dropped)
+
+    def _drop(self, replacing: Migration) -> None:
+        """Drop the source of a former refresh, and the bank generations that only it names."""
+        name = replacing.source_now
+        spare = SpareBanks(self.store, name)
+        if self.store.exists(name):
+            # Noted first: a killed job must not leave generations that nobody knows of.
+            states = self.store.info(name, counted=False).states.values()
+            spare.note({bank for state in states for bank in state.banks})
+        self.lease.include(name)
+        drop_former(self.lease, replacing)
+        spare.drop(spare.noted())
