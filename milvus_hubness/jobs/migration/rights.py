@@ -118,7 +118,9 @@ def try_rights(
     denied = {name: set(application.denied(name, every)) for name in names}
     has = tuple(right for right in every if any(right not in denied[name] for name in names))
 
-    needed: dict[str, set[Right]] = {name: {*has} for name in (*names, migration.target)}
+    # Requests go to the real names; an alias is only described, which nearly every user may.
+    real_names = (migration.source, migration.target)
+    needed: dict[str, set[Right]] = {name: {*has} for name in real_names}
     if not set(has).isdisjoint(WRITES):
         needed[migration.source].add("Query")
         needed[migration.target] |= {"Upsert", "Delete"}

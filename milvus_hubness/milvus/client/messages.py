@@ -294,13 +294,7 @@ class Deletion:
         """Whether a filter alone names the rows."""
         return bool(self.filter) and not (self.ids or self.options.get("pks"))
 
-    def ask(self, real_name: str = "") -> Ask:
-        """Return the request of this deletion. real_name: of the collection, if it matters."""
-        args = (
-            real_name or self.collection,
-            self.ids,
-            self.timeout,
-            self.filter,
-            self.partition_name,
-        )
+    def ask(self) -> Ask:
+        """Return the request of this deletion."""
+        args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
         return Ask("delete", args, dict(self.options))

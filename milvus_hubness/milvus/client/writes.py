@@ -267,6 +267,7 @@ class Writes:
 
         After a deletion by a filter, the next refresh removes these biases.
         """
+        deletion = replace(deletion, collection=cached.real_name or deletion.collection)
         keys = [*_listed(deletion.options.get("pks")), *_listed(deletion.ids)]
         answer: dict[str, int]
 
@@ -274,12 +275,12 @@ class Writes:
             yield from self._rights.expect(cached, "delete", deletion.timeout)
         intent_log = cached.intent_log
         if intent_log is None:
-            answer = yield deletion.ask(cached.real_name)
+            answer = yield deletion.ask()
         elif deletion.filter and not keys:
             answer = yield from self._intents.delete_matching(cached, intent_log, deletion)
         else:
             yield from self._intents.note_deletion(cached, intent_log, deletion, keys)
-            answer = yield deletion.ask(cached.real_name)
+            answer = yield deletion.ask()
 
         for state in cached.states.values():
             if deletion.ids and (side := SideBiases.of(state, state.profile)):
