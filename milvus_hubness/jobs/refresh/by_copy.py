@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +44,9 @@ from milvus_hubness.jobs.refresh.biases import Sample, fit
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
 from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
 from milvus_hubness.jobs.store.generations import Batch
+
+NO_ROOM = re.compile(r"quota (exceeded|exhausted)|no space left|memory limit exceeded", re.I)
+"""What a server says that has no room for more rows: Milvus by its quotas, Qdrant by its disk."""
 
 
 def copying(options: RefreshOptions) -> MigrationOptions:
@@ -273,8 +277,17 @@ class ByCopy(Refreshing):
 
     def _copied(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
         """Make the copy with the new biases, and let it take over the names."""
-        with opened(self.store, migration, copying(self.options), self.lease) as migrator:
-            done = migrator.run()
+        try:
+            with opened(self.store, migration, copying(self.options), self.lease) as migrator:
+                done = migrator.run()
+        except StoreError as error:
+            if NO_ROOM.search(str(error)) is None:
+                raise
+            raise StoreError(
+                f"{error}; a copy of {migration.source!r} has no room: make some, as by dropping "
+                "former copies (migrate clean), and repeat the command, or keep the biases beside "
+                "the vectors (enable), whose refresh makes no copy"
+            ) from error
 
         # The copy names its bank now; that of a copy that was given up is named by nobody.
         self.spare.drop(self.spare.noted())
