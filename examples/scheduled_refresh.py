@@ -1,8 +1,12 @@
-"""A refresh that a scheduler calls, such as cron or a Kubernetes CronJob: rows without a bias get one.
+"""A refresh that a scheduler calls, such as cron or a Kubernetes CronJob.
 
 pip install "milvus-hubness[jobs,lite]"
-python scheduled_refresh.py                                    # on a collection of its own
-python scheduled_refresh.py http://HOST:PORT products_hubness  # in a scheduler, with $MILVUS_HUBNESS_TOKEN
+python scheduled_refresh.py                                        # on a collection of its own
+python scheduled_refresh.py http://HOST:PORT products              # in a scheduler, with $MILVUS_HUBNESS_TOKEN
+python scheduled_refresh.py http://HOST:PORT products queries.npy  # the same, with newer queries
+
+Biases beside the vectors: rows without one get theirs, or all rows those of newer queries. Biases in the vectors:
+`products` is an alias, and newer queries make a copy to which it moves.
 """
 
 import json
@@ -13,20 +17,21 @@ import tempfile
 import numpy as np
 
 from milvus_hubness import (
-    CorrectionConfig,
     HubnessClient,
     connect,
+    enable,
     errors,
+    plan_enable,
     refresh,
     status,
 )
 
 
-def refresh_once(uri, collection):
+def refresh_once(uri, collection, bank=None):
     """Refresh once, print one line of JSON, and return the exit code. If it is killed, the next call continues it."""
     try:
         client = connect(uri, os.environ.get("MILVUS_HUBNESS_TOKEN", ""))
-        result = refresh(client, collection)
+        result = refresh(client, collection, bank=bank)
     except errors.LeaseHeld as error:  # another process refreshes the collection
         print(json.dumps({"collection": collection, "action": "none", "reason": str(error)}))
         return 0
@@ -46,12 +51,11 @@ def refresh_once(uri, collection):
 def run(uri):
     rng = np.random.default_rng(0)
     client = HubnessClient(uri)
-    bank = CorrectionConfig(rng.normal(size=(200, 32)))
-    client.create_collection(
-        "products", 32, metric_type="COSINE", hubness=bank, consistency_level="Strong"
-    )
+    client.create_collection("products", 32, metric_type="COSINE", consistency_level="Strong")
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(rng.normal(size=(540, 32)))]
     client.insert("products", rows[:500])
+    plan = plan_enable(client, "products", rng.normal(size=(200, 32)), verdict="skip")
+    enable(client, plan, client_ttl=0)
     client.insert(
         "products", rows[500:], bias="pending"
     )  # faster: leaves the biases to the next refresh
@@ -64,7 +68,7 @@ def run(uri):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
+    if len(sys.argv) > 2:
         sys.exit(refresh_once(*sys.argv[1:]))
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(run(f"{folder}/products.db")[0])

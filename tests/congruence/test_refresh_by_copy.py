@@ -503,6 +503,20 @@ def test_a_killed_refresh_of_a_new_profile_is_continued_by_name_or_without(live,
 
 
 @pytest.mark.lite_only
+def test_who_has_no_room_for_a_copy_is_told_of_enable(live, monkeypatch):
+    def fail(*args):
+        raise StoreError("insert failed: quota exceeded[reason=disk quota exceeded]")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MilvusStore, "flush", fail)
+        with pytest.raises(StoreError, match=r"quota exceeded.*has no room.*\(enable\)"):
+            refresh(live.store, live.alias, bank=QueryBank(live.other))
+    live.assert_found(live.bank)
+    assert refresh(live.store, live.alias).action == "full"
+    live.assert_found(live.other)
+
+
+@pytest.mark.lite_only
 def test_two_fields_are_refreshed_one_by_one_and_taken_back(lite):
     rng = np.random.default_rng(3)
     fields = {"text": 8, "image": 12}

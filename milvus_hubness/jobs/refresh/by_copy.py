@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,13 +37,16 @@ from milvus_hubness.jobs.migration.corrected import (
 )
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
 from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.plan import MigrationOptions, waits_for_clients
 from milvus_hubness.jobs.migration.rights import grant_remarks
 from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
 from milvus_hubness.jobs.refresh.biases import Sample, fit
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
 from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
 from milvus_hubness.jobs.store.generations import Batch
+
+NO_ROOM = re.compile(r"quota (exceeded|exhausted)|no space left|memory limit exceeded", re.I)
+"""What a server says that has no room for more rows: Milvus by its quotas, Qdrant by its disk."""
 
 
 def copying(options: RefreshOptions) -> MigrationOptions:
@@ -228,7 +232,12 @@ class ByCopy(Refreshing):
             rows=info.rows,
             memory_bytes=estimates.memory_bytes,
             seconds=round(estimates.seconds, 3),
-            waiting_seconds=2 * self.options.client_ttl,
+            waiting_seconds=waits_for_clients(
+                self.options.client_ttl,
+                estimates.seconds,
+                alias=self._switch.name,
+                rename=self._switch.source_renamed,
+            ),
             remarks=tuple(self._remarks(target)),
         )
 
@@ -273,8 +282,17 @@ class ByCopy(Refreshing):
 
     def _copied(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
         """Make the copy with the new biases, and let it take over the names."""
-        with opened(self.store, migration, copying(self.options), self.lease) as migrator:
-            done = migrator.run()
+        try:
+            with opened(self.store, migration, copying(self.options), self.lease) as migrator:
+                done = migrator.run()
+        except StoreError as error:
+            if NO_ROOM.search(str(error)) is None:
+                raise
+            raise StoreError(
+                f"{error}; a copy of {migration.source!r} has no room: make some, as by dropping "
+                "former copies (migrate clean), and repeat the command, or keep the biases beside "
+                "the vectors (enable), whose refresh makes no copy"
+            ) from error
 
         # The copy names its bank now; that of a copy that was given up is named by nobody.
         self.spare.drop(self.spare.noted())
