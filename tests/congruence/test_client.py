@@ -23,6 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.migration.survey import SAMPLE_ROWS
 from tests.support import client_suite
+from tests.support.aliases import aliased
 from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 from tests.support.pairs import (
     ALPHA,
@@ -160,9 +161,8 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
     items[7] = 0
     plain, name, store = backend.client(), backend.name("far"), backend.store()
     plain_collection(plain, name, items, "L2")
-    target = migrate(
-        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
-    ).target
+    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
+    target = aliased(store, migrate(store, plan).target)
     client = backend.hubness_client()
 
     def assert_right(rows):
@@ -189,7 +189,7 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
         row = {"id": key, "vector": vector, "group": 0}
         plain.insert(name, [row])
         client.insert(target, [row], bias="pending" if key % 2 else "compute")
-    refresh(store, target, estimator=NNN(K, ALPHA), bank=QueryBank(bank))
+    refresh(store, target, estimator=NNN(K, ALPHA), bank=QueryBank(bank), force=True)
     assert_right(np.concatenate([items, new]))
     assert client.hubness_state(target).layout.mean == before
     bound = plain.search(name, [queries[0]], limit=10)[0].distances[4]

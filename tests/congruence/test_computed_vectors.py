@@ -23,6 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.reports.collections import diagnose, tune
+from tests.support.aliases import aliased
 from tests.support.galleries import vectors
 
 DIM = 8
@@ -179,6 +180,8 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
         plan = plan_enable(store, name, BANK, field="picture", estimator=NNN(8))
         enable(store, plan, client_ttl=0)
         target = name
+    if how != "enable":
+        target = aliased(store, target)
     assert found(client.search(target, **asked)) == before
     assert found(client.search(target, **asked, strength=0)) == before
     client.upsert(target, {"id": 99, "text": "new", "picture": [0.5] * DIM})

@@ -23,6 +23,7 @@ from milvus_hubness import (
     status,
     tune,
 )
+from tests.support.aliases import aliased
 from tests.support.galleries import as_distance, nnn, similarity, vectors
 
 ITEMS, QUERIES, BANK, K = 120, 6, 50, 5
@@ -306,7 +307,9 @@ def test_every_job_works_on_the_field_it_is_told(shop):
         refresh(shop.store, shop.corrected)
     with pytest.raises(AlreadyCorrected, match="image"):
         plan_migration(shop.store, shop.corrected, QueryBank(shop.banks["image"]), field="image")
-    assert refresh(shop.store, shop.corrected, field="text", refit=True).epoch == 2
+    live = aliased(shop.store, shop.corrected)
+    shop.corrected = refresh(shop.store, live, field="text", refit=True).collection
+    assert status(shop.store, shop.corrected, field="text").epoch == 2
     assert status(shop.store, shop.corrected, field="image").epoch == 1
     found = shop.client.search(shop.corrected, data=list(shop.queries["text"]), anns_field="text")
     for hits, scores in zip(found, shop.scores("text"), strict=True):

@@ -19,6 +19,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.proxy.columns import rows_of
+from tests.support.aliases import aliased
 from tests.support.galleries import vectors
 from tests.support.json_rows import DYNAMIC, JSON_VALUES, encoded, schema, sent
 
@@ -66,6 +67,7 @@ def test_jobs_keep_json_values_as_they_are(backend, how):
     assert len(before) >= FILLERS + (5 if backend.is_lite else 2)
     if how == "migrate":
         name = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
+        name = aliased(store, name)
     else:
         enable(store, plan_enable(store, name, BANK, estimator=NNN(8)), client_ttl=0)
     assert documents(corrected, name) == before

@@ -8,6 +8,7 @@ from pymilvus import AnnSearchRequest, RRFRanker, WeightedRanker
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, HubnessClient, QueryBank, UnsupportedOperation, refresh
+from tests.support.aliases import aliased
 from tests.support.born import born
 from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
 
@@ -205,6 +206,7 @@ def test_what_pymilvus_refuses_it_refuses_again(asked):
 
 def test_after_a_refresh_the_new_biases_are_asked_for(lite):
     search_request = SearchRequest(lite, "COSINE")
+    search_request.name = aliased(search_request.store, search_request.name)
     query = search_request.queries[0]
     for _ in range(2):
         [hits] = search_request.client.search(search_request.name, data=[query], limit=LIMIT)

@@ -20,6 +20,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from milvus_hubness.reports.collections import diagnose, read_biased, tune
 from milvus_hubness.reports.explain import explain_query, explain_row, list_hubs
+from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection
 from tests.support.mixed_kinds import mixed_kinds
 
@@ -260,6 +261,7 @@ def test_a_diagnosis_of_a_corrected_collection_compares_by_its_kinds(corrected):
 @pytest.mark.parametrize("metric", BOTH_METRICS)
 def test_tune_and_refresh_of_a_corrected_collection_keep_to_its_kinds(backend, metric):
     shop, name = corrected_shop(backend, metric)
+    name = aliased(shop.store, name)
     found = tune(shop.store, name, judgements=shop.judgements)
     assert found.kind == "modality"
     verdict = shop.store.info(name).verdicts.of("vector", shop.bank.fingerprint, "modality")

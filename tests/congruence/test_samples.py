@@ -28,6 +28,7 @@ from milvus_hubness.jobs.refresh.sampling import (
     stop_sampling,
 )
 from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY
+from tests.support.aliases import aliased
 from tests.support.async_clients import opened
 from tests.support.galleries import plain_collection, vectors
 from tests.support.samples import put_queries
@@ -201,8 +202,9 @@ def test_jobs_in_python_take_banks_that_are_in_the_database(lite, plain, stored_
         assert as_set(plan.bank.vectors) == as_set(bank.vectors)
     migrate(store, plan_migration(store, plain, bank, verdict="skip"), no_writers=True)
     other = f"collection:{stored_queries}"
-    refresh(store, f"{plain}_hubness", bank=other, verdict="skip")
-    profile = store.info(f"{plain}_hubness").state_of(None).profile
+    live = aliased(store, f"{plain}_hubness")
+    refresh(store, live, bank=other, verdict="skip")
+    profile = store.info(live).state_of(None).profile
     assert profile.bank.queries_fingerprint == read_bank(store, other).fingerprint
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import CSLS, NNN, HubnessClient, QueryBank, migrate, plan_migration, refresh
+from tests.support.aliases import aliased
 from tests.support.galleries import all_keys, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, THREADS, OWN = 16, 400, 8, 1_000
@@ -22,7 +23,7 @@ class Shared:
         plain_collection(backend.client(), source, self.items, "IP")
         self.store = backend.store()
         plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
-        self.name = migrate(self.store, plan).target
+        self.name = aliased(self.store, migrate(self.store, plan).target)
         mean_bias = self.store.info(self.name).state.profile.mean_bias
         self.sets = [
             nnn(self.bank, self.items, "IP", 8, 0.75) - mean_bias,

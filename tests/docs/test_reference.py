@@ -244,7 +244,7 @@ REQUESTS = [
     "CreateCollection", "DropCollection", "DescribeCollection", "AlterCollection", "RenameCollection",
     "CreateAlias", "DropAlias", "ListAliases", "LoadCollection", "GetLoadState", "Insert",
     "Upsert", "Delete", "Search", "Query", "Flush", "GetFlushState", "CreateIndex", "DescribeIndex", "CreatePartition",
-    "ShowPartitions", "HasPartition",
+    "ShowPartitions", "HasPartition", "SelectRole", "SelectGrant", "OperatePrivilege",
 ]  # fmt: skip
 """The requests that jobs and clients make."""
 

@@ -516,7 +516,8 @@ class Migrator:
         self._store.write_property(self.migration.target, state.property_name, state)
         copy = self._store.info(self.migration.target, counted=False)
         note_fits(self._store, copy, state)
-        carry_samples(self._store, source, copy)
+        if self.migration.is_refresh:
+            carry_samples(self._store, source, copy)
         self._options.events.report("verified", **result)
         self._write(phase="verified", state=state, rows=equal.rows, verified=result)
 

@@ -435,7 +435,9 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         remarks=tuple(remarks),
         server=store.server_version(),
         **estimated._asdict(),
-        waits=_waiting_seconds(request, estimated.seconds),
+        waits=waits_for_clients(
+            request.client_ttl, estimated.seconds, alias=request.alias, rename=request.rename
+        ),
         recall=recall,
         resolution=resolution,
         index=index,
@@ -601,15 +603,20 @@ def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
     return [f"{rows} rows but {distinct} distinct keys: one row of each key is copied"]
 
 
-def _waiting_seconds(request: MigrationRequest, copy_seconds: float) -> float:
-    """Return how long a run waits until clients have read the states that it writes."""
+def waits_for_clients(
+    client_ttl: float, copy_seconds: float, *, alias: object, rename: object
+) -> float:
+    """Return how long a run waits until clients have read the states that it writes, in seconds.
+
+    alias, rename: whether one moves, and whether the source gets another name for it.
+    """
     # Clients write to the copy too one state_ttl after the announcement, and the copy takes
     # part of that time.
-    before_the_end = max(0.0, request.client_ttl - copy_seconds)
+    before_the_end = max(0.0, client_ttl - copy_seconds)
     # Before the name moves all writes must reach both; after it, some clients have not heard yet. If
     # the source gets a new name, clients send their requests to it before its own leads to the copy.
-    waits = 3 if request.rename else 2 if request.alias else 0
-    return before_the_end + waits * request.client_ttl
+    waits = 3 if rename else 2 if alias else 0
+    return before_the_end + waits * client_ttl
 
 
 def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> MigrationPlan:

@@ -37,7 +37,7 @@ from milvus_hubness.jobs.migration.corrected import (
 )
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
 from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.plan import MigrationOptions, waits_for_clients
 from milvus_hubness.jobs.migration.rights import grant_remarks
 from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
 from milvus_hubness.jobs.refresh.biases import Sample, fit
@@ -232,7 +232,12 @@ class ByCopy(Refreshing):
             rows=info.rows,
             memory_bytes=estimates.memory_bytes,
             seconds=round(estimates.seconds, 3),
-            waiting_seconds=2 * self.options.client_ttl,
+            waiting_seconds=waits_for_clients(
+                self.options.client_ttl,
+                estimates.seconds,
+                alias=self._switch.name,
+                rename=self._switch.source_renamed,
+            ),
             remarks=tuple(self._remarks(target)),
         )
 

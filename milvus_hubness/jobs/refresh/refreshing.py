@@ -70,7 +70,7 @@ class CopyPlan:
     memory_bytes: dict[str, int]
     """The memory that the loaded source and the loaded copy take, as "source" and "target"."""
     seconds: float
-    """How long copy and verification take, as far as a sample of the rows tells."""
+    """How long copy and verification take, estimated on a sample of the rows."""
     waiting_seconds: float
     """How long the refresh waits for clients."""
     remarks: tuple[str, ...] = ()
