@@ -133,10 +133,12 @@ def test_between_the_move_and_the_end_of_every_ttl_both_copies_get_every_write(w
 
 
 def test_a_source_that_gets_another_name_is_asked_by_it_before_the_copy_has_its_own(
-    world, monkeypatch
+    lite, monkeypatch
 ):
     """Of a client that knows the source by its own name, which leads to the copy afterwards."""
-    world.alias = name = world.first
+    world = on_milvus(lite, rename=True)
+    live, world.alias = world.alias, world.first
+    name = world.first
     renamed = f"{name}__before_hubness"
     world.backend.made.append(renamed)
     old = world.backend.client(HubnessClient, state_ttl=AN_HOUR)
@@ -175,8 +177,7 @@ def test_a_source_that_gets_another_name_is_asked_by_it_before_the_copy_has_its_
     answer(old)
     assert answers[-3:] == [(renamed, {world.second}), (renamed, {renamed}), (None, {renamed})]
     assert world.store.info(name).dual_write is None
-    world.store.point_alias(f"{world.source}_live", world.second)
-    world.alias = f"{world.source}_live"
+    world.plain.drop_alias(live)
 
 
 @pytest.mark.parametrize("method", ["insert", "upsert", "delete"])

@@ -1,6 +1,8 @@
 """Two corrected copies of one width and unlike meaning, between which a name moves again and again, and what a client
 may answer meanwhile."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration, resume, rollback
@@ -11,7 +13,7 @@ from milvus_hubness.jobs.migration.presence import identified
 from milvus_hubness.jobs.migration.survey import survey
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
-DIM, ITEMS, K = 12, 60, 4
+DIM, ITEMS, K = 10, 60, 4
 WEAK = 0.25
 """w of the second copy: a query for the first one, among its rows, weighs their biases four times too much."""
 FIXED = "group < 5"
@@ -24,11 +26,13 @@ class Switching:
     """The collection `first` behind an alias, and `second`, a copy of it in the ledger.
 
     `first` searches with w = 1 and biases in its first bias column, `second` with w = 0.25 and biases of another
-    bank in its third one. Their stored vectors have the same width, so no server refuses a query of the other.
+    bank in columns of its own. Their stored vectors have the same width, so no server refuses a query of the other.
     """
 
-    def __init__(self, backend, fill, client_ttl=0.0):
-        """fill: makes a plain collection with metric IP of items (n, d), and returns its name."""
+    def __init__(self, backend, fill, client_ttl=0.0, *, rename=False):
+        """fill: makes a plain collection with metric IP of items (n, d), and returns its name. rename: the name of
+        `first` moves, too.
+        """
         rng = np.random.default_rng(23)
         self.backend, self.rng = backend, rng
         self.options = MigrationOptions(client_ttl=client_ttl)
@@ -39,12 +43,12 @@ class Switching:
         self.source = fill(np.array(list(self.items.values())))
         self.alias = f"{self.source}_live"
 
-        self.first = self._corrected("first", profiles=1)
-        model = self._corrected("model", profiles=2)
+        self.first = self._corrected("first")
+        model = self._corrected("model")
         self.store.point_alias(self.alias, self.first)
-        self.second = self._planned(model)
+        self.second = self._planned(model, rename)
 
-    def _corrected(self, ending, profiles):
+    def _corrected(self, ending):
         bank = vectors(self.rng, 40, DIM)
         target = f"{self.source}_{ending}"
         self.backend.made += [target, f"{target}__bank"]
@@ -54,35 +58,43 @@ class Switching:
             QueryBank(bank),
             estimator=NNN(K),
             target=target,
-            profiles=profiles,
             verdict="skip",
         )
         migrate(self.store, plan, no_writers=True)
         self.banks[target] = bank
         return target
 
-    def _planned(self, model):
+    def _planned(self, model, rename):
         """Write the migration of `first` to a copy like `model` to the ledger, and return the copy's name."""
         store = self.store
         ledger = Ledger(store)
         info = store.info(self.first)
         surveyed = survey(store, info, store.chunk_rows(info), progress=silent)
         state = store.info(model).state
-        profile = state.profile.model_copy(update={"slot": 2, "strength": WEAK})
+        # The biases are in other columns than those of `first`, which are there, too, and hold 0.
+        columns = state.layout.slots
+        layout = replace(state.layout, slots=2 * columns)
+        changed = {"slot": columns, "standby": columns + 1, "strength": WEAK}
+        profile = state.profile.model_copy(update=changed)
         migration = Migration(
             source=self.first,
             target=f"{self.source}_second",
             field=state.field,
             bank_collection=profile.bank.collection,
-            arguments={"schema": store.schema_facts(info), "alias": self.alias},
+            arguments={
+                "schema": store.schema_facts(info),
+                "rename": rename,
+                "profile": state.active,
+            },
             phase="copying",
             source_identity=identified(store, store.info(self.first, counted=False)),
-            rebuilds=info.state,
+            corrected_source=info.state,
             rows=surveyed.rows,
             chunks=len(surveyed.chunks),
         )
         ledger.write_chunks(migration, surveyed.chunks)
         changes = {
+            "layout": layout,
             "profiles": {state.active: profile},
             "source": self.first,
             "phase": "copying",
@@ -91,7 +103,7 @@ class Switching:
         ledger.write(migration, state=state.model_copy(update=changes))
         self.backend.made.append(migration.target)
         self.banks[migration.target] = self.banks[model]
-        assert state.layout.width == info.state.layout.width
+        assert layout.width == info.state.layout.width
         return migration.target
 
     def forth(self):
@@ -114,7 +126,7 @@ class Switching:
         return similarity(self.queries, items, "IP") - state.profile.strength * biases
 
 
-def on_milvus(backend, client_ttl=0.0):
+def on_milvus(backend, client_ttl=0.0, **options):
     """The same on Milvus, with a plain client."""
 
     def fill(items):
@@ -122,7 +134,7 @@ def on_milvus(backend, client_ttl=0.0):
         plain_collection(backend.client(), name, items, "IP")
         return name
 
-    world = Switching(backend, fill, client_ttl)
+    world = Switching(backend, fill, client_ttl, **options)
     world.plain = backend.client()
     return world
 
