@@ -19,7 +19,7 @@ from milvus_hubness.correction.codec.arrays import (
 )
 from milvus_hubness.correction.codec.arrays import packed as packed_vectors
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, PENDING, RowBiases, RowCodec
-from milvus_hubness.correction.codec.beside import SLOT_KEYS
+from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
 from milvus_hubness.correction.estimators.base import FitInputs
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.prior import Items
@@ -145,6 +145,7 @@ __all__ = [  # noqa: RUF022 - by what they are for
     # A store that normalises vectors says whether a copy has the same ones.
     "same_directions",
     # The hidden fields with biases, which a store adds for `enable`.
+    "NUMBER_KEYS",
     "SLOT_KEYS",
     # The hidden field with the epoch of a row's bias, which a store adds and counts.
     "EPOCH_FIELD",

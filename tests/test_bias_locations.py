@@ -23,7 +23,7 @@ from milvus_hubness import (
 from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.cli import app
 from milvus_hubness.correction.codec.base import VectorCodec
-from milvus_hubness.correction.codec.beside import PayloadKeysCodec, SideCollectionCodec
+from milvus_hubness.correction.codec.beside import BesideCodec
 from milvus_hubness.errors import HubnessError
 from tests.docs import pages
 from tests.support.galleries import plain_collection, vectors
@@ -35,8 +35,8 @@ BANK = QueryBank(vectors(np.random.default_rng(3), 30, DIM))
 
 def test_the_words_are_those_of_the_glossary_and_of_the_codecs():
     assert get_args(BiasLocation) == LOCATIONS
-    codecs = (VectorCodec, SideCollectionCodec, PayloadKeysCodec)
-    assert tuple(codec.location for codec in codecs) == ("vector", "beside", "beside")
+    codecs = (VectorCodec, BesideCodec)
+    assert tuple(codec.location for codec in codecs) == ("vector", "beside")
     [row] = re.findall(
         r"^\| bias location \|(.*)\|$", (pages.DOCS / "reference/glossary.md").read_text(), re.M
     )
@@ -45,7 +45,7 @@ def test_the_words_are_those_of_the_glossary_and_of_the_codecs():
 
 def filled(database):
     name = database.name("located")
-    database.made.append(f"{name}__bias")
+    database.made += [f"{name}__bias_a", f"{name}__bias_b"]
     items = vectors(np.random.default_rng(4), 30, DIM)
     plain_collection(database.client(), name, items, "COSINE")
     return database.store(), name

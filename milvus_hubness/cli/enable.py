@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -99,11 +100,12 @@ def disable(
     console.show_result(as_json, data, lambda: console.show_facts(f"Disabled {collection}", text))
 
 
-def _biases_beside(side_collection: str | None) -> str:
+def _biases_beside(sides: Sequence[str]) -> str:
     """Return where biases beside the rows are, in words."""
-    if side_collection is None:
+    if not sides:
         return "keys of the payloads"
-    return f"collection {side_collection}, with the same keys"
+    word = "collection" if len(sides) == 1 else "collections"
+    return f"{word} {' and '.join(sides)}, with the same keys"
 
 
 def show_enable_plan(plan: dict[str, Any]) -> None:
@@ -112,7 +114,7 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         "vector field": f"{plan['field'] or console.UNNAMED}, {plan['metric']}, not changed",
         "rows": f"{plan['rows']:,}",
     }
-    facts["biases"] = _biases_beside(plan["side_collection"])
+    facts["biases"] = _biases_beside(plan["side_collections"])
     facts["candidates"] = f"{plan['candidates']} a search"
 
     # Up to the first number of candidates that misses nothing: more miss nothing either.
@@ -131,7 +133,7 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
 def show_enabled(result: dict[str, Any]) -> None:
     """Print what an enable has done."""
     facts = {"corrected": "{collection}, {rows:,} rows have a bias".format(**result)}
-    facts["biases"] = _biases_beside(result["side_collection"])
+    facts["biases"] = _biases_beside([side] if (side := result["side_collection"]) else [])
     facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
     facts |= {"bank": result["bank"], "took": f"{result['seconds']} s"}
     console.show_facts("\nDone", facts)

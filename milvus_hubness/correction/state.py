@@ -28,7 +28,7 @@ from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
-from milvus_hubness.correction.codec.beside import PayloadKeysCodec, SideCollectionCodec
+from milvus_hubness.correction.codec.beside import BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
@@ -188,6 +188,9 @@ class Former(FrozenModel):
     bank: BankReference
     prior: Prior | None = None
     kinds: KindMeans | None = None
+    epoch: int = Field(ge=1, le=MOST_ROWS)
+    fitted_at: Moment
+    evidence: Evidence | None = None
 
 
 class Profile(FrozenModel):
@@ -247,8 +250,8 @@ class CandidateReranking(FrozenModel):
     """
 
     side_collection: CollectionName | None
-    """The collection that holds the biases under the same keys; None if keys of the rows' payloads
-    hold them.
+    """What the names of the two collections begin with that hold the biases under the same keys, one
+    for each slot; None if keys of the rows' payloads hold them.
     """
     candidates: int = Field(ge=1, le=MOST_CANDIDATES)
     """Number of rows that a search reads."""
@@ -416,11 +419,20 @@ class CollectionState(FrozenModel):
         if self.reranking is None:
             return VectorCodec(*common)
 
-        side_collection = self.reranking.side_collection
-        candidates = self.reranking.candidates
-        if side_collection is None:
-            return PayloadKeysCodec(*common, candidates=candidates)
-        return SideCollectionCodec(*common, side_collection=side_collection, candidates=candidates)
+        return BesideCodec(
+            *common,
+            side_collection=self.reranking.side_collection,
+            candidates=self.reranking.candidates,
+            generations=self.generations,
+        )
+
+    @property
+    def generations(self) -> tuple[tuple[int, int], ...]:
+        """The slot and the number of each set of biases that rows get: first that which searches
+        read, then that which a refresh is filling.
+        """
+        changes = [self.incoming.profile] if self.incoming is not None else []
+        return tuple((profile.slot, profile.epoch) for profile in (self.profile, *changes))
 
     @property
     def miss_rate(self) -> float | None:

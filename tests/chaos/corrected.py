@@ -28,14 +28,11 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.codec.beside import SLOT_KEYS
+from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS, sides_of
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.common.lease import forget_leases
-from milvus_hubness.jobs.refresh.in_place import REFRESHES
-from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.milvus.filters import is_one_of
 from tests.chaos.ports import Application, Database, Place
@@ -86,7 +83,7 @@ class Corrected:
         self.place, self.shape, self.bias_location = place, shape, bias_location
         self._stem, self._seed = stem, seed
         self.name = f"{stem}_copy" if bias_location == "vector" else stem
-        self.bank, self.side = f"{stem}__bank", f"{stem}__bias"
+        self.bank, self.sides = f"{stem}__bank", set(sides_of(f"{stem}__bias"))
         self.kept: set[str] = set()
         self.wanted: Rows = {}
         self.new_keys: set[Any] = set()
@@ -120,7 +117,7 @@ class Corrected:
 
     @staticmethod
     def _as_the_user_sees(row: dict[str, Any]) -> dict[str, Any]:
-        ours = {*SLOT_KEYS, EPOCH_FIELD}
+        ours = {*SLOT_KEYS, *NUMBER_KEYS}
         return {name: value for name, value in row.items() if name not in ours}
 
     # -- the application ----------------------------------------------------------------------------------
@@ -163,7 +160,7 @@ class Corrected:
     @property
     def collections(self) -> set[str]:
         """Those that are to be there."""
-        beside = {self.side} if self.bias_location == "beside" else set()
+        beside = self.sides if self.bias_location == "beside" else set()
         return {self._stem, self.name, self.bank, *beside, *self.kept}
 
     def ours(self, database: Database) -> set[str]:
@@ -176,7 +173,6 @@ class Corrected:
             for name in self.ours(database):
                 database.drop(name)
             forget_leases(database.store, self.name)
-            database.store.drop_records(LEDGER, REFRESHES, [f"{REFRESHES}/{self.name}"])
 
 
 def expected_biases(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common import lease, progress
 from milvus_hubness.jobs.migration import ledger
-from milvus_hubness.jobs.refresh import in_place, refreshing
+from milvus_hubness.jobs.refresh import beside, refreshing
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 
 Enter = Callable[[str | None], None]
@@ -59,8 +59,8 @@ def follow_refresh(enter: Enter, store: Any) -> None:
         (lease.Lease, "_claim", "taking the lease"),
         (refreshing, "sampled", "judging"),
         (store, "save_bank", "announcing"),
-        (in_place.Renewal, "fill_pending", "filling"),
-        (in_place.Renewal, "run", "writing"),
+        (beside, "fill_pending", "filling"),
+        (beside, "fill_generation", "writing"),
         (store, "wait_visible", "flipping"),
         (store, "end_intent_log", "cleaning up"),
         (lease.Lease, "_release", "cleaning up"),

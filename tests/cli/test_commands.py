@@ -600,10 +600,16 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     done = json.loads(run(*asked).stdout)
     assert done["enable"]["rows"] == 60
     assert done["plan"]["missed"]["50"] == pytest.approx(done["enable"]["missed"])
-    assert collections(files) == {*before, "products__bias", "products__bank", "hubness_ledger"}
+    assert collections(files) == {
+        *before,
+        "products__bias_a",
+        "products__bias_b",
+        "products__bank",
+        "hubness_ledger",
+    }
     told = json.loads(run("status", "products", "--json").stdout)["status"]
     assert (told["corrected"], told["where"], told["pending"]) == (True, "beside", 0)
-    assert "in the side collection products__bias" in run("status", "products").stdout
+    assert "in the side collection products__bias_a" in run("status", "products").stdout
     assert "none (bank and parameters" in run("refresh", "products").stdout
     assert_fails(run(*asked[:-1]), 1, "products", "refresh it instead")
     assert run("disable", "products").returncode == 0

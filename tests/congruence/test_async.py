@@ -576,7 +576,7 @@ def test_biases_beside_the_vectors(lite):
     rng = np.random.default_rng(4)
     items, queries = vectors(rng, 200, 16), vectors(rng, 5, 16)
     client, name = lite.hubness_client(), lite.name("beside")
-    lite.made.append(f"{name}__bias")
+    lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, items, "L2")
     store = lite.store()
     enable(store, plan_enable(store, name, QueryBank(items[:40]), estimator=NNN(K)))
@@ -595,7 +595,7 @@ def test_biases_beside_the_vectors(lite):
         assert hits_of(got) == hits_of(client.search(name, data=[query]))
     keys = [*range(3), *range(4, 200), 500, 501]
     assert [row["id"] for page in pages for row in page] == keys
-    assert all_keys(store, f"{name}__bias") == keys
+    assert all_keys(store, f"{name}__bias_a") == keys
 
 
 def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):

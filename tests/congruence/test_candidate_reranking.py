@@ -233,8 +233,8 @@ def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
         lambda *args, **options: inserted.append(args) or insert(*args, **options),
     )
     row = {"id": 5_000, "vector": enabled.items[0], "group": 0}
-    with pytest.raises(MilvusException, match="__bias"):
-        enabled.client.insert(enabled.name, [row])
+    # The row needs no bias any more.
+    enabled.client.insert(enabled.name, [row])
     assert len(inserted) == 1
     assert enabled.plain.get(enabled.name, [5_000])
     enabled.client.insert(enabled.name, [{**row, "id": 5_001}])
@@ -268,7 +268,7 @@ def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
 
 def test_disabling_leaves_an_ordinary_collection(fresh):
     disable(fresh.store, fresh.name)
-    assert not fresh.plain.has_collection(f"{fresh.name}__bias")
+    assert not fresh.plain.has_collection(f"{fresh.name}__bias_a")
     found = fresh.client.search(fresh.name, data=list(fresh.queries), output_fields=["note"])
     plain = fresh.plain.search(fresh.name, data=list(fresh.queries), output_fields=["note"])
     assert [list(hits) for hits in found] == [list(hits) for hits in plain]
@@ -314,7 +314,7 @@ class TestWhatIsRefused:
     def plain(self, lite):
         rng = np.random.default_rng(5)
         name = lite.name("refused")
-        lite.made.append(f"{name}__bias")
+        lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(lite.client(), name, vectors(rng, 80, DIM), "IP")
         return lite.store(), name, QueryBank(vectors(rng, 20, DIM))
 
@@ -328,14 +328,14 @@ class TestWhatIsRefused:
         store, name, bank = plain
         plan = plan_enable(store, name, bank, estimator=NNN(4))
         plain_collection(
-            lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP"
+            lite.client(), f"{name}__bias_a", vectors(np.random.default_rng(0), 3, DIM), "IP"
         )
         with pytest.raises(
             CollectionExists, match="was created since this plan was made: plan again"
         ):
             enable(store, plan)
         assert not store.exists(f"{name}__bank")
-        assert store.count(f"{name}__bias") == 3
+        assert store.count(f"{name}__bias_a") == 3
         # The next plan takes another name.
         assert plan_enable(store, name, bank, estimator=NNN(4)).side_collection == f"{name}__bias_2"
 
@@ -377,12 +377,12 @@ class TestWhatIsRefused:
         monkeypatch.setattr(store, "upsert", spoil)
         with pytest.raises(VerificationFailed, match="rows 7"):
             enable(store, plan)
-        assert not store.exists(f"{name}__bias")
+        assert not store.exists(f"{name}__bias_a")
         assert not store.exists(f"{name}__bank")
         assert not status(store, name).corrected
 
     def test_what_a_killed_run_left_is_no_obstacle(self, plain):
         store, name, bank = plain
-        store.create_side(store.info(name), f"{name}__bias")
+        store.create_side(store.info(name), f"{name}__bias_a")
         done = enable(store, plan_enable(store, name, bank, estimator=NNN(4)))
         assert done.rows == 80

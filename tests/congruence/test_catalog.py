@@ -56,7 +56,7 @@ def made(backend, seed=1, **options):
 def enabled(backend):
     """One whose biases are in a side collection."""
     client, name, store = backend.hubness_client(), backend.name("beside"), backend.store()
-    backend.made.append(f"{name}__bias")
+    backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP")
     enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K)))
     return client, name
@@ -72,7 +72,13 @@ def test_collections_that_are_ours_are_hidden_and_dropped_with_their_owner(backe
     client, name = made(backend)
     _, other = enabled(backend)
     client.create_alias(name, f"{name}_alias")
-    helpers = {f"{name}__bank", f"{other}__bank", f"{other}__bias", "hubness_ledger"}
+    helpers = {
+        f"{name}__bank",
+        f"{other}__bank",
+        f"{other}__bias_a",
+        f"{other}__bias_b",
+        "hubness_ledger",
+    }
     shown = set(client.list_collections())
     assert {name, other} <= shown
     assert not helpers & shown
@@ -184,7 +190,8 @@ def test_a_side_collection_is_emptied_with_its_owner(side_biases, called):
     client.truncate_collection(name, timeout=7)
     assert called == [
         ("truncate_collection", (name, 7), {}),
-        ("truncate_collection", (f"{name}__bias", 7), {}),
+        ("truncate_collection", (f"{name}__bias_a", 7), {}),
+        ("truncate_collection", (f"{name}__bias_b", 7), {}),
     ]
 
 
@@ -237,7 +244,7 @@ def test_a_session_reads_biases_in_its_own_cluster(side_biases, monkeypatch):
     session.search(name, data=vectors(np.random.default_rng(9), 1, DIM))
     session.search(name, ids=[3])
     session.get(name, [3])
-    asked = [("search", name, "east"), ("query", f"{name}__bias", "east")]
+    asked = [("search", name, "east"), ("query", f"{name}__bias_a", "east")]
     assert sent == [*asked, ("query", name, "east"), *asked]
 
 

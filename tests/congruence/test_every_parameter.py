@@ -87,7 +87,7 @@ class World:
             plan = plan_migration(store, self.name, bank, estimator=estimator)
             return migrate(store, plan, no_writers=True).target
         name = self.backend.name(location)
-        self.backend.made.append(f"{name}__bias")
+        self.backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(self.backend.client(), name, self.items, self.metric)
         enable(store, plan_enable(store, name, bank, estimator=estimator))
         return name

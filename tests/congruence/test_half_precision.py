@@ -169,7 +169,7 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
 def test_beside_and_born_corrected(goods):
     goods.fill()
     plan = plan_enable(goods.store, goods.name, QueryBank(goods.bank), estimator=NNN(K))
-    goods.backend.made.append(plan.side_collection)
+    goods.backend.made += plan.sides
     enable(goods.store, plan)
     client = goods.backend.hubness_client()
     corrected = goods.raw - (goods.biases - goods.mean_bias(goods.name))

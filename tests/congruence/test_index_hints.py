@@ -85,7 +85,7 @@ def test_a_client_that_writes_without_end_does_not_hold_up_an_enabling_in_place(
             return super().scan_keys(*args, **options)
 
     plan = plan_enable(store, name, single_queries(bank), estimator=NNN(K))
-    lite.made.append(plan.side_collection)
+    lite.made += plan.sides
     assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
 

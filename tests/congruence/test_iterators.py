@@ -357,7 +357,7 @@ def test_biases_beside_the_vectors(lite):
     rng = np.random.default_rng(4)
     items, query = vectors(rng, 200, 16), vectors(rng, 1, 16)
     client, name = lite.hubness_client(), lite.name("beside")
-    lite.made.append(f"{name}__bias")
+    lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(client, name, items, "L2")
     question = {"data": [query[0]], "batch_size": 30, "round_decimal": 2, "output_fields": ["*"]}
     expected = [list(page) for page in pages_of(client.search_iterator(name, **question))]

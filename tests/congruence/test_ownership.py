@@ -87,7 +87,7 @@ class Enabled:
         )
         start_sampling(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
-        self.bank, self.side = f"{self.name}__bank", f"{self.name}__bias"
+        self.bank, self.side = f"{self.name}__bank", f"{self.name}__bias_a"
         self.samples = f"{self.name}__query_samples_vector"
 
     def described(self, **changes):
@@ -381,7 +381,7 @@ def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
     store, plain = enabled.store, enabled.plain
     plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
     plan = plan_enable(store, former, bank_of(15), estimator=NNN(K))
-    enabled.backend.made.append(plan.side_collection)
+    enabled.backend.made += plan.sides
     assert plan.side_collection not in (enabled.side, enabled.samples)
     enable(store, plan)
     of_the_new = first_ten(client, former, queries)

@@ -159,7 +159,7 @@ def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
 def test_rows_beside_their_biases_may_wait_too(lite):
     rng = np.random.default_rng(6)
     name, items = lite.name("waiting"), vectors(rng, 60, DIM)
-    lite.made.append(f"{name}__bias")
+    lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     plain_collection(lite.client(), name, items, "IP")
     store = lite.store()
     enable(store, plan_enable(store, name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4)))

@@ -57,7 +57,7 @@ class World:
         store = backend.store()
         if reranking:
             plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(8))
-            backend.made.append(f"{self.name}__bias")
+            backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
             enable(store, plan)
         else:
             plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(8))

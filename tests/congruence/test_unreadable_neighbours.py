@@ -74,7 +74,7 @@ def enabled(database):
         database.fill(vectors(np.random.default_rng(5), ITEMS, DIM), "IP"),
         database.store(),
     )
-    database.made.append(f"{name}__bias")
+    database.made += [f"{name}__bias_a", f"{name}__bias_b"]
     enable(
         store,
         plan_enable(store, name, bank_of(1), estimator=NNN(3), verdict="warn"),
@@ -121,7 +121,7 @@ def test_a_collection_is_dropped_and_its_bank_stays(database, neighbours, caplog
     assert_names_each_once(caplog, neighbours)
     store = database.store()
     assert not store.exists(name)
-    assert not store.exists(f"{name}__bias")
+    assert not store.exists(f"{name}__bias_a")
     assert len(store.load_bank(bank).queries) == 20
 
 

@@ -203,7 +203,7 @@ class InSideCollection(Written):
     """Biases in a side collection."""
 
     def make(self):
-        self.backend.made.append(f"{self.name}__bias")
+        self.backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         for name in (self.twin, self.name):
             plain_collection(self.plain, name, self.items, self.metric)
         bank = QueryBank(self.bank)

@@ -49,7 +49,7 @@ class Refreshed:
         self.state = self.store.info(self.name).state
 
     def _enable(self):
-        self.backend.made.append(f"{self.name}__bias")
+        self.backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         plain_collection(self.plain, self.name, self.items, self.metric)
         bank = QueryBank(self.old)
         plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), verdict="warn")
@@ -86,8 +86,10 @@ class Refreshed:
         self.store.drop_bank_generations([self.incoming.profile.bank])
 
     def slots(self, keys):
-        """(n, slots) the biases that the side collection holds."""
-        return self.store.get(f"{self.name}__bias", keys, SIDE_FIELD).vectors
+        """(n, slots) the biases that the side collections hold."""
+        sides = (f"{self.name}__bias_a", f"{self.name}__bias_b")
+        found = [self.store.get(side, keys, SIDE_FIELD) for side in sides]
+        return np.column_stack([each.vectors[:, 0] for each in found])
 
     def before(self, rows):
         """(n,) the biases that are in use."""

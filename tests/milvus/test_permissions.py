@@ -58,8 +58,8 @@ def users(authorized):
     ledger = LINES["the same, while a migration runs"]["hubness_ledger"]
     rights = {
         **LINES,
-        "no upsert": without(WRITER, "products__bias", "Upsert"),
-        "no delete": without(WRITER, "products__bias", "Delete"),
+        "no upsert": without(WRITER, "products__bias_b", "Upsert"),
+        "no delete": without(WRITER, "products__bias_a", "Delete"),
         "searcher": {ALL: {"DescribeCollection"}, "products": {"Search"}},
         "no ledger": without("the same, while a migration runs", "hubness_ledger", *ledger),
     }
@@ -154,7 +154,7 @@ def writes_beside_a_side_collection(shop):
     user = yield
     write(user.client(), "products", shop)
     # A deletion by a filter leaves its bias to the next refresh.
-    assert count(shop, "products__bias") == ITEMS + 1
+    assert count(shop, "products__bias_a") == ITEMS + 1
 
 
 def writes_while_a_refresh_runs(shop):
@@ -235,7 +235,7 @@ def jobs_that_drop(shop):
     shop.plain.create_partition("products", "further")
     user = yield
     shop.enabled(user)
-    assert disable(user.store(), "products") == "products__bias"
+    assert disable(user.store(), "products") == "products__bias_a"
     shop.migrated(user, rename=True, no_writers=True)
     start_sampling(user.store(), "products")
     stop_sampling(user.store(), "products")
@@ -372,13 +372,13 @@ def test_a_writer_without_a_right_on_the_side_collection_changes_nothing(shop, u
             with pytest.raises(StoreError, match=r"nothing was written to 'products'.*Upsert"):
                 method("products", [shop.row(1_000)])
         client.close()
-    assert (count(shop, "products"), count(shop, "products__bias")) == (ITEMS, ITEMS)
+    assert (count(shop, "products"), count(shop, "products__bias_a")) == (ITEMS, ITEMS)
 
     client = users["no delete"].client()
     client.insert("products", [shop.row(1_000)])
     with pytest.raises(StoreError, match=r"nothing was written to 'products'.*Delete"):
         client.delete("products", ids=[1_000])
-    assert (count(shop, "products"), count(shop, "products__bias")) == (ITEMS + 1, ITEMS + 1)
+    assert (count(shop, "products"), count(shop, "products__bias_a")) == (ITEMS + 1, ITEMS + 1)
 
 
 @pytest.mark.server
@@ -421,9 +421,9 @@ def test_a_writer_asks_for_its_rights_once(shop, users, monkeypatch):
     client.delete("products", ids=[1_001])
     assert sent == [
         ("insert_rows", "products"),
-        ("upsert_rows", "products__bias"),
+        ("upsert_rows", "products__bias_a"),
         ("delete", "products"),
-        ("delete", "products__bias"),
+        ("delete", "products__bias_a"),
     ]
 
 
@@ -432,9 +432,12 @@ def test_a_disable_without_the_right_to_drop_is_finished_by_disable(shop, users)
     shop.enabled()
     with pytest.raises(StoreError, match="PrivilegeRenameCollection"):
         disable(users["migrate, bank sample"].store(), "products")
-    assert status(shop.owner.store(), "products").leftovers == ("products__bias",)
-    assert disable(shop.owner.store(), "products") == "products__bias"
-    assert not shop.plain.has_collection("products__bias")
+    assert status(shop.owner.store(), "products").leftovers == (
+        "products__bias_a",
+        "products__bias_b",
+    )
+    assert disable(shop.owner.store(), "products") == "products__bias_a"
+    assert not shop.plain.has_collection("products__bias_a")
 
 
 @pytest.mark.server

@@ -184,7 +184,7 @@ def test_points_of_several_vectors(run, folder):
 
 def test_without_a_copy(run, folder):
     bank = ("--bank", str(folder / "bank.npy"), "--k", "4", *FAST)
-    assert run("enable", "items", *bank, "--plan")["plan"]["side_collection"] is None
+    assert run("enable", "items", *bank, "--plan")["plan"]["side_collections"] == []
     made = run("enable", "items", *bank)["enable"]
     assert (made["rows"], made["side_collection"]) == (60, None)
     assert run("status", "items")["status"]["where"] == "beside"

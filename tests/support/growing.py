@@ -58,7 +58,7 @@ class Growing:
 
     def _enabled(self):
         name, client = self.database.name(), self.database.database.client
-        self.database.made.append(f"{name}__bias")
+        self.database.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(client, name, self.items, "IP")
         plan = plan_enable(self.store, name, QueryBank(self.bank), estimator=NNN(8), verdict="skip")
         enable(self.store, plan, client_ttl=0)

@@ -468,7 +468,7 @@ class World:
     def non_finite(self) -> list[Any]:
         """Return keys of rows with a number that is not finite, in the collection and its side collection."""
         found: list[Any] = []
-        for name in (self.name, f"{self.name}__bias"):
+        for name in (self.name, f"{self.name}__bias_a", f"{self.name}__bias_b"):
             if self.plain.has_collection(name):
                 rows = self.plain.query(
                     name, filter="id >= 0", output_fields=["*", "biases", "vector"]

@@ -17,7 +17,7 @@ class Enabled:
         )
         self.plain = backend.client()
         self.name = backend.name("beside")
-        backend.made.append(f"{self.name}__bias")
+        backend.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         plain_collection(self.plain, self.name, self.items, metric)
         self.store = backend.store()
         plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))

@@ -101,7 +101,8 @@ class RowCodec(ABC):
     shown_slot: int
     """The slot whose bias `bias_field` has."""
     side_collection: str | None = None
-    """The collection that holds the biases under the keys of the rows; None if the rows hold them.
+    """What the names of the collections begin with that hold the biases under the keys of the rows;
+    None if the rows hold them.
     """
     candidates: int = 0
     """The number of candidates of a search for ten results, if it needs any."""
@@ -114,8 +115,17 @@ class RowCodec(ABC):
 
     @property
     def writes_rows(self) -> bool:
-        """Whether new biases change the rows themselves."""
-        return self.side_collection is None
+        """Whether new biases change what applications write."""
+        return not self.leaves_vectors
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The side collections by slot; empty if there are none."""
+        return ()
+
+    def side_columns(self, columns: Columns, slot: int) -> Columns:
+        """Return the columns of the rows of a side collection, from those of `encode_rows`."""
+        raise NotImplementedError(f"{type(self).__name__} has no side collections")
 
     @property
     def bias_factor(self) -> float:

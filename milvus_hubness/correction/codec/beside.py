@@ -1,10 +1,17 @@
 """The bias location `beside`: searches re-rank candidates.
 
-Vectors are stored as the user gave them. Biases are in a side collection on Milvus, and in keys of
-the payloads on Qdrant.
+Vectors are stored as the user gave them. Biases are entries apart from them: rows of two side
+collections on Milvus, keys of each payload on Qdrant. There are two slots of entries. A refresh fills
+the slot that no search reads, and then the state names that one.
+
+Each entry has the number of the generation for which its bias was computed: one that a client
+writes late, for an earlier generation, is never read.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +29,26 @@ from milvus_hubness.correction.codec.base import (
 
 SLOT_KEYS = (BIAS_FIELD, "hubness_bias_1")
 """Keys of payloads with the biases, by slot, without their suffix."""
+NUMBER_KEYS = (EPOCH_FIELD, "hubness_epoch_1")
+"""Keys of payloads with the numbers of the generations, by slot, without their suffix."""
 SIDE_FIELD = "biases"
-"""Vector field of a side collection; its components are the slots."""
+"""Vector field of a side collection, whose first component is the bias."""
+SIDE_WIDTH = 2
+"""Components of that field: the least that Milvus takes. The second is 0."""
+SIDE_ENDINGS = ("_a", "_b")
+"""Ends of the names of the side collections, by slot."""
 
 
-class CandidateCodec(RowCodec):
-    """Vectors as the user gave them; the client corrects the scores of candidates."""
+@dataclass(frozen=True)
+class BesideCodec(RowCodec):
+    """Vectors as the user gave them; the client corrects the scores of candidates.
+
+    In the columns of rows, the biases are in `slot_keys`, and the numbers of their generations in
+    `number_keys`, also where a side collection holds them.
+    """
+
+    generations: tuple[tuple[int, int], ...] = ()
+    """The slot and the number of each generation that rows get: first that which searches read."""
 
     location = "beside"
     leaves_vectors = True
@@ -37,13 +58,89 @@ class CandidateCodec(RowCodec):
     def served_metric(self) -> Metric:
         return self.layout.metric
 
-    def lacks_locality_hints(self, columns: Columns) -> Flags:
-        return np.zeros(len(columns[self.field]), np.bool_)
+    @property
+    def slot_keys(self) -> tuple[str, ...]:
+        """The keys that hold the biases, by slot."""
+        return tuple(name + self.suffix for name in SLOT_KEYS)
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        """The keys that hold the numbers of the generations, by slot."""
+        return tuple(name + self.suffix for name in NUMBER_KEYS)
+
+    @property
+    def epoch_field(self) -> str:
+        """The key with the number of the generation that searches read."""
+        [(slot, _), *_] = self.generations
+        return self.number_keys[slot]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The side collections by slot; empty if payloads hold the biases."""
+        return sides_of(self.side_collection) if self.side_collection is not None else ()
+
+    @property
+    def hidden_fields(self) -> tuple[str, ...]:
+        return () if self.sides else (*self.slot_keys, *self.number_keys)
 
     @property
     def form(self) -> StorageFormat:
         # No numbers follow the vector: its dtype is all that counts.
         return StorageFormat(self.dtype, self.layout.dim)
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        return self._entries(biases, len(vectors))
+
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        return self._entries(biases, len(columns[self.field]))
+
+    def _entries(self, biases: RowBiases, rows: int) -> Columns:
+        """Return the columns of the slots that have biases and that a generation fills."""
+        is_new = biases.epoch is not None and biases.epoch < PENDING
+        columns: Columns = {}
+        for slot, number in self.generations:
+            if slot not in biases.by_slot:
+                continue
+
+            # A refresh computes the biases that it fills for all rows alike.
+            if biases.epoch == PENDING:
+                number = PENDING
+            elif is_new and slot == self.generations[0][0]:
+                number = -number
+            columns[self.slot_keys[slot]] = np.asarray(biases.by_slot[slot], np.float32).tolist()
+            columns[self.number_keys[slot]] = [number] * rows
+        return columns
+
+    def read_biases(self, columns: Columns) -> Floats:
+        """Return the biases (n, slots), NaN where a row has none of the generation of the slot."""
+        biases = np.full((len(columns[self.field]), self.layout.slots), np.nan, np.float32)
+        for slot, number in self.generations:
+            values = zip(
+                columns[self.slot_keys[slot]], columns[self.number_keys[slot]], strict=True
+            )
+            biases[:, slot] = [
+                bias if bias is not None and is_of(stored, number) else np.nan
+                for bias, stored in values
+            ]
+        return biases
+
+    def pending(self, columns: Columns) -> Flags:
+        [(slot, _), *_] = self.generations
+        return np.asarray(np.isnan(self.read_biases(columns)[:, slot]), np.bool_)
+
+    def lacks_locality_hints(self, columns: Columns) -> Flags:
+        return np.zeros(len(columns[self.field]), np.bool_)
+
+    def side_columns(self, columns: Columns, slot: int) -> Columns:
+        """Return the columns of the rows of a side collection, from those of `encode_rows`."""
+        biases = columns[self.slot_keys[slot]]
+        vectors = np.zeros((len(biases), SIDE_WIDTH), np.float32)
+        vectors[:, 0] = biases
+        return {SIDE_FIELD: vectors, EPOCH_FIELD: columns[self.number_keys[slot]]}
+
+    # -- searches ---------------------------------------------------------------------------------
 
     def encode_query(
         self,
@@ -68,62 +165,11 @@ class CandidateCodec(RowCodec):
         return raw + self.bias_factor * strength * np.asarray(biases, np.float64)
 
 
-class PayloadKeysCodec(CandidateCodec):
-    """Biases in keys of the rows' payloads, one for each slot, for databases without a schema."""
-
-    @property
-    def slot_keys(self) -> tuple[str, ...]:
-        """The keys that hold the slots."""
-        return tuple(name + self.suffix for name in SLOT_KEYS)
-
-    @property
-    def hidden_fields(self) -> tuple[str, ...]:
-        return (*self.slot_keys, self.epoch_field)
-
-    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        slots = self._slots(biases, len(vectors))
-        columns: Columns = dict(zip(self.slot_keys, slots.T.tolist(), strict=True))
-        columns[self.epoch_field] = [biases.epoch] * len(vectors)
-        return columns
-
-    def read_biases(self, columns: Columns) -> Floats:
-        # Rows that were inserted past this package lack the keys.
-        slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_keys]
-        return np.array(slots, np.float32).T
-
-    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        changed: Columns = {
-            self.slot_keys[slot]: biases_of_slot.tolist()
-            for slot, biases_of_slot in biases.by_slot.items()
-        }
-        if biases.epoch is not None:
-            changed[self.epoch_field] = [biases.epoch] * len(columns[self.field])
-        return changed
+def sides_of(base: str) -> tuple[str, ...]:
+    """Return the names of the side collections by slot, given what their names begin with."""
+    return tuple(base + ending for ending in SIDE_ENDINGS)
 
 
-class SideCollectionCodec(CandidateCodec):
-    """Biases in the vectors of a side collection, whose columns are SIDE_FIELD and EPOCH_FIELD.
-
-    In columns that are read, SIDE_FIELD is (n, slots) with NaN in rows without biases.
-    """
-
-    @property
-    def hidden_fields(self) -> tuple[str, ...]:
-        return ()
-
-    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        return self._entries(self._slots(biases, len(vectors)), biases.epoch)
-
-    def read_biases(self, columns: Columns) -> Floats:
-        return np.asarray(np.nan_to_num(columns[SIDE_FIELD]), np.float32)
-
-    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
-        # A row of the side collection is written whole, so the other slots are written again.
-        return self._entries(self._slots(biases, self.read_biases(columns)), biases.epoch)
-
-    def _entries(self, slots: Floats, epoch: int | None) -> Columns:
-        """Return the columns of the side collection for biases (n, slots)."""
-        return {SIDE_FIELD: slots, EPOCH_FIELD: [epoch or PENDING] * len(slots)}
-
-    def pending(self, columns: Columns) -> Flags:
-        return np.asarray(np.isnan(columns[SIDE_FIELD]).any(axis=1), np.bool_)
+def is_of(stored: Any, number: int) -> bool:
+    """Whether an entry is of this generation; that of a new row has the negative number."""
+    return stored is not None and abs(int(stored)) == number

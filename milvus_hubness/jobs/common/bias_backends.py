@@ -5,22 +5,21 @@ and repairs the biases of live rows, at any location.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, Columns, Flags, RowBiases, RowCodec
-from milvus_hubness.correction.codec.beside import SIDE_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD, BesideCodec, is_of
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors
 from milvus_hubness.correction.prior import Values
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import NotCaughtUp, name_some
 from milvus_hubness.jobs.common.progress import absent, key_pages
-from milvus_hubness.jobs.common.row_writer import RowWriter
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
@@ -91,8 +90,6 @@ class BiasBackend:
     store: Store
     info: CollectionInfo
     state: CollectionState
-    writer: RowWriter | None = None
-    """What writes the rows; None for reading only."""
 
     @cached_property
     def codec(self) -> RowCodec:
@@ -100,14 +97,17 @@ class BiasBackend:
 
     def pending(self, partition: str | None) -> Iterator[list[Key]]:
         """Yield pages of the keys of the rows without a bias."""
-        side = self.codec.side_collection
         name = self.info.name
-        if side is None:
-            return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
+        if not self.codec.sides:
+            yield from key_pages(self.store, name, partition, pending=self.codec.epoch_field)
+            return
 
-        # The epoch is in the side collection too, so a row without a bias is one that it lacks.
-        all_keys = key_pages(self.store, name, partition, rows=self.info.rows)
-        return absent(all_keys, self.store, side)
+        [(slot, number), *_] = self._beside.generations
+        side = self.codec.sides[slot]
+        for page in key_pages(self.store, name, partition, rows=self.info.rows):
+            numbers = self.store.values(side, EPOCH_FIELD, page)
+            if lacking := [key for key in page if not is_of(numbers.get(key), number)]:
+                yield lacking
 
     def count_pending(self) -> int:
         """Return the number of rows without a bias."""
@@ -117,12 +117,10 @@ class BiasBackend:
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         """Return the rows that still exist, in the order of `keys`."""
-        batch = self._rows(keys, partition)
+        batch = self.store.get(self.info.name, keys, self.codec.field, partition=partition)
         columns = self.codec.columns(batch.vectors, batch.rows)
-        if self.codec.side_collection is None:
-            new = self.codec.are_new(columns)
-        else:
-            columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
+        if self.codec.sides:
+            self._add_entries(columns, batch.keys)
 
         unbiased = self.codec.pending(columns)
         vectors = self.codec.decode_rows(columns)
@@ -138,7 +136,7 @@ class BiasBackend:
             biases=self.codec.read_biases(columns),
             unbiased=unbiased,
             incomplete=incomplete,
-            new=new,
+            new=self.codec.are_new(columns),
         )
 
     def write(
@@ -146,71 +144,63 @@ class BiasBackend:
         keys: Sequence[Key],
         partition: str | None,
         corrections: Mapping[int, Correction],
-        epoch: int | None,
+        *,
+        are_new: bool = False,
     ) -> int:
-        """Compute and write the biases of these slots for the rows that still exist; return how
-        many were written. epoch: None keeps each row's. Raises NotCaughtUp for rows that change
-        faster than this.
+        """Compute and write the biases beside the rows that still exist, of these slots; return how
+        many rows were written. are_new: compute them as those of new rows. Raises NotCaughtUp for rows
+        that change faster than this.
         """
-        biased_rows = self.read(keys, partition)
-        count = self._compute(biased_rows, partition, corrections, epoch)
-        self.repair(biased_rows, partition, corrections, epoch)
+        from milvus_hubness.correction.fitted import epoch_of_new_rows
+
+        epoch = self.state.profile.epoch
+        if are_new:
+            epoch = epoch_of_new_rows(self.state)
+            corrections = {
+                slot: replace(correction, are_new=True) for slot, correction in corrections.items()
+            }
+
+        rows = self.read(keys, partition)
+        count = self.put(rows, partition, _computed(rows, corrections, epoch))
+        self.repair(rows, partition, corrections, epoch)
         return count
 
-    def _compute(
-        self,
-        biased_rows: BiasedRows,
-        partition: str | None,
-        corrections: Mapping[int, Correction],
-        epoch: int | None,
-    ) -> int:
-        from milvus_hubness.correction.fitted import row_biases
-
-        vectors = biased_rows.vectors
-        biases = row_biases(corrections, vectors, biased_rows.batch, self.state, epoch)
-        return self.put(biased_rows, partition, biases)
-
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
-        """Store the rows as read, with these biases; return how many the database acknowledged."""
-        codec = self.codec
+        """Write entries beside rows, which stay as they are: no write of a client can be undone.
+
+        Return how many rows the database acknowledged.
+        """
+        codec = self._beside
         batch = biased_rows.batch
         columns = codec.set_biases(biased_rows.columns, biases)
-        if codec.side_collection is not None:
-            # The rows themselves stay as they are, so no write of a client can be undone.
-            epochs = [{self.info.key_field: key} for key in batch.keys]
-            side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
-            self.store.upsert(codec.side_collection, side_rows, SIDE_FIELD)
-            return len(side_rows)
+        if not codec.sides:
+            rows = batch.with_columns(columns)
+            changed = list(columns)
+            return self.store.rewrite(
+                self.info.name, rows, codec.field, changed, partition=partition
+            )
 
-        if self.writer is None:
-            raise RuntimeError(f"the rows of {self.info.name!r} were opened for reading only")
+        for slot, _ in codec.generations:
+            if codec.slot_keys[slot] in columns:
+                side_columns = codec.side_columns(columns, slot)
+                stored = side_columns.pop(SIDE_FIELD)
+                keyed = [{self.info.key_field: key} for key in batch.keys]
+                entries = Batch(batch.keys, stored, keyed).with_columns(side_columns)
+                self.store.upsert(codec.sides[slot], entries, SIDE_FIELD)
 
-        changed = list(columns)
-        vectors = columns.pop(codec.field, batch.vectors)
-        rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
-
-        # The epoch of a row that had a bias before is history,
-        # which does not justify a change of the field.
-        if not biased_rows.incomplete.any() and codec.epoch_field in changed:
-            changed.remove(codec.epoch_field)
-        return self.writer.rewrite(rows, changed, partition)
+        return len(batch)
 
     def repair(
         self,
         biased_rows: BiasedRows,
         partition: str | None,
         corrections: Mapping[int, Correction],
-        epoch: int | None,
+        epoch: int,
     ) -> None:
         """After `put`, give fresh biases to rows whose vector, or value for a prior, a client has
-        changed since the read.
-
-        A writer of whole rows repairs them itself. Raises
-        NotCaughtUp for rows that change faster than this.
+        changed since the read, and to rows whose new entry another client has replaced by one of an
+        earlier generation. Raises NotCaughtUp for rows that change faster than this.
         """
-        if self.codec.writes_rows:
-            return
-
         # A client may write a vector before this job writes the bias of the
         # former vector. The next read shows such a change. If the client
         # writes after that read, it also writes the bias, which stays.
@@ -228,11 +218,12 @@ class BiasBackend:
                 )
             ]
 
-            biased_rows = current.only(np.array(has_moved, np.bool_))
+            lack = np.isnan(current.biases[:, list(corrections)]).any(axis=1)
+            biased_rows = current.only(np.array(has_moved, np.bool_) | lack)
             if not len(biased_rows.batch):
                 return
 
-            self._compute(biased_rows, partition, corrections, epoch)
+            self.put(biased_rows, partition, _computed(biased_rows, corrections, epoch))
 
         raise NotCaughtUp(
             f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than "
@@ -243,41 +234,51 @@ class BiasBackend:
         """Wait until every search sees all writes, and
         remove the biases of rows that no longer exist.
         """
-        side = self.codec.side_collection
-        if side is None:
-            self.store.wait_visible(self.info.name)
+        name = self.info.name
+        if not self.codec.sides:
+            self.store.wait_visible(name)
             return
 
-        name = self.info.name
-        for page in absent(key_pages(self.store, side), self.store, name):
-            # Clients write a row before its bias, so the
-            # row of every key that was read already exists.
-            existing = set(self.store.get(name, page, self.codec.field).keys)
-            if orphans := [key for key in page if key not in existing]:
-                self.store.delete(side, orphans)
+        for slot, _ in self._beside.generations:
+            side = self.codec.sides[slot]
+            for page in absent(key_pages(self.store, side), self.store, name):
+                # Clients write a row before its bias, so the
+                # row of every key that was read already exists.
+                existing = set(self.store.get(name, page, self.codec.field).keys)
+                if orphans := [key for key in page if key not in existing]:
+                    self.store.delete(side, orphans)
 
-        self.store.wait_visible(side)
+            self.store.wait_visible(side)
 
-    def _rows(self, keys: Sequence[Key], partition: str | None) -> Batch:
-        if self.writer is not None:
-            return self.writer.read(keys, partition)
-        return self.store.get(self.info.name, keys, self.codec.field, partition=partition)
-
-    def _in_side(self, side: str, keys: list[Key]) -> tuple[Floats, Flags]:
-        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which
-        are of new rows.
-        """
-        entries = self.store.get(side, keys, SIDE_FIELD)
+    def _add_entries(self, columns: Columns, keys: list[Key]) -> None:
+        """Add the entries of side collections to the columns of rows."""
+        codec = self._beside
         position_of = {key: i for i, key in enumerate(keys)}
-        present = [position_of[key] for key in entries.keys]
+        for slot, _ in codec.generations:
+            biases: list[float | None] = [None] * len(keys)
+            numbers: list[int | None] = [None] * len(keys)
+            entries = self.store.get(codec.sides[slot], keys, SIDE_FIELD)
+            rows = zip(entries.keys, entries.vectors[:, 0].tolist(), entries.rows, strict=True)
+            for key, bias, row in rows:
+                biases[position_of[key]] = bias
+                numbers[position_of[key]] = row.get(EPOCH_FIELD)
 
-        biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
-        biases[present] = entries.vectors
-        new = np.zeros(len(keys), np.bool_)
-        new[present] = self.codec.are_new(
-            {self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]}
-        )
-        return biases, new
+            columns[codec.slot_keys[slot]] = biases
+            columns[codec.number_keys[slot]] = numbers
+
+    @property
+    def _beside(self) -> BesideCodec:
+        """The codec of a collection whose biases are beside its vectors."""
+        return cast(BesideCodec, self.codec)
+
+
+def _computed(rows: BiasedRows, corrections: Mapping[int, Correction], epoch: int) -> RowBiases:
+    """Return the biases of rows from the corrections by slot."""
+    by_slot = {
+        slot: correction.centred(rows.vectors, rows.batch)
+        for slot, correction in corrections.items()
+    }
+    return RowBiases(by_slot, epoch)
 
 
 def _prior_values(corrections: Mapping[int, Correction], batch: Batch) -> Values:

@@ -119,7 +119,10 @@ def load_corrections(
     load = partial(load_correction, store, state, engine=engine, banks=banks)
     for name, profile in state.profiles.items():
         correction = load(profile, checked=name not in unchecked)
-        corrections |= {profile.slot: correction, profile.standby: correction}
+        corrections[profile.slot] = correction
+        # Beside the vectors, the other slot has another generation, or none.
+        if not state.codec.leaves_vectors:
+            corrections[profile.standby] = correction
 
     if leaving := state.outgoing:
         corrections[leaving.profile.slot] = load(

@@ -530,7 +530,7 @@ class Lease:
 
 def lease_on(store: Store, info: CollectionInfo) -> Lease:
     """Return the lease for jobs that change biases: on the collection and its side collections."""
-    sides = [side for state in info.states.values() if (side := state.codec.side_collection)]
+    sides = [side for state in info.states.values() for side in state.codec.sides]
     return Lease(store, info.name, *sides)
 
 

@@ -8,8 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
@@ -19,11 +17,16 @@ from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.state import CollectionState, suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
-    CollectionExists,
     LeaseLost,
     NotCorrected,
     VerificationFailed,
     name_some,
+)
+from milvus_hubness.jobs.beside.filling import fill_generation
+from milvus_hubness.jobs.beside.generations import (
+    create_sides,
+    expect_free_sides,
+    flush_generation,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest
@@ -31,14 +34,12 @@ from milvus_hubness.jobs.common.fits import forget_fits, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.common.progress import key_chunks
-from milvus_hubness.jobs.common.row_writer import drop_intents, rewriting
+from milvus_hubness.jobs.common.row_writer import drop_intents
 from milvus_hubness.jobs.enable.plan import EnablePlan
 from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
-from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helper
+from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helpers
 from milvus_hubness.jobs.store.protocols import (
     BiasKeys,
-    SideCollections,
     Store,
     capability,
     expect_store,
@@ -64,7 +65,7 @@ class Enabled(ShownAsTable):
     """Number of rows that now have a bias."""
     seconds: float
     side_collection: str | None = None
-    """The side collection; None if payloads hold the biases."""
+    """The side collection that searches read; None if payloads hold the biases."""
     candidates: int | None = None
     """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
@@ -91,9 +92,8 @@ def enable(
     began = time.perf_counter()
     name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
-    side = [plan.side_collection] if plan.side_collection else []
     plan.judging.require(plan.verdict, name)
-    with Lease(store, name, *side) as lease:
+    with Lease(store, name, *plan.sides) as lease:
         if plan.verdict is not None:
             store_verdict(lease.store, name, plan.verdict)
         info = lease.store.info(name)
@@ -136,43 +136,31 @@ def _enable_reranking(
     name = plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
-        if plan.side_collection:
-            sides = capability(store, SideCollections)
-            if not sides.can_hold_side(plan.source, plan.side_collection):
-                raise CollectionExists(
-                    f"collection {plan.side_collection!r} was created since this plan was made: "
-                    "plan again"
-                )
-
-            if store.exists(plan.side_collection):
-                # An unfinished `enable` left it.
-                lease.drop(plan.side_collection)
-            sides.create_side(plan.source, plan.side_collection)
-            undo.callback(lease.drop, plan.side_collection)
-            lease.fence(plan.side_collection)
-        else:
+        expect_free_sides(store, plan.source, plan.sides)
+        for side in plan.sides:
+            undo.callback(lease.drop, side)
+        create_sides(lease, plan.source, plan.sides)
+        if not plan.sides:
             capability(store, BiasKeys).add_bias_keys(name, plan.suffix)
 
-        # Biases in a side collection rewrite no row, so no client needs to note its writes.
-        ttl = 0.0 if plan.side_collection else client_ttl
-        with rewriting(lease, plan.source, state, client_ttl=ttl) as writer:
-            backend = BiasBackend(store, plan.source, state, writer)
-            _fill(backend, plan.correction, "writing biases", progress)
-            if plan.side_collection:
-                store.flush(plan.side_collection)
-            backend.wait_visible()
+        backend = BiasBackend(store, plan.source, state)
+        slot = state.profile.slot
+        fill_generation(backend, slot, plan.correction, "writing biases", progress)
+        flush_generation(store, state, slot)
+        backend.wait_visible()
 
-            # Registered before the write, which may reach the database although it fails.
-            undo.callback(store.write_property, name, state.property_name, None)
-            store.write_property(name, state.property_name, keep_nearest(store, name, state))
+        # Registered before the write, which may reach the database although it fails.
+        undo.callback(store.write_property, name, state.property_name, None)
+        store.write_property(name, state.property_name, keep_nearest(store, name, state))
 
-            # From now on clients write biases too; the check finds rows that they wrote before.
-            wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
-            rows = _fill_all(backend, plan.correction, "verifying", progress)
+        # From now on clients write biases too; the check finds rows that they wrote before.
+        wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
+        rows = _fill_all(backend, plan.correction, "verifying", progress)
 
     return {
         "rows": rows,
-        **plan.reranking.model_dump(include={"side_collection", "candidates", "missed"}),
+        "side_collection": plan.sides[0] if plan.sides else None,
+        **plan.reranking.model_dump(include={"candidates", "missed"}),
     }
 
 
@@ -206,11 +194,13 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
     """Write biases until all are correct, as clients may write before they read the state; return
     the row count.
     """
-    wrong: list[Key] = []
+    wrong: tuple[Key, ...] = ()
+    slot = backend.state.profile.slot
     for _ in range(MOST_PASSES):
-        rows, wrong = _fill(backend, correction, doing, progress)
+        filled = fill_generation(backend, slot, correction, doing, progress)
+        wrong = filled.wrong
         if not wrong:
-            return rows
+            return filled.rows
 
         backend.wait_visible()
         doing = "verifying"
@@ -219,39 +209,6 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
         f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they "
         "change faster than enable writes biases: enable it again when clients write less"
     )
-
-
-def _fill(
-    backend: BiasBackend, correction: Correction, doing: str, progress: Progress
-) -> tuple[int, list[Key]]:
-    """Return the number of rows, and keys of some rows whose scores were not correct.
-
-    Rows may lack locality hints: a client whose memory cannot hold the
-    bank writes such rows. Rows that clients inserted since they read
-    the state have biases of new rows, which differ from the formula.
-    """
-    store = backend.store
-    info = backend.info
-    state = backend.state
-    corrections = dict.fromkeys(range(state.layout.slots), correction)
-    rows = 0
-    wrong = list[Key]()
-    for partition, chunk in key_chunks(store, info, doing, progress):
-        biased_rows = backend.read(chunk, partition)
-        biases = correction.centred(biased_rows.vectors, biased_rows.batch)
-        allowed = correction.allowed_differences(
-            biased_rows.vectors, biases, rows=biased_rows.batch
-        )
-        differences = np.abs(biased_rows.biases - biases[:, None])
-        is_correct = (differences <= allowed[:, None]).all(axis=1)
-        is_wrong = biased_rows.unbiased | ~(is_correct | biased_rows.new)
-
-        wrong += biased_rows.only(is_wrong).batch.keys[: KEYS_NAMED - len(wrong)]
-        rows += len(biased_rows.batch)
-        if unfilled := biased_rows.only(is_wrong | biased_rows.incomplete).batch.keys:
-            backend.write(unfilled, partition, corrections, state.profile.epoch)
-
-    return rows, wrong
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
@@ -276,12 +233,10 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         # The state goes before the biases, so that no client or job looks for them.
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
-        side = side_helper(state)
-        if side is None:
-            return None
-
-        lease.drop_helper(side, info.collection_id)
-        return side.collection
+        sides = side_helpers([state])
+        for side in sides:
+            lease.drop_helper(side, info.collection_id)
+        return sides[state.profile.slot].collection if sides else None
 
 
 def _finish_disabling(lease: Lease, info: CollectionInfo) -> str | None:

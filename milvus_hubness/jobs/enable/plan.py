@@ -18,6 +18,7 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.codec.beside import sides_of
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
 from milvus_hubness.correction.fitted import Correction, grouped
@@ -102,8 +103,13 @@ class EnablePlan(ShownAsTable):
 
     @property
     def side_collection(self) -> str | None:
-        """The side collection; None if payloads hold the biases."""
+        """What the names of the side collections begin with; None if payloads hold the biases."""
         return self.reranking.side_collection
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The side collections by slot; empty if payloads hold the biases."""
+        return sides_of(self.side_collection) if self.side_collection else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
@@ -112,7 +118,7 @@ class EnablePlan(ShownAsTable):
             "field": self.field,
             "metric": self.correction.layout.metric,
             "rows": self.source.rows,
-            "side_collection": self.side_collection,
+            "side_collections": list(self.sides),
             "candidates": self.reranking.candidates,
             "missed": {str(candidates): share for candidates, share in self.missed.items()},
             "measured_queries": self.reranking.queries,
@@ -369,15 +375,15 @@ def _remarks_on_expiry(info: CollectionInfo) -> list[str]:
 
 
 def _free_side(sides: SideCollections, info: CollectionInfo, suffix: str) -> str:
-    """Return a name for the side collection: that of an
-    unfinished `enable`, or one that no collection has.
+    """Return what the names of the side collections begin with: of those of an unfinished `enable`,
+    or of ones that no collection has.
 
-    The first name may be taken: a collection that was renamed keeps its side collection.
+    The first names may be taken: a collection that was renamed keeps its side collections.
     """
     first = side_name(info.name, suffix)
     for number in count(1):
         name = first if number == 1 else f"{first}_{number}"
-        if sides.can_hold_side(info, name):
+        if all(sides.can_hold_side(info, side) for side in sides_of(name)):
             return name
 
     raise AssertionError("count() does not end")

@@ -17,8 +17,8 @@ from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.migration.corrected import half_switched, refreshes_of, unfinished
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.migrator import opened
+from milvus_hubness.jobs.refresh.beside import Beside
 from milvus_hubness.jobs.refresh.by_copy import ByCopy, copying
-from milvus_hubness.jobs.refresh.in_place import InPlace
 from milvus_hubness.jobs.refresh.plan import (
     RefreshOptions,
     SpareBanks,
@@ -172,7 +172,7 @@ def _refreshed(
         lease.check()
         spare_banks.drop(noted)
 
-    kind: type[Refreshing] = InPlace if whole.codec.leaves_vectors else ByCopy
+    kind: type[Refreshing] = Beside if whole.codec.leaves_vectors else ByCopy
     job = kind(
         store=store,
         lease=lease,

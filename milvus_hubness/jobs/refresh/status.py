@@ -72,7 +72,7 @@ class Status(ShownAsTable):
     needs_other_columns: bool = False
     """Whether the field's quantizer needs more such columns: a refresh makes a copy that has them."""
     side_collection: str | None = None
-    """The side collection, if it holds the biases."""
+    """The side collection that searches read, if it holds the biases."""
     candidates: int | None = None
     """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
@@ -163,7 +163,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         spread=None if codec.needs_candidates else state.layout.spread,
         bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
         needs_other_columns=needs_other_columns(store, info, state),
-        side_collection=codec.side_collection,
+        side_collection=codec.sides[profile.slot] if codec.sides else None,
         candidates=codec.candidates or None,
         missed=state.miss_rate,
         pending=backend.count_pending(),

@@ -158,7 +158,7 @@ def harmless_causes(collection: str) -> str:
 
 
 def side_name(collection: str, suffix: str) -> str:
-    """Return the name of the side collection of a field. suffix: of the field's state."""
+    """Return what the names of a field's side collections begin with. suffix: of the field's state."""
     return f"{collection}__bias{suffix}"
 
 
@@ -177,13 +177,15 @@ def is_bank_of(bank: str, owner: str) -> bool:
     return re.fullmatch(re.escape(bank_name(owner)) + "(_.+)?", bank) is not None
 
 
-def side_helper(state: CollectionState) -> Helper | None:
-    """Return the side collection that a state names; None for another bias location."""
-    side = state.codec.side_collection
-    if side is None:
-        return None
-    ending = re.escape(side_name("", state.suffix)) + r"(_\d+)?"
-    return Helper(side, state.property_name, SIDE_PROPERTY, ending)
+def side_helpers(states: Iterable[CollectionState]) -> list[Helper]:
+    """Return the side collections that these states name."""
+    helpers: list[Helper] = []
+    for state in states:
+        ending = re.escape(side_name("", state.suffix)) + r"(_\d+)?_[ab]"
+        helpers += [
+            Helper(side, state.property_name, SIDE_PROPERTY, ending) for side in state.codec.sides
+        ]
+    return helpers
 
 
 def samples_helper(samples_collection: str, property_name: str) -> Helper:

@@ -52,7 +52,7 @@ from milvus_hubness.jobs.store.ownership import (
     log_helpers,
     owner_in,
     samples_helper,
-    side_helper,
+    side_helpers,
 )
 
 
@@ -476,9 +476,8 @@ class CollectionInfo:
     @property
     def biases_and_notes(self) -> list[Helper]:
         """The side collections and the collections of the write-intent log."""
-        sides = [side for state in self.states.values() if (side := side_helper(state))]
         logs = self.intent_log.helpers if self.intent_log else []
-        return [*sides, *logs]
+        return [*side_helpers(self.states.values()), *logs]
 
     @property
     def helpers(self) -> list[Helper]:

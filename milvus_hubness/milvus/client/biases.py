@@ -41,9 +41,14 @@ def _targets(state: CollectionState, *, are_last: bool) -> list[_Target]:
 
     are_last: whether no job will compute the biases of these rows again.
     """
-    # Both slots get it: a refresh writes only rows whose standby bias differs from the new one.
+    # Both columns of a vector get it: a refresh writes only rows whose standby bias differs from the
+    # new one. Beside the vectors, the other slot is empty, or has another generation.
     targets = [
-        _Target(profile, (profile.slot, profile.standby), are_last)
+        _Target(
+            profile,
+            (profile.slot,) if state.codec.leaves_vectors else (profile.slot, profile.standby),
+            are_last,
+        )
         for profile in state.profiles.values()
     ]
 

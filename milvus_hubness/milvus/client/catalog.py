@@ -20,7 +20,7 @@ from milvus_hubness.jobs.store.ownership import (
     WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
     Helper,
-    side_helper,
+    side_helpers,
 )
 from milvus_hubness.jobs.store.records import (
     BANK_PROPERTY,
@@ -322,7 +322,7 @@ class Catalog:
         yield InStore(partial(_expect_free, owner.name))
 
         states = tuple(read_states(properties, owner.name).values())
-        sides = [side for state in states if (side := side_helper(state))]
+        sides = side_helpers(states)
         samplings = Samplings.read(properties, owner.name) or Samplings()
         samples = [sampling.helper for sampling in samplings.fields]
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))

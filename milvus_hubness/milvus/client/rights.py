@@ -13,8 +13,7 @@ from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.codec.base import EPOCH_FIELD
-from milvus_hubness.correction.codec.beside import SIDE_FIELD
-from milvus_hubness.correction.state import SLOTS_PER_PROFILE
+from milvus_hubness.correction.codec.beside import SIDE_FIELD, SIDE_WIDTH
 from milvus_hubness.errors import StoreError
 from milvus_hubness.jobs.store.ownership import CollectionId, Helper
 from milvus_hubness.milvus.client.held_errors import HeldErrors
@@ -84,5 +83,5 @@ def _request_without_effect(side: str, method: Method, timeout: float | None) ->
     if method == "delete":
         return Ask("delete", (side, [key], timeout), in_no_partition)
 
-    row = {key_field["name"]: key, SIDE_FIELD: [0.0] * SLOTS_PER_PROFILE, EPOCH_FIELD: 0}
+    row = {key_field["name"]: key, SIDE_FIELD: [0.0] * SIDE_WIDTH, EPOCH_FIELD: 0}
     return Ask("upsert", (side, [row], timeout), in_no_partition)

@@ -14,6 +14,7 @@ from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import without_tensors
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.kinds import expect_factor
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
@@ -301,10 +302,10 @@ class Searches:
         biases: dict[Key, float] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
             where = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
-            rows = yield Ask(
-                "query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options)
-            )
-            biases |= {row[key_field]: row[SIDE_FIELD][of.slot] for row in rows}
+            fields = [key_field, SIDE_FIELD, EPOCH_FIELD]
+            rows = yield Ask("query", (side, where, fields, timeout), _routing(options))
+            found = ((row[key_field], of.bias_in(row)) for row in rows)
+            biases |= {key: bias for key, bias in found if bias is not None}
 
         return biases
 

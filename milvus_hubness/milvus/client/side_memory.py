@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from milvus_hubness.basics.bounds import Moment
 from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD, is_of
 from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.milvus.client.steps import Operation
 
@@ -25,21 +27,35 @@ MAX_KEYS = 1_000_000
 
 
 class SideBiases(NamedTuple):
-    """Biases of a side collection: one column of it, as one refresh filled it."""
+    """One generation of biases in a side collection."""
 
     collection: str
     """The side collection."""
     slot: int
-    epoch: int
+    number: int
+    """The number of the generation."""
     fitted_at: Moment
 
     @classmethod
     def of(cls, state: CollectionState, profile: Profile) -> SideBiases | None:
         """Return the biases of a profile; None if they are not in a side collection."""
-        side = state.codec.side_collection
-        if side is None:
+        sides = state.codec.sides
+        if not sides:
             return None
-        return cls(side, profile.slot, profile.epoch, profile.fitted_at)
+        return cls(sides[profile.slot], profile.slot, profile.epoch, profile.fitted_at)
+
+    @classmethod
+    def written(cls, state: CollectionState) -> list[SideBiases]:
+        """Return the generations that get the biases of new rows: that which searches read, and that
+        which a refresh is filling.
+        """
+        changes = [state.incoming.profile] if state.incoming is not None else []
+        profiles = (state.profile, *changes)
+        return [found for profile in profiles if (found := cls.of(state, profile)) is not None]
+
+    def bias_in(self, row: Mapping[str, Any]) -> float | None:
+        """Return the bias of a row of the side collection; None if it is of another generation."""
+        return float(row[SIDE_FIELD][0]) if is_of(row[EPOCH_FIELD], self.number) else None
 
 
 class _Entry(NamedTuple):

@@ -26,7 +26,7 @@ from milvus_hubness.jobs.store.ownership import (
     LEDGER,
     CollectionId,
     Helper,
-    side_helper,
+    side_helpers,
 )
 from milvus_hubness.jobs.store.records import (
     DualWrite,
@@ -37,7 +37,7 @@ from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import Target, samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
-from milvus_hubness.milvus.client.side_memory import SideMemory
+from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
 from milvus_hubness.milvus.client.steps import (
     Ask,
     ClientPolicy,
@@ -245,7 +245,12 @@ class CachedState:
     @cached_property
     def sides(self) -> tuple[Helper, ...]:
         """The side collections."""
-        return tuple(side for state in self.states.values() if (side := side_helper(state)))
+        return tuple(side_helpers(self.states.values()))
+
+    @cached_property
+    def side_biases(self) -> tuple[SideBiases, ...]:
+        """The generations in side collections that get the biases of new rows."""
+        return tuple(found for state in self.states.values() for found in SideBiases.written(state))
 
     @cached_property
     def reading(self) -> Reading:

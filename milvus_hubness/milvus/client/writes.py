@@ -22,7 +22,6 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
-from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import (
     BankReference,
@@ -31,6 +30,7 @@ from milvus_hubness.correction.state import (
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
+    StoreError,
     UnsupportedOperation,
     WriteIntentFailed,
 )
@@ -56,6 +56,8 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 if TYPE_CHECKING:
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
+SIDE_ROUNDS = 5
+"""How often biases are written again to side collections of which the state has changed meanwhile."""
 PUT_BACK_TRIES = 5
 PUT_BACK_PAUSE = 0.2
 """Waits, in seconds, until a job has put back a row that it hides for an instant."""
@@ -113,7 +115,7 @@ class Writes:
 
         # The rows are stored at this point: a later failure must not write them again.
         if sent.side_rows:
-            yield from self._put_biases(write, cached.key_field, sent.side_rows)
+            yield from self._put_biases(write, sent, are_new, valid)
         return answer, cached
 
     def _put(
@@ -150,19 +152,48 @@ class Writes:
         return (yield from self._put(upsert, are_new, valid, cached))
 
     def _put_biases(
-        self, write: Write, key_field: str, side_rows: Iterable[SideRows]
+        self, write: Write, sent: SentWrite, are_new: bool, valid: bool
     ) -> Operation[None]:
-        """Write the biases of written rows to their side collections."""
+        """Write the biases of stored rows to their side collections.
+
+        If the state has become too old meanwhile, a refresh may have begun after it was read, and may
+        have read the rows before they were written: its generation then gets their biases, too.
+        """
+        cached = sent.cached
+        side_rows = sent.side_rows
+        for _ in range(SIDE_ROUNDS):
+            failure = yield from self._sent_biases(write, cached.key_field, side_rows)
+            newest = yield from self._states.cached_state(write.collection, write.timeout)
+            if newest.side_biases == cached.side_biases:
+                if failure is not None:
+                    raise failure
+                return
+
+            cached = newest
+            _, side_columns = yield from self._encoded(cached, write, are_new, valid)
+            side_rows = _side_rows(cached, write, sent.answer, side_columns)
+
+        raise failure or StoreError(
+            f"the rows are stored in {write.collection!r}, their biases are not: its correction "
+            f"changed {SIDE_ROUNDS} times meanwhile; write the rows again by upsert, or refresh"
+        )
+
+    def _sent_biases(
+        self, write: Write, key_field: str, side_rows: Iterable[SideRows]
+    ) -> Operation[Exception | None]:
+        """Write rows to side collections; return the error of one that may be gone."""
         try:
             for of, rows in side_rows:
                 upsert = partial(_upsert, of.collection, write.timeout)
                 send = write_in_parts(replace(write, collection=of.collection), rows, upsert)
-                biases = {row[key_field]: float(row[SIDE_FIELD][of.slot]) for row in rows}
+                biases = {row[key_field]: of.bias_in(row) for row in rows}
                 yield from self._states.side_memory.write(of, biases, send)
-        except (*PERHAPS_OUTDATED, grpc.RpcError):
+        except (*PERHAPS_OUTDATED, grpc.RpcError) as error:
             self._states.forget(write.collection)
             self._rights.forget()
-            raise
+            return error
+
+        return None
 
     def _encoded(
         self, cached: CachedState, write: Write, are_new: bool, valid: bool
@@ -195,12 +226,12 @@ class Writes:
             codec = state.codec
             columns = codec.pack(codec.encode_rows(vectors, biases))
 
-            side = SideBiases.of(state, state.profile)
-            if side is None:
+            if not codec.sides:
                 rows = stored = with_columns(rows, columns)
             elif write.bias == "compute":
                 yield from self._rights.expect(cached, "upsert", write.timeout)
-                side_columns.append((side, columns))
+                for side in SideBiases.written(state):
+                    side_columns.append((side, codec.side_columns(columns, side.slot)))
 
         return stored, side_columns
 
@@ -282,11 +313,10 @@ class Writes:
             yield from self._intents.note_deletion(cached, intent_log, deletion, keys)
             answer = yield deletion.ask()
 
-        for state in cached.states.values():
-            if deletion.ids and (side := SideBiases.of(state, state.profile)):
-                send = _delete(side.collection, deletion)
-                gone = dict.fromkeys(_listed(deletion.ids))
-                yield from self._states.side_memory.write(side, gone, send)
+        for side in cached.side_biases if deletion.ids else ():
+            send = _delete(side.collection, deletion)
+            gone = dict.fromkeys(_listed(deletion.ids))
+            yield from self._states.side_memory.write(side, gone, send)
         return answer
 
     def create_collection(
@@ -371,7 +401,7 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
         )
 
     for state in cached.states.values():
-        if side := state.codec.side_collection:
+        for side in state.codec.sides:
             raise UnsupportedOperation(
                 f"an import into {collection!r} would miss the biases in {side!r}: import "
                 "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"

@@ -288,7 +288,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             states = read_states(properties, collection)
         except StateError:
             return True
-        return any(state.codec.side_collection == side for state in states.values())
+        return any(side in state.codec.sides for state in states.values())
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         with translated(side):

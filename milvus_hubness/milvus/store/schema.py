@@ -13,17 +13,16 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, HIDDEN_FIELDS
-from milvus_hubness.correction.codec.beside import SIDE_FIELD
+from milvus_hubness.correction.codec.beside import SIDE_FIELD, SIDE_WIDTH
 from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.state import (
     REMEDY,
-    SLOTS_PER_PROFILE,
     CollectionState,
     described_property,
     read_states,
 )
 from milvus_hubness.errors import InvalidInput, InvalidParameter, StateError
-from milvus_hubness.jobs.store.ownership import side_helper
+from milvus_hubness.jobs.store.ownership import side_helpers
 from milvus_hubness.jobs.store.records import (
     SAMPLINGS_PROPERTY,
     CollectionInfo,
@@ -336,10 +335,10 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
         )
 
     others = [state for state in source.states.values() if state.field != field]
-    if sides := [side.collection for state in others if (side := side_helper(state))]:
+    if sides := side_helpers(others):
         reasons.append(
-            f"it has biases in the side collection {sides[0]!r}, which belongs to one collection "
-            "only: disable that correction first"
+            f"it has biases in the side collection {sides[0].collection!r}, which belongs to one "
+            "collection only: disable that correction first"
         )
 
     fields = fields_by_name(source.schema)
@@ -420,8 +419,8 @@ def advised_cells(rows: int, dim: int) -> int:
 
 
 def side_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return the schema of a side collection: the keys
-    of the source, and the slots as a vector field.
+    """Return the schema of a side collection: the keys of the source, biases as a vector field, and
+    the numbers of their generations.
     """
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(
@@ -433,7 +432,7 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
         is_primary=True,
         **{**key.get("params", {}), "auto_id": False},
     )
-    schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=SLOTS_PER_PROFILE)
+    schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=SIDE_WIDTH)
     schema.add_field(EPOCH_FIELD, DataType.INT64)
     return schema
 

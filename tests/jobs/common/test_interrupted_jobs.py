@@ -134,7 +134,7 @@ def test_clean_is_finished_by_clean(client, source, bank, right):
 def test_a_collection_of_somebody_else_is_never_left_over(client, source, bank):
     """Whatever its name is, and whoever it points back to."""
     start_sampling(MilvusStore(client), source)
-    other = f"{source}__bias"
+    other = f"{source}__bias_a"
     plain_collection(client, other, vectors(np.random.default_rng(7), 3, DIM), "IP")
     assert status(MilvusStore(client), source).leftovers == ()
     with pytest.raises(NotCorrected):

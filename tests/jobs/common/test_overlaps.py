@@ -117,7 +117,7 @@ def test_while_one_job_is_at_work_no_other_begins(lite, first):
 def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
     """Point 4: the second one dropped the side collection in use, after which every search failed."""
     case = Case(lite)
-    lite.made.append(f"{case.name}__bias")
+    lite.made += [f"{case.name}__bias_a", f"{case.name}__bias_b"]
     plans = [
         plan_enable(
             case.store,
@@ -178,7 +178,7 @@ def test_a_refresh_is_of_the_collection_that_the_alias_leads_to_once_the_lease_i
 def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite):
     """Point 3: an update was reverted, a deleted row came back, and it reported success."""
     case = Case(lite)
-    lite.made.append(f"{case.name}__bias")
+    lite.made += [f"{case.name}__bias_a", f"{case.name}__bias_b"]
     application, fresh = lite.hubness_client(), vectors(np.random.default_rng(6), 4, DIM)
     counts = itertools.count()
 

@@ -229,7 +229,7 @@ def test_rows_beside_the_vectors_are_written_with_their_biases(lite):
     rng, name = np.random.default_rng(4), lite.name()
     plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "IP")
     store, query = lite.store(), vectors(rng, 1, DIM)
-    lite.made.append(f"{name}__bias")
+    lite.made += [f"{name}__bias_a", f"{name}__bias_b"]
     bank = QueryBank(vectors(rng, 30, DIM))
     plan = plan_enable(store, name, bank, estimator=NNN(K), verdict="warn")
     enable(store, plan, client_ttl=0.0)

@@ -45,7 +45,7 @@ class TwoCollections:
 
     def corrected(self, rng):
         name = self.backend.name()
-        self.backend.made.append(f"{name}__bias")
+        self.backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
         plain_collection(self.backend.client(), name, vectors(rng, ITEMS, DIM), "IP")
         store, bank = self.backend.store(), QueryBank(vectors(rng, 20, DIM))
         plan = plan_enable(store, name, bank, estimator=NNN(K), verdict="warn")

@@ -179,7 +179,7 @@ class TwoFields:
         self.metric = metric
         self.queries, bank = vectors(rng, 2, DIM), QueryBank(vectors(rng, 30, DIM))
         plain, name = backend.client(), backend.name("two")
-        backend.made.append(f"{name}__bias")
+        backend.made += [f"{name}__bias_a", f"{name}__bias_b"]
         schema = plain.create_schema(enable_dynamic_field=True)
         schema.add_field("id", DataType.INT64, is_primary=True)
         for field in ("text", "picture"):

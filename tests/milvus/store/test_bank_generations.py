@@ -221,7 +221,7 @@ class Shared:
         self.database, self.bank = database, bank
         self.store = database.store()
         self.name = database.fill(vectors(np.random.default_rng(5), 30, DIM), "IP")
-        database.made.append(f"{self.name}__bias")
+        database.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
         corrected(database, self.name)
         self.collection = self.state.profile.bank.collection
 
@@ -297,7 +297,7 @@ def test_two_refreshes_at_once_on_one_bank_collection_keep_their_own_banks(datab
     rng = np.random.default_rng(3)
     first = Shared(database, bank_of(1))
     second = database.fill(vectors(rng, 30, DIM), "IP")
-    database.made.append(f"{second}__bias")
+    database.made += [f"{second}__bias_a", f"{second}__bias_b"]
     store = database.store()
     corrected(database, second, bank_collection=first.collection)
     banks = {first.name: bank_of(1).queries, second: bank_of(2, queries=9).queries}

@@ -84,6 +84,15 @@ class CachedState:
         sources = {state.source for state in self.states.values()}
         return dual_write.collection if dual_write.collection in sources else ""
 
+    @cached_property
+    def generations(self) -> tuple[Any, ...]:
+        """The generations of biases in payloads that points get, by vector."""
+        return tuple(
+            (name, state.generations, state.profile.fitted_at)
+            for name, state in self.states.items()
+            if state.codec.leaves_vectors
+        )
+
     def state_of(self, using: str | None) -> CollectionState | None:
         """Return the state of the vector that a query searches; None if it is not corrected."""
         return self.states.get(using or UNNAMED)

@@ -17,6 +17,7 @@ from qdrant_client import models
 
 from milvus_hubness import InvalidInput, MultiVectors, UnsupportedOperation
 from milvus_hubness.extending import (
+    NUMBER_KEYS,
     SLOT_KEYS,
     CollectionState,
     Floats,
@@ -24,6 +25,7 @@ from milvus_hubness.extending import (
     packed_vectors,
 )
 from qdrant_hubness.client.cached_state import CachedState
+from qdrant_hubness.store import schema
 from qdrant_hubness.store.rows import UNNAMED, Uncopied, queries_of
 
 Named = tuple[str | None, str, Any]
@@ -417,9 +419,13 @@ class Rewriting:
             limit=max(most, state.codec.candidates),
             lookup_from=request.lookup_from,
         )
-        # A point without a bias in its payload counts as one with the mean bias, 0.
-        key = SLOT_KEYS[self._profile(state).slot] + state.suffix
-        formula = models.SumExpression(sum=["$score", models.MultExpression(mult=[-weight, key])])
+        # A point without a bias of this generation in its payload counts as one with the mean bias,
+        # 0: so does a condition that does not hold.
+        profile = self._profile(state)
+        key = SLOT_KEYS[profile.slot] + state.suffix
+        is_of_generation = schema.numbered(NUMBER_KEYS[profile.slot] + state.suffix, profile.epoch)
+        bias = models.MultExpression(mult=[-weight, key, is_of_generation])
+        formula = models.SumExpression(sum=["$score", bias])
         changed = {
             "prefetch": candidates,
             "query": models.FormulaQuery(formula=formula, defaults={key: 0.0}),

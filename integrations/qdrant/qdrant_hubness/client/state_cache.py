@@ -348,7 +348,9 @@ class StateCache:
         profile_of_slot: dict[int, Profile] = {}
         for profile in state.profiles.values():
             profile_of_slot[profile.slot] = profile
-            profile_of_slot[profile.standby] = profile
+            # Beside the vectors, the other slot has another generation, or none.
+            if not state.codec.leaves_vectors:
+                profile_of_slot[profile.standby] = profile
         # During a refresh, one slot of a profile has the former biases and the other one the new.
         for update in (state.outgoing, state.incoming):
             if update is not None:

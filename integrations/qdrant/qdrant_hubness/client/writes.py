@@ -58,6 +58,9 @@ from qdrant_hubness.store.write_intents import line
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
 
+GENERATION_ROUNDS = 5
+"""How often biases are written again while one refresh follows the other."""
+
 IDS_PER_REQUEST = 1_000
 """Most ids in one request."""
 
@@ -111,6 +114,8 @@ class Writing(StateCache):
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
         # A copy and a write-intent log get points by their ids, after the write was carried out.
         is_noted = cached.intent_log is not None and call.brings_vectors
+        requested = collection
+        written = call
         collection = cached.real_name or collection
         if cached.dual_write is not None or is_noted:
             collection = cached.name
@@ -142,6 +147,8 @@ class Writing(StateCache):
             raise
 
         yield from self._set_biases(collection, payloads)
+        if written.brings_vectors:
+            yield from self._renew_biases(requested, cached, written)
         if cached.dual_write is not None and not cached.former:
             yield from self._write_to_copy(cached, self._ids(call))
         return result
@@ -229,6 +236,25 @@ class Writing(StateCache):
                 # or not at all: the point was deleted meanwhile.
                 if not lacks_points(error):
                     raise
+
+    def _renew_biases(self, collection: str, cached: CachedState, call: Call) -> Operation[None]:
+        """Write the biases of points again if the state has become too old since they were encoded.
+
+        A refresh may have begun after it was read, and may have read the points before they were
+        written: its generation then gets their biases, too.
+        """
+        for _ in range(GENERATION_ROUNDS):
+            newest = yield from self.cached_state(collection)
+            if newest.generations == cached.generations:
+                return
+
+            cached = newest
+            points = _points_of(call)
+            vectors = [by_name(point.vector) for point in points]
+            columns = yield from self._encode(collection, cached, points, vectors, valid=False)
+            keyed = zip(points, columns, strict=True)
+            payloads = [(key_of(point.id), biases) for point, biases in keyed if biases]
+            yield from self._set_biases(cached.real_name or collection, payloads)
 
     def _complete(
         self,

@@ -595,15 +595,11 @@ class QdrantPoints:
 
     def _pending(self, collection: str, epoch_field: str, described: Any) -> models.Filter:
         """Return the filter that selects points whose bias is not computed yet."""
-        marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
-        states = self._states(collection, described).values()
-        if any(
-            state.codec.epoch_field == epoch_field and state.codec.needs_candidates
-            for state in states
-        ):
-            absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
-            return models.Filter(should=[marked, absent])
+        for state in self._states(collection, described).values():
+            if state.codec.epoch_field == epoch_field and state.codec.leaves_vectors:
+                return models.Filter(must_not=[schema.numbered(epoch_field, state.profile.epoch)])
 
+        marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         return models.Filter(must=[marked])
 
     # -- changes of existing points -------------------------------------------------------------

@@ -272,3 +272,8 @@ def _strict(config: Any) -> Any:
 def _set(model: Any) -> dict[str, Any]:
     """Return the fields of a model that are set, as plain data."""
     return model.model_dump(mode="json", exclude_none=True) if model is not None else {}
+
+
+def numbered(key: str, number: int) -> models.FieldCondition:
+    """Return the condition that an entry is of this generation; those of new points are negative."""
+    return models.FieldCondition(key=key, match=models.MatchAny(any=[number, -number]))

@@ -12,6 +12,7 @@ from qdrant_client import models
 from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
 from milvus_hubness.extending import (
     EPOCH_FIELD,
+    NUMBER_KEYS,
     SLOT_KEYS,
     CollectionInfo,
     CollectionState,
@@ -320,7 +321,7 @@ class QdrantStore(QdrantWriteIntents):
             "",
             points=source.rows,
             width=0,
-            keys=len(SLOT_KEYS) + 1,
+            keys=len(SLOT_KEYS) + len(NUMBER_KEYS),
             conditions=strict_mode.ENABLED_CONDITIONS,
         )
         if reasons:
@@ -334,11 +335,13 @@ class QdrantStore(QdrantWriteIntents):
     def add_bias_keys(self, collection: str, suffix: str) -> None:
         """As BiasKeys.add_bias_keys."""
         keys = [name + suffix for name in SLOT_KEYS]
-        self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
-        # Formulas of clients read the biases, and jobs look for points without one.
+        number_keys = [name + suffix for name in NUMBER_KEYS]
+        self._announce_keys(collection, [*keys, *number_keys])
+        # Formulas of clients read the biases of a generation, and jobs look for points without one.
         for key in keys:
             self.index_payload(collection, key, models.PayloadSchemaType.FLOAT)
-        self.index_payload(collection, EPOCH_FIELD + suffix, models.PayloadSchemaType.INTEGER)
+        for key in number_keys:
+            self.index_payload(collection, key, models.PayloadSchemaType.INTEGER)
 
     def _announce_keys(self, collection: str, keys: Sequence[str]) -> None:
         """Add keys to those that clients hide in payloads."""

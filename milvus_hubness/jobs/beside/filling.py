@@ -1,0 +1,88 @@
+"""Fills a generation of biases beside the vectors, for `enable` and `refresh`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from milvus_hubness.basics.progress import Progress
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.progress import key_chunks
+
+KEYS_NAMED = 5
+"""Most keys that a message names."""
+
+
+@dataclass
+class Filled:
+    """What one pass over the rows found and did."""
+
+    rows: int = 0
+    """Number of rows that were read."""
+    written: int = 0
+    """Number of entries that were written."""
+    wrong: tuple[Key, ...] = ()
+    """Keys of some of the rows whose entry was missing or had the bias of another vector."""
+
+
+def fill_generation(
+    backend: BiasBackend,
+    slot: int,
+    correction: Correction,
+    doing: str,
+    progress: Progress,
+    admit: Callable[[int], None] = lambda rows: None,
+) -> Filled:
+    """Write the entries of all rows in a slot, but those that are right already.
+
+    So a pass over a slot that is filled checks it, and a killed one is carried on by the next. Rows
+    that clients have inserted meanwhile have the biases of new rows, which differ from the formula.
+    admit: is called with the number of rows before they are written, and may wait or raise. Raises
+    NotCaughtUp for rows that change faster than this.
+    """
+    filled = Filled()
+    is_active = slot == backend.state.profile.slot
+    for partition, chunk in key_chunks(backend.store, backend.info, doing, progress):
+        admit(0)
+        rows = backend.read(chunk, partition)
+        biases = correction.centred(rows.vectors, rows.batch)
+        allowed = correction.allowed_differences(rows.vectors, biases, rows=rows.batch)
+        # A row without an entry of this generation has NaN.
+        is_right = np.abs(rows.biases[:, slot] - biases) <= allowed
+        if is_active:
+            is_right |= rows.new & ~rows.unbiased
+
+        wrong = rows.only(~is_right).batch.keys
+        filled.rows += len(rows.batch)
+        filled.wrong = (*filled.wrong, *wrong)[:KEYS_NAMED]
+        if wrong:
+            admit(len(wrong))
+            filled.written += backend.write(wrong, partition, {slot: correction})
+
+    return filled
+
+
+def fill_pending(
+    backend: BiasBackend,
+    correction: Correction,
+    waiting: int,
+    progress: Progress,
+    admit: Callable[[int], None] = lambda rows: None,
+) -> int:
+    """Write the entries of the rows that have none of the generation that searches read.
+
+    waiting: their expected number. Returns their number. Raises NotCaughtUp for rows that change
+    faster than this.
+    """
+    slot = backend.state.profile.slot
+    doing = "computing missing biases"
+    count = 0
+    chunks = key_chunks(backend.store, backend.info, doing, progress, backend.pending, waiting)
+    for partition, chunk in chunks:
+        admit(len(chunk))
+        count += backend.write(chunk, partition, {slot: correction}, are_new=True)
+    return count

@@ -1,0 +1,70 @@
+"""Where a generation of biases beside the vectors is filled.
+
+There are two slots: two side collections whose names stay, or two keys of each payload. Searches
+read one; a refresh replaces the entries of the other one, clients write both meanwhile, and one write
+of the state moves the searches. Each entry has the number of its generation: what is left of an
+earlier one, and what a client writes late for it, is not read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from milvus_hubness.basics.waiting import wait_seconds
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import CollectionExists
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.store.protocols import SideCollections, Store, capability
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+
+def next_number(state: CollectionState) -> int:
+    """Return a number that no entry of this correction has, whoever may still write one."""
+    former = state.profile.former
+    numbers = [number for _, number in state.generations]
+    return 1 + max(*numbers, former.epoch if former is not None else 0)
+
+
+def expect_free_sides(store: Store, source: CollectionInfo, sides: Iterable[str]) -> None:
+    """Raise CollectionExists if a collection that was created since the plan has one of the names."""
+    for side in sides:
+        if not capability(store, SideCollections).can_hold_side(source, side):
+            raise CollectionExists(
+                f"collection {side!r} was created since this plan was made: plan again"
+            )
+
+
+def create_sides(lease: Lease, source: CollectionInfo, sides: Iterable[str]) -> None:
+    """Create empty side collections; what an unfinished `enable` has left of them is dropped.
+
+    Both are there from the beginning, so that no refresh needs further rights. Raises LeaseLost.
+    """
+    store = lease.store
+    for side in sides:
+        if store.exists(side):
+            lease.drop(side)
+        capability(store, SideCollections).create_side(source, side)
+        lease.fence(side)
+
+
+def wait_unread(
+    info: CollectionInfo,
+    state: CollectionState,
+    client_ttl: float,
+    stop: threading.Event | None = None,
+) -> None:
+    """Wait until no client reads the slot that the next generation is to replace.
+
+    Clients may have read it until the last switch, of which they hear within `client_ttl` seconds.
+    Once `stop` is set, this does not wait.
+    """
+    since = (now() - state.profile.refreshed_at).total_seconds()
+    wait_seconds(f"all clients to read the last state of {info.name!r}", client_ttl - since, stop)
+
+
+def flush_generation(store: Store, state: CollectionState, slot: int) -> None:
+    """Make the entries of a slot durable and loaded."""
+    if sides := state.codec.sides:
+        store.flush(sides[slot])

@@ -1,0 +1,246 @@
+"""Generations of biases beside the vectors: one is filled next to the one that searches read."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import NNN, QueryBank, disable, enable, plan_enable, refresh, status
+from milvus_hubness.correction.state import Incoming
+from milvus_hubness.jobs.common import bias_backends
+from milvus_hubness.milvus.client.writes import Writes
+from qdrant_hubness.client.writes import Writing
+from tests.support.databases import write_state
+from tests.support.galleries import nnn, similarity, vectors
+
+DIM, ITEMS, K, ALPHA = 8, 60, 4, 0.75
+AN_HOUR = 3_600.0
+
+
+class Beside:
+    """An enabled collection, whose next generation has another bank."""
+
+    def __init__(self, database):
+        self.rng = np.random.default_rng(73)
+        self.database, self.store = database, database.store()
+        self.items = vectors(self.rng, ITEMS, DIM)
+        self.keys = [database.key(i) for i in range(ITEMS)]
+        self.old, self.new = vectors(self.rng, 30, DIM), vectors(self.rng, 40, DIM)
+        self.queries = vectors(self.rng, 3, DIM)
+        self.name = database.fill(self.items, "IP", keys=self.keys)
+        database.made += [f"{self.name}__bias_a", f"{self.name}__bias_b"]
+        plan = plan_enable(self.store, self.name, QueryBank(self.old), estimator=NNN(K, ALPHA))
+        enable(self.store, plan, client_ttl=0.0)
+
+    @property
+    def state(self):
+        return self.store.info(self.name).state
+
+    def refreshed(self, bank=None, **options):
+        bank = self.new if bank is None else bank
+        return refresh(
+            self.store,
+            self.name,
+            bank=QueryBank(bank),
+            force=True,
+            **{"client_ttl": 0.0, **options},
+        )
+
+    def write(self, number, vector, client=None):
+        """A row changes, or is added."""
+        client = client or self.database.application()
+        key = self.database.key(number)
+        client.upsert(self.name, [{"id": key, "vector": vector.tolist(), "group": 1}])
+        if number < len(self.items):
+            self.items[number] = vector
+        else:
+            assert number == len(self.items)
+            self.items, self.keys = np.vstack([self.items, vector]), [*self.keys, key]
+
+    def assert_found(self, bank, client=None, without=()):
+        """Searches have the biases of this bank. without: rows that have none yet."""
+        biases = nnn(bank, self.items, "IP", K, ALPHA) - self.state.profile.mean_bias
+        biases[list(without)] = 0
+        for query in self.queries:
+            wanted = similarity(query[None], self.items, "IP")[0] - biases
+            found = self.database.scores(self.name, query, 10, client)
+            best = np.argsort(-wanted)[:10]
+            assert [self.keys[i] for i in best] == list(found)
+            np.testing.assert_allclose(list(found.values()), wanted[best], atol=5e-5)
+
+
+@pytest.fixture
+def beside(database):
+    return Beside(database)
+
+
+def test_refreshes_alternate_between_two_slots(beside):
+    first = beside.state.profile
+    beside.assert_found(beside.old)
+    for number, bank in enumerate([beside.new, beside.old, beside.new], 2):
+        beside.refreshed(bank)
+        profile = beside.state.profile
+        assert (profile.slot, profile.epoch) == ((first.slot + number - 1) % 2, number)
+        assert beside.state.incoming is None
+        beside.assert_found(bank)
+    assert status(beside.store, beside.name).pending == 0
+
+
+def test_searches_read_the_old_generation_until_the_new_one_is_whole(beside, monkeypatch):
+    seen = []
+    repair = bias_backends.BiasBackend.repair
+
+    def searched(backend, *args):
+        repair(backend, *args)
+        beside.assert_found(beside.old)
+        seen.append(backend.state.incoming.profile.epoch)
+
+    monkeypatch.setattr(bias_backends.BiasBackend, "repair", searched)
+    beside.refreshed()
+    assert seen
+    assert set(seen) == {2}
+    beside.assert_found(beside.new)
+
+
+@pytest.mark.parametrize("moment", ["before the read", "before the write", "after the write"])
+@pytest.mark.parametrize("writer", ["ours", "plain"])
+def test_a_row_that_changes_while_a_generation_is_filled_gets_the_bias_of_its_vector(
+    beside, monkeypatch, writer, moment
+):
+    changed = []
+    vector = vectors(beside.rng, 1, DIM)[0]
+
+    def change():
+        if not changed:
+            changed.append(3)
+            if writer == "ours":
+                beside.write(3, vector)
+            else:
+                row = {"id": beside.keys[3], "vector": vector.tolist(), "group": 1}
+                beside.database.put(beside.name, [row])
+                beside.items[3] = vector
+
+    backend = bias_backends.BiasBackend
+    read, put = backend.read, backend.put
+
+    def around_put(self, *args):
+        if moment == "before the write":
+            change()
+        count = put(self, *args)
+        if moment == "after the write":
+            change()
+        return count
+
+    def before_read(self, *args):
+        if moment == "before the read":
+            change()
+        return read(self, *args)
+
+    monkeypatch.setattr(backend, "put", around_put)
+    monkeypatch.setattr(backend, "read", before_read)
+    beside.refreshed()
+    assert changed == [3]
+    beside.assert_found(beside.new)
+
+
+def announced(beside):
+    """The state of a refresh that has begun, and waits."""
+    reference, _ = beside.store.save_bank(
+        beside.state.profile.bank.collection,
+        beside.store.load_bank(beside.state.profile.bank),
+        "IP",
+    )
+    profile = beside.state.profile
+    change = {"slot": profile.standby, "standby": profile.slot, "epoch": 7, "bank": reference}
+    incoming = Incoming(name="default", profile=profile.model_copy(update=change))
+    state = beside.state.model_copy(update={"incoming": incoming})
+    write_state(beside.store, beside.name, state)
+    return state
+
+
+def test_a_late_write_for_an_abandoned_generation_is_never_read(beside):
+    """A client knows of a refresh that was killed; another one fills the same slot by a higher number."""
+    announced(beside)
+    late = beside.database.application(AN_HOUR)
+    late.search(beside.name, data=[beside.queries[0]], limit=1)
+    beside.refreshed()
+    assert beside.state.profile.epoch == 8
+    beside.assert_found(beside.new)
+
+    vector = vectors(beside.rng, 1, DIM)[0]
+    beside.write(3, vector, late)
+    # Its entry has the number of the abandoned generation: the row counts as one without a bias.
+    beside.assert_found(beside.new, without=[3])
+    assert status(beside.store, beside.name).pending == 1
+    refresh(beside.store, beside.name, client_ttl=0.0)
+    beside.assert_found(beside.new)
+
+
+def test_an_unfinished_refresh_is_carried_on(beside, monkeypatch):
+    put = bias_backends.BiasBackend.put
+
+    def killed(backend, *args):
+        put(backend, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bias_backends.BiasBackend, "put", killed)
+    with pytest.raises(KeyboardInterrupt):
+        beside.refreshed()
+    monkeypatch.undo()
+    beside.assert_found(beside.old)
+    beside.write(5, vectors(beside.rng, 1, DIM)[0])
+    beside.write(ITEMS, vectors(beside.rng, 1, DIM)[0])
+    beside.assert_found(beside.old)
+
+    done = refresh(beside.store, beside.name, client_ttl=0.0)
+    assert done.reason == "one was not finished"
+    beside.assert_found(beside.new)
+    assert status(beside.store, beside.name).pending == 0
+
+
+def test_rows_of_plain_clients_are_filled_and_those_of_deleted_rows_go(beside):
+    vector = vectors(beside.rng, 1, DIM)[0]
+    key = beside.database.key(ITEMS)
+    beside.database.put(beside.name, [{"id": key, "vector": vector, "group": 1}])
+    beside.items, beside.keys = np.vstack([beside.items, vector]), [*beside.keys, key]
+    assert status(beside.store, beside.name).pending == 1
+    done = refresh(beside.store, beside.name, client_ttl=0.0)
+    assert (done.action, done.written) == ("pending", 1)
+    beside.assert_found(beside.old)
+    beside.refreshed()
+    beside.assert_found(beside.new)
+
+
+def test_a_slow_writer_gives_its_row_the_bias_of_a_refresh_that_began_meanwhile(
+    beside, monkeypatch
+):
+    """It has read the state before the refresh, and its vector comes after the refresh has read the rows."""
+    client = beside.database.application(0.2)
+    client.search(beside.name, data=[beside.queries[0]], limit=1)
+    vector = vectors(beside.rng, 1, DIM)[0]
+    done = []
+
+    def refresh_between():
+        if not done:
+            done.append(1)
+            beside.refreshed(client_ttl=0.3)
+
+    # Between the reading of the state and the request.
+    for owner, name in ((Writes, "_encoded"), (Writing, "_encode_call")):
+        encode = getattr(owner, name)
+
+        def late(self, *args, encode=encode, **options):
+            encoded = yield from encode(self, *args, **options)
+            refresh_between()
+            return encoded
+
+        monkeypatch.setattr(owner, name, late)
+    beside.write(3, vector, client)
+    assert done
+    beside.assert_found(beside.new)
+
+
+def test_a_collection_that_is_enabled_again_begins_anew(beside):
+    beside.refreshed()
+    disable(beside.store, beside.name)
+    plan = plan_enable(beside.store, beside.name, QueryBank(beside.old), estimator=NNN(K, ALPHA))
+    enable(beside.store, plan, client_ttl=0.0)
+    beside.assert_found(beside.old)
