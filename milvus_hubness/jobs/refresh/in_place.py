@@ -4,7 +4,7 @@ search reads, and then the slots change their roles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.basics.bounds import Count, FrozenModel
 from milvus_hubness.basics.waiting import wait_seconds
-from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import RowBiases
 from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, measured_kinds
@@ -53,10 +53,6 @@ from milvus_hubness.jobs.store.records import Record
 class InPlace(Refreshing):
     """Carries out the refresh of biases beside the vectors."""
 
-    @property
-    def restarts_ttl(self) -> bool:
-        return self.state.codec.writes_rows
-
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
         """Give the present biases to rows without one; that makes all biases up to date."""
         count = self.waiting
@@ -71,15 +67,6 @@ class InPlace(Refreshing):
         return self.result(
             action, "bank and parameters are unchanged", scanned=count, written=count
         )
-
-    def refused(
-        self, reason: str, plan: RefreshPlan, load_bank: Callable[[], StoredBank]
-    ) -> RefreshResult:
-        """Fill rows that have no bias yet with the present ones, and leave the others as they are."""
-        count = self.waiting
-        if not self.options.plan:
-            count = self._fill(replace(plan, bank=load_bank()))
-        return self.result("refused", reason, scanned=count, written=count)
 
     def expect_possible(self) -> None:
         """New biases can always be written."""
