@@ -4,7 +4,6 @@ searches read, and then one write of the state moves the searches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -30,10 +29,6 @@ from milvus_hubness.jobs.refresh.refreshing import Action, Refreshing, RefreshRe
 class Beside(Refreshing):
     """Carries out the refresh of biases beside the vectors."""
 
-    @property
-    def restarts_ttl(self) -> bool:
-        return False
-
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
         """Give the present biases to rows without one; that makes all biases up to date."""
         count = self.waiting
@@ -48,15 +43,6 @@ class Beside(Refreshing):
         return self.result(
             action, "bank and parameters are unchanged", scanned=count, written=count
         )
-
-    def refused(
-        self, reason: str, plan: RefreshPlan, load_bank: Callable[[], StoredBank]
-    ) -> RefreshResult:
-        """Fill rows that have no bias yet with the present ones, and leave the others as they are."""
-        count = self.waiting
-        if not self.options.plan:
-            count = self._fill(load_bank())
-        return self.result("refused", reason, scanned=count, written=count)
 
     def expect_possible(self) -> None:
         """New biases can always be written."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -64,6 +63,8 @@ class ByCopy(Refreshing):
 
     @property
     def expiry(self) -> str:
+        if not self.info.time_to_live:
+            return ""
         return (
             f"rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last write, "
             "and those of a copy are written now, so that they expire later: allow that with "
@@ -81,11 +82,6 @@ class ByCopy(Refreshing):
         if self.waiting:
             reason += f"; {self.waiting:,} rows have the mean bias until the next copy (--force makes one)"
         return self.result("none", reason, scanned=0)
-
-    def refused(
-        self, reason: str, plan: RefreshPlan, load_bank: Callable[[], StoredBank]
-    ) -> RefreshResult:
-        return self.result("refused", reason, scanned=0)
 
     def expect_possible(self) -> None:
         _ = self._switch

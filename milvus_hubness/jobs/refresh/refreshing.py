@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from milvus_hubness.basics.logs import audit
 from milvus_hubness.basics.notebooks import ShownAsTable
-from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.fitted import Correction, grouped
 from milvus_hubness.correction.guard import FEWEST_ROWS as FEWEST_MEASURED
@@ -173,41 +171,22 @@ class Refreshing(ABC):
     waiting: int
     """The number of rows without a bias."""
 
-    def run(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]) -> RefreshResult:
-        """Carry the plan out, as far as the collection permits.
-
-        load_bank: reads the bank in use.
-        """
+    def run(self, plan: RefreshPlan) -> RefreshResult:
+        """Carry the plan out, as far as the collection permits."""
         if not plan.reason:
             return self.with_verdict(self.unchanged(plan), plan)
-        if self.info.time_to_live and self.restarts_ttl and not self.options.restart_ttl:
-            return self.refused(f"{plan.reason}, but {self.expiry}", plan, load_bank)
+        if self.expiry and not self.options.restart_ttl:
+            return self.result("refused", f"{plan.reason}, but {self.expiry}", scanned=0)
         return self.full(plan)
 
     @property
-    def restarts_ttl(self) -> bool:
-        """Whether new biases restart the time to live of unchanged rows."""
-        return True
-
-    @property
     def expiry(self) -> str:
-        """Why rows that expire are not written again unless that is allowed."""
-        return (
-            f"rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last write, "
-            "and a refresh writes unchanged rows again, so that they expire later: allow that with "
-            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where "
-            "side_collection)"
-        )
+        """Why new biases need leave, since rows that expire would do so later; empty if they would not."""
+        return ""
 
     @abstractmethod
     def unchanged(self, plan: RefreshPlan) -> RefreshResult:
         """Do what is left to do if no new biases are due."""
-
-    @abstractmethod
-    def refused(
-        self, reason: str, plan: RefreshPlan, load_bank: Callable[[], StoredBank]
-    ) -> RefreshResult:
-        """Do what is left to do if the new biases are refused for this reason."""
 
     @abstractmethod
     def expect_possible(self) -> None:

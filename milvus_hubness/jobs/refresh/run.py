@@ -184,7 +184,7 @@ def _refreshed(
         options=options,
         waiting=waiting,
     )
-    result = job.run(plan, stored_bank.result)
+    result = job.run(plan)
 
     bias_age_seconds = 0.0
     if result.action == "refused":
