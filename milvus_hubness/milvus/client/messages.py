@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
@@ -16,9 +16,11 @@ from pymilvus.exceptions import ParamError
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
-from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.steps import Ask
 from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
+
+if TYPE_CHECKING:
+    from milvus_hubness.milvus.client.side_memory import SideBiases
 
 USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""
