@@ -76,7 +76,9 @@ class Enabled:
     """A collection whose biases are in a side collection and whose queries are sampled."""
 
     def __init__(self, backend, stem, seed):
-        self.backend, self.name = backend, backend.name(stem)
+        # A state names side collections by what comes before these endings.
+        self.backend, self.name = backend, f"{backend.name(stem)}_a"
+        backend.made.append(self.name)
         self.store, self.plain = backend.store(), backend.client()
         plain_collection(
             self.plain, self.name, vectors(np.random.default_rng(seed), ITEMS, DIM), "IP"
@@ -105,7 +107,8 @@ class World:
         self.log = log.collection
         self.plain = backend.client()
         # Each of these could take what public's clients write: of the stranger's making, pointing back to public.
-        self.forged = [backend.name("forged") for _ in range(2)]
+        self.forged = [f"{backend.name('forged')}_a" for _ in range(2)]
+        backend.made += self.forged
         self.make_public()
         self.watched = [
             self.private.name,
@@ -174,8 +177,10 @@ def dual_write(name, **options):
 
 
 def side(world, name):
+    base = name.removesuffix("_a")
+    assert base != name
     reranking = json.loads(world.public.properties["hubness"])["reranking"]
-    return {"hubness": world.public.described(reranking={**reranking, "side_collection": name})}
+    return {"hubness": world.public.described(reranking={**reranking, "side_collection": base})}
 
 
 def samples(world, name):
@@ -355,7 +360,9 @@ def renamed(request, backend, caplog):
         with pytest.raises(StateError, match=f"milvus-hubness adopt {now} --renamed-from"):
             client.search(now, data=list(queries), limit=10)
         adopted = adopt(enabled.store, now, renamed_from=former)
-        assert adopted == sorted([enabled.bank, enabled.side, enabled.samples])
+        assert adopted == sorted(
+            [enabled.bank, enabled.side, f"{enabled.name}__bias_b", enabled.samples]
+        )
         [line] = [each for each in caplog.messages if "Z adopted " in each]
         assert f"adopted {now!r} renamed_from={former!r} helpers={adopted!r} user=" in line
     return enabled, client, former, now, queries, before

@@ -149,7 +149,7 @@ def test_a_value_that_changes_while_its_bias_is_written_counts(backend, world):
     options = {"prior": "clicks", "prior_weight": LAMBDA}
     plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(8), **options)
     enable(store, plan, client_ttl=0)
-    side = store.info(name).state.codec.sides[0]
+    side = store.info(name).state.codec.sides[1]
 
     class Meanwhile(MilvusStore):
         """A client writes a row, with the same vector, after the job has read it."""

@@ -43,14 +43,14 @@ class World:
         return self.point(i)
 
     def enable(self, field, when_announced):
-        """Enable, and call `when_announced` once clients read the state and the write-intent log."""
+        """Enable, and call `when_announced` once clients read the state."""
         world = self
 
         class Announcing(QdrantStore):
             def write_property(self, collection, name, record):
                 super().write_property(collection, name, record)
                 info = world.store.info(world.name)
-                if info.state_of(field) is not None and info.intent_log is not None:
+                if info.state_of(field) is not None:
                     when_announced()
 
         store = self.backend.store(Announcing)

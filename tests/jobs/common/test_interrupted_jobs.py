@@ -79,10 +79,13 @@ def test_disable_is_finished_by_disable(client, source, bank, right):
     with pytest.raises(StoreError, match=right):
         disable(store, source)
 
-    [left] = status(store, source).leftovers
-    assert left.startswith(f"{source}__bias")
+    left = status(store, source).leftovers
+    assert [name.split("__dropped")[0] for name in left] == [
+        f"{source}__bias_a",
+        f"{source}__bias_b",
+    ]
     client.denied = ""
-    assert disable(store, source) == left
+    assert disable(store, source) == left[0]
     assert helpers_of(client, source) == [f"{source}__bank"]
     assert status(store, source).leftovers == ()
     with pytest.raises(NotCorrected):
