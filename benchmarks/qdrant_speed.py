@@ -10,8 +10,7 @@ medians.
     migrate   rows per CPU second of `migrate`, whole and up to the end of the copy, beside a loop
               of QdrantClient.scroll and upsert, which keeps no key, compares and computes nothing
     upsert    1,000 points, by HubnessQdrantClient into a corrected collection, by QdrantClient into
-              its source; and during a refresh, when each point is noted first; again at 256
-              dimensions, and with a bank of 4,000 queries
+              its source; again at 256 dimensions, and with a bank of 4,000 queries
     batch     64 searches in one request, of the same collections
     search    one search
     start     CPU time and peak memory of commands, beside `from qdrant_client import QdrantClient`
@@ -49,7 +48,6 @@ from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from milvus_hubness import NNN, MigrationOptions, QueryBank, migrate, plan_migration
 from milvus_hubness.jobs.common.progress import Event, Events
 from milvus_hubness.jobs.store.ownership import LEDGER
-from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import connect
 from tests.support.galleries import hubby_gallery
@@ -259,12 +257,6 @@ def upserts(url: str, rounds: int) -> list[dict[str, Any]]:
     lines = [upserts_in_turns(url, rounds, "upsert of 1,000", DIM)]
 
     client = connect(url)
-    store = QdrantStore(client)
-    intent_log = store.create_intent_log(store.info(COPY))
-    store.write_property(COPY, WRITE_INTENTS_PROPERTY, intent_log)
-    lines.append(upserts_in_turns(url, rounds, "upsert of 1,000 during a refresh", DIM))
-    store.end_intent_log(COPY, intent_log)
-
     for dim, bank in WIDER:
         drop(client, *MADE)
         fill(client, random_vectors(0, UPSERTED, dim))

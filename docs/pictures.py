@@ -164,30 +164,9 @@ def slots() -> str:
     )
 
 
-def writes() -> str:
-    job = [
-        ("record", "the batch"),
-        ("read rows",),
-        ("write rows", "by alias"),
-        ("replay", "intents"),
-        ("drop", "the record"),
-    ]
-    client = [("note", "the write"), ("write", "the row"), ("confirm", "the note")]
-    parts = [text(14, 26, "job", "strong"), text(14, 112, "client", "strong")]
-    for number, lines in enumerate(job):
-        parts += box(14 + 87 * number, 36, 83, "vector", *lines, height=44)
-    for number, lines in enumerate(client):
-        parts += box(101 + 87 * number, 96, 83, "new", *lines, height=44)
-    return svg(
-        156,
-        "A client notes a write before it makes it; the job replays what its own write has undone",
-        parts,
-    )
-
-
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for draw in (hubs, augmented, slots, writes):
+    for draw in (hubs, augmented, slots):
         (FOLDER / f"{draw.__name__}.svg").write_text(draw(), "utf-8")
 
 

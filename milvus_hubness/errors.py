@@ -146,11 +146,6 @@ class DualWriteFailed(StoreError):
     """A write reached the source of a migration, but not the copy."""
 
 
-class WriteIntentFailed(StoreError):
-    """A write could not be noted in the write-intent log of a collection whose rows a refresh
-    rewrites."""
-
-
 class StateError(HubnessError):
     """The collection state does not allow this."""
 

@@ -28,7 +28,6 @@ from milvus_hubness.correction.state import (
     BankReference,
     CollectionState,
     Profile,
-    PropertyModel,
     read_states,
 )
 from milvus_hubness.demo.run import Pair as DemoPair
@@ -45,16 +44,13 @@ from milvus_hubness.jobs.store.protocols import (
     SearchGates,
     SideCollections,
     Store,
-    WholeRows,
 )
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
     DualWrite,
     Fences,
-    Note,
     Record,
     VectorField,
-    WriteIntentLog,
     is_fence,
     taken_keys,
 )
@@ -70,8 +66,6 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "Store",
     # Optional: collections can be renamed.
     "Renaming",
-    # Optional: whole rows can be replaced, and so a deleted one comes back.
-    "WholeRows",
     # Optional: biases under keys of rows that have no schema.
     "BiasKeys",
     # Optional: biases in a collection of their own.
@@ -97,10 +91,6 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "Record",
     # The collection with the records of jobs, which a client reads too.
     "LEDGER",
-    # What a client has noted of a write: `Store.notes` returns them.
-    "Note",
-    # The log in which clients note their writes while a job rewrites rows.
-    "WriteIntentLog",
     # Where the writes of a client go too, while a migration runs.
     "DualWrite",
     # The aliases through which the holder of a lease writes: `Store.fenced` takes them.
@@ -117,8 +107,6 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "Made",
     # The base of all that is stored in a property: `Store.write_property` takes one.
     "FrozenModel",
-    # A record of a store's own in a property of a collection, validated when it is read.
-    "PropertyModel",
     # The obstacle that users' fields have the names of hidden ones.
     "taken_keys",
     # -- What is stored
@@ -144,8 +132,9 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "packed_vectors",
     # A store that normalises vectors says whether a copy has the same ones.
     "same_directions",
-    # The hidden fields with biases, which a store adds for `enable`.
+    # The keys with the numbers of the generations of biases, which a store compares.
     "NUMBER_KEYS",
+    # The keys with biases, which a store adds for `enable`.
     "SLOT_KEYS",
     # The hidden field with the epoch of a row's bias, which a store adds and counts.
     "EPOCH_FIELD",

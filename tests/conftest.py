@@ -41,7 +41,6 @@ pytest.register_assert_rewrite(
             "migrated",
             "pairs",
             "reranked",
-            "write_intents",
         )
     )
 )

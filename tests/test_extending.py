@@ -114,7 +114,7 @@ def test_there_are_no_more_names_than_needed():
 
 
 WITHOUT_A_USER = {
-    "Store", "Renaming", "WholeRows", "BiasKeys", "SideCollections", "HubGuards", "SearchGates",
+    "Store", "Renaming", "BiasKeys", "SideCollections", "HubGuards", "SearchGates",
     "Made", "Operation", "FitInputs", "Vectors", "Reranker", "Event", "Events", "Progress",
 }  # fmt: skip
 """The names that an extension needs, and that no integration uses: those of estimators, re-rankers and listeners,
@@ -136,7 +136,7 @@ def test_the_protocol_of_a_store_can_be_typed_by_names_for_extensions_alone():
     """Each class of the package in the signatures of Store, its bases and its capabilities is named."""
     modules = (extending, milvus_hubness)
     offered = {id(getattr(module, name)) for module in modules for name in dir(module)}
-    kinds = [*extending.Store.__mro__, extending.Renaming, extending.WholeRows]
+    kinds = [*extending.Store.__mro__, extending.Renaming]
     kinds += [extending.SideCollections, extending.BiasKeys]
     missing = set()
     for kind in kinds:

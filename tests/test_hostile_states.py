@@ -28,7 +28,6 @@ from milvus_hubness.correction.fitted import Correction, initial_state
 from milvus_hubness.correction.guard import LEVELS
 from milvus_hubness.correction.state import BankReference, CollectionState, read_states
 from milvus_hubness.jobs.common.lease_records import LEASES
-from milvus_hubness.jobs.common.row_writer import BATCHES, open_batches
 from milvus_hubness.jobs.refresh.plan import SPARE_BANKS
 from milvus_hubness.jobs.store.generations import fitted_bank
 from milvus_hubness.jobs.store.ownership import LEDGER
@@ -38,7 +37,6 @@ from milvus_hubness.jobs.store.records import (
     Record,
     Samplings,
     Verdicts,
-    WriteIntentLog,
 )
 from tests.support import hostile_states
 from tests.support.galleries import plain_collection, vectors
@@ -296,7 +294,6 @@ RECORDS = [
     (Verdicts, {"records": [TUNED]}, {"records": [TUNED] * (MOST_VERDICTS + 1)}, "records"),
     (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),
     (DualWrite, {"collection": "c"}, {"collection": ""}, "collection"),
-    (WriteIntentLog, {"collection": "c", "made": "1"}, {"made": "x" * 65}, "made"),
     (
         Samplings,
         {"fields": [SAMPLING]},
@@ -420,7 +417,7 @@ def test_queries_that_somebody_adds_by_hand_leave_a_bank_without_groups(group):
 BODIES = ["{", "[1]", "{}", '{"version": 2}', "[" * 30_000, "null", '"x"']
 
 
-@pytest.mark.parametrize("group", [LEASES, BATCHES, SPARE_BANKS])
+@pytest.mark.parametrize("group", [LEASES, SPARE_BANKS])
 def test_a_broken_record_of_a_job_is_named(lite, group):
     rng = np.random.default_rng(1)
     client, store, name = lite.client(), lite.store(), lite.name()
@@ -440,7 +437,7 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
             StateError,
             match=f"the ledger record '{key}' is broken.*: delete it from 'hubness_ledger'",
         ):
-            open_batches(store, name) if group == BATCHES else refresh(store, name, client_ttl=0.0)
+            refresh(store, name, client_ttl=0.0)
     store.drop_records(LEDGER, SPARE_BANKS if group == SPARE_BANKS else key, [key])
     assert refresh(store, name, client_ttl=0.0).action == "none"
     assert status(store, name).corrected

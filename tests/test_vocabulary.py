@@ -17,7 +17,6 @@ REPLACED = {
     "CorrectionConfig": "Hubness(",
     "CorrectionNotRecommended": "NotAdvised",
     "DualWriteFailed": "MirrorFailed",
-    "WriteIntentFailed": "JournalFailed",
     "Cancelled": "Stopped",
     "MigrationOptions": "Steering",
     "no_writers": "--frozen",
@@ -34,7 +33,6 @@ REPLACED = {
     "query samples": "traffic",
     "collection state": "says of itself, say of themselves",
     "state cache": "knowledge",
-    "write-intent log": "journal, journals, journalling",
     "dual write": "mirror, mirrors, mirrored, mirroring, unmirrored",
     "refresh plan": "aim, aims",
     "refresh evaluation": "shadow",
@@ -45,7 +43,7 @@ REPLACED = {
     "encode, decode": "wrap, strip, told",
     "valid": "sound, soundness",
     "invalid": "unsound",
-    "replay, repair": "mend, mends, mended, mending",
+    "repair": "mend, mends, mended, mending",
     "release, acquire": "let_go, be_alone",
     "report": "tell, tells, telling",
     "plain English": "of ours, of theirs, is told, told otherwise",
@@ -75,7 +73,7 @@ LIBRARIES = re.compile(
 
 
 def _parts(name):
-    """An identifier with its parts apart: `_drop_journal` as `_ drop_journal journal`."""
+    """An identifier with its parts apart: `_drop_mirror` as `_ drop_mirror mirror`."""
     parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
     return " ".join([name, *parts, "_".join(parts)])
 
@@ -137,8 +135,8 @@ def test_a_replaced_word_is_used_nowhere(uses, word):
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("def drop_journal(collection): ...\n", "journal"),
-        ("class MirrorState: ...\n", "mirror"),
+        ("def drop_mirror(collection): ...\n", "mirror"),
+        ("class TrafficState: ...\n", "traffic"),
         ('raise ValueError(f"{name!r} has no centre")\n', "centre"),
         ("count = 1  # of the traffic\n", "traffic"),
     ],
@@ -160,14 +158,3 @@ def test_a_measure_has_one_name_on_every_page():
         "docs/reference/glossary.md",
     ):
         assert name in (ROOT / page).read_text("utf-8").lower()
-
-
-def test_a_note_of_a_write_has_one_word():
-    """It was a line, a place, an entry and a fact as well, in one file."""
-    path = ROOT / "milvus_hubness/milvus/store/write_intents.py"
-    other = re.compile(r"\b(lines?|places?|entry|entries)\b")
-    uses = [(line, text) for line, text in _texts(path, set()) if other.search(text)]
-    assert uses == []
-    introduction = path.read_text().split('"""')[1]
-    for explained in ("A **note** is", "writes a note before", "Only the job removes"):
-        assert explained in introduction

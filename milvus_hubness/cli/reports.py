@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import RUN_DEPTH, STATE_TTL
+from milvus_hubness.basics.defaults import RUN_DEPTH
 from milvus_hubness.basics.files.writing import check_writable, expect_different
 from milvus_hubness.basics.texts import (
     agreement_sentence,
@@ -391,8 +391,6 @@ def status(
     collection: Annotated[str, typer.Argument(help="Collection or alias.")],
     connection: options.Connection,
     field: options.Field = None,
-    repair: Annotated[bool, "Repair the rows that a killed job left, as a refresh would."] = False,
-    client_ttl: options.ClientTtl = STATE_TTL,
     as_json: options.AsJson = False,
 ) -> None:
     """Show how a collection is corrected, and how fresh its biases are.
@@ -403,20 +401,14 @@ def status(
     from milvus_hubness.jobs.refresh import status as statuses
 
     store = connection.open()
-    # First: the status is that after the repair.
-    repaired = statuses.repair(store, collection, client_ttl=client_ttl) if repair else None
     result = statuses.status(store, collection, field=field)
 
     holder = holder_of(store, result.collection)
     lease = None
     if holder:
         lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
-    data = {"status": {**result.to_dict(), "lease": lease, "repaired": repaired}}
-    facts = {
-        **status_words(result),
-        "lease": holder,
-        "repaired": f"{repaired:,} rows" if repaired else None,
-    }
+    data = {"status": {**result.to_dict(), "lease": lease}}
+    facts = {**status_words(result), "lease": holder}
     console.show_result(as_json, data, lambda: console.show_facts(result.collection, facts))
 
 
@@ -425,15 +417,10 @@ LEFT_BY_A_JOB = "{}: repeat the command that was interrupted"
 
 def status_words(status: Status) -> dict[str, object]:
     """Return the status in words."""
-    intents = status.write_intents
-    batches = status.open_batches
-    open_batches = f"{batches} open: a job is running, or was killed (repair with --repair)"
     facts: dict[str, object] = {
         "corrected": "yes" if status.corrected else "no",
         "rows": f"{status.rows:,}",
         "aliases": ", ".join(status.aliases),
-        "write intents": f"{intents:,} rows in the log" if intents else None,
-        "batches": open_batches if batches else None,
         "left by a job": LEFT_BY_A_JOB.format(", ".join(status.leftovers))
         if status.leftovers
         else None,

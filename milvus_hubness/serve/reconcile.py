@@ -75,7 +75,6 @@ class Reconciliation(BaseModel):
     """The greatest age of the biases since the previous stored result."""
     excess_answers: dict[str, float] = {}
     overlap: float | None = None
-    write_intents: int = 0
     unfitted_share: float | None = None
     new_bank_due: str = ""
     suspicious: int | None = None

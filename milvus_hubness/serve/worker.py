@@ -56,9 +56,6 @@ class ServiceMetrics:
         self._success = gauge("last_success_timestamp_seconds", "Time of the last success.")
         self._rows = gauge("rows", "Rows of the collection.")
         self._pending = gauge("pending_rows", "Rows without a bias at the last run.")
-        self._intents = gauge(
-            "write_intents", "Rows in the write-intent log of a killed job at the last run."
-        )
         self._age = gauge("bias_age_seconds", "Age of the biases.")
         self._excess = gauge("excess_answers_ratio", "Excess answers taken by hubs.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
@@ -168,7 +165,6 @@ class ServiceMetrics:
             (self._success, outcome.at.timestamp()),
             (self._rows, outcome.rows),
             (self._pending, outcome.pending),
-            (self._intents, outcome.write_intents),
             (self._overlap, outcome.overlap),
             (self._unfitted, outcome.unfitted_share),
             (self._new_bank_due, outcome.is_new_bank_due),

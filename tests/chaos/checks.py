@@ -8,7 +8,6 @@ from milvus_hubness.correction.estimators.base import is_same
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.lease import read_entries
-from milvus_hubness.jobs.common.row_writer import open_batches
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo
 from tests.chaos.corrected import Biases, Corrected, expected_biases
@@ -47,13 +46,7 @@ def assert_refreshed(
     )
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
-    assert info.intent_log is None, "clients are still told to note what they write"
-    kept = {
-        name
-        for each in store.intent_logs(store.info(corrected.name).collection_id)
-        for name in (each.collection, each.rows)
-    }
-    there = corrected.ours(database) - kept  # Write-intent logs stay from one refresh to the next.
+    there = corrected.ours(database)
     left = there - corrected.collections
     assert not left, f"left lying about: {sorted(left)}"
     assert there == corrected.collections
@@ -128,4 +121,3 @@ def _assert_ledger(store: Store, name: str) -> None:
     entries = read_entries(store, name)
     assert entries, "no lease was taken"
     assert entries[-1].expires_at is None, "the lease was not released"
-    assert not open_batches(store, name), "a batch record was left"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import sys
 import tempfile
 import time
@@ -36,7 +35,7 @@ PLANS = {
     "together": 15,
 }
 ROW_WRITES = {"Insert", "Upsert", "Delete", "UpdateVectors", "SetPayload", "DeletePayload", "Batch"}
-OTHER_ROWS = re.compile("__(bank|write-intent log)")
+OTHER_ROWS = "__bank"
 CHANGES = (*sorted(ROW_WRITES), "Alter", "Create", "Drop", "Rename", "Load", "Release", "Flush")
 SHARES = {"rows": 60, "changes": 28, "reads": 12}
 """Of the calls that are drawn: writes of rows of the collections, other changes, and all others."""
@@ -125,9 +124,7 @@ def typical_calls(trial: Trial, uri: str, folder: Path) -> tuple[tuple[str, str,
 def _drawn(rng: random.Random, calls: tuple[tuple[str, str, int], ...]) -> tuple[str, str, int]:
     groups: dict[str, list[tuple[str, str, int]]] = {"rows": [], "changes": [], "reads": []}
     for call in calls:
-        is_row = (
-            call[0] in ROW_WRITES and call[1].startswith("_") and not OTHER_ROWS.search(call[1])
-        )
+        is_row = call[0] in ROW_WRITES and call[1].startswith("_") and OTHER_ROWS not in call[1]
         group = "rows" if is_row else "changes" if call[0].startswith(CHANGES) else "reads"
         groups[group].append(call)
     shares = {name: SHARES[name] for name, found in groups.items() if found}

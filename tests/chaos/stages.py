@@ -10,7 +10,6 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common import lease, progress
 from milvus_hubness.jobs.migration import ledger
 from milvus_hubness.jobs.refresh import beside, refreshing
-from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 
 Enter = Callable[[str | None], None]
 
@@ -62,7 +61,6 @@ def follow_refresh(enter: Enter, store: Any) -> None:
         (beside, "fill_pending", "filling"),
         (beside, "fill_generation", "writing"),
         (store, "wait_visible", "flipping"),
-        (store, "end_intent_log", "cleaning up"),
         (lease.Lease, "_release", "cleaning up"),
     ):
         _begins(owner, name, stage, enter)
@@ -72,8 +70,6 @@ def follow_refresh(enter: Enter, store: Any) -> None:
     def writing(self: Any, collection: str, name: str, record: Any) -> None:
         if isinstance(record, CollectionState):
             enter("announcing" if record.incoming else "flipping")
-        elif name == WRITE_INTENTS_PROPERTY:
-            enter("filling" if record else "cleaning up")
         write_property(self, collection, name, record)
 
     store.write_property = writing

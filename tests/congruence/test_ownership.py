@@ -30,16 +30,13 @@ from milvus_hubness.jobs.refresh.status import status
 from milvus_hubness.jobs.store.ownership import (
     QUERY_SAMPLES_PROPERTY,
     SIDE_PROPERTY,
-    WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
 )
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     SAMPLINGS_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     DualWrite,
     Samplings,
-    WriteIntentLog,
 )
 from milvus_hubness.serve.config_file import ConfigFile
 from milvus_hubness.serve.service import Service
@@ -51,7 +48,7 @@ ON_SERVERS = {
     "named": [
         "a required copy",
         "biases, a helper",
-        "forged notes",
+        "forged biases",
         "samples, a helper",
         "a bank, a helper",
     ],
@@ -103,8 +100,6 @@ class World:
     def __init__(self, backend, folder):
         self.backend, self.folder = backend, folder
         self.private = Enabled(backend, "private", 1)
-        log = self.private.store.create_intent_log(self.private.store.info(self.private.name))
-        self.log = log.collection
         self.plain = backend.client()
         # Each of these could take what public's clients write: of the stranger's making, pointing back to public.
         self.forged = [f"{backend.name('forged')}_a" for _ in range(2)]
@@ -115,18 +110,15 @@ class World:
             self.private.bank,
             self.private.side,
             self.private.samples,
-            log.collection,
         ]
-        self.watched += [log.rows, *self.forged]
+        self.watched += self.forged
         self.before = self.held()
 
     def make_public(self):
         self.public = Enabled(self.backend, "public", 2)
         self.rows = vectors(np.random.default_rng(5), 3, DIM)
         owner = self.public.store.info(self.public.name).collection_id.model_dump_json()
-        markers = dict.fromkeys(
-            (SIDE_PROPERTY, QUERY_SAMPLES_PROPERTY, WRITE_INTENTS_OF_PROPERTY), owner
-        )
+        markers = dict.fromkeys((SIDE_PROPERTY, QUERY_SAMPLES_PROPERTY), owner)
         for name in self.forged:
             if not self.plain.has_collection(name):
                 plain_collection(
@@ -190,12 +182,6 @@ def samples(world, name):
     return {SAMPLINGS_PROPERTY: Samplings(fields=(stolen,)).model_dump_json()}
 
 
-def notes(name):
-    return {
-        WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()
-    }
-
-
 def banked(world, name):
     profiles = json.loads(world.public.properties["hubness"])["profiles"]
     for profile in profiles.values():
@@ -214,9 +200,6 @@ PROPERTIES = {
     "samples": lambda w: samples(w, w.private.name),
     "samples, a helper": lambda w: samples(w, w.private.samples),
     "forged samples": lambda w: samples(w, w.forged[0]),
-    "notes": lambda w: notes(w.private.name),
-    "notes, a helper": lambda w: notes(w.log),
-    "forged notes": lambda w: notes(w.forged[0]),
     "a bank": lambda w: banked(w, w.private.name),
     "a bank, a helper": lambda w: banked(w, w.private.bank),
     "a forged bank": lambda w: banked(w, w.forged[0]),
@@ -306,8 +289,7 @@ REFUSED = [
     ("biases", "upsert", "'hubness' of {public} names {private}"),
     ("biases", "search", "'hubness' of {public} names {private}"),
     ("samples", "search", "'hubness_samplings' of {public} names {private}"),
-    ("notes", "upsert", "'hubness_write_intents' of {public} names {private}"),
-    ("notes", "refresh", "'hubness_write_intents' of {public} names {private}"),
+    ("biases", "refresh", "'hubness' of {public} names {private}"),
     ("a bank", "refresh with a bank", "'hubness' of {public} names the bank {private}"),
     ("a bank", "insert", "'hubness' of {public} names the bank {private}"),
     ("a bank", "migrate", "'hubness' of {public} names the bank {private}"),

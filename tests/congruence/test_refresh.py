@@ -53,7 +53,6 @@ def test_a_new_bank_is_adopted(corrected):
     is_owners = isinstance(corrected.database, OnMilvus)
     kept = len(corrected.other) + is_owners * len(corrected.bank)
     assert corrected.banked() == len(third) + kept, "and only that"
-    assert corrected.store.info(corrected.name).intent_log is None
 
 
 @pytest.mark.lite_only

@@ -112,19 +112,6 @@ def test_plans_say_what_starts_anew(lite):
     )
 
 
-def test_noted_rows_live_no_longer_than_the_rows(lite):
-    store = lite.store()
-    for seconds in (LONG, 0):
-        info = store.info(expiring(lite, seconds))
-        log = store.create_intent_log(info)
-        properties = lite.client().describe_collection(log.rows)["properties"]
-        assert properties.get("collection.ttl.seconds") == (str(LONG) if seconds else None)
-        assert (
-            "collection.ttl.seconds"
-            not in lite.client().describe_collection(log.collection)["properties"]
-        )
-
-
 def test_the_service_has_the_same_option(lite):
     for allowed in (False, True):
         table = CollectionTable(name="products", restart_ttl=allowed)

@@ -1,6 +1,7 @@
 """Clients write vectors while `enable` runs: all writes succeed, and each point has the bias of its last vector."""
 
 import asyncio
+import itertools
 
 import numpy as np
 import pytest
@@ -42,16 +43,20 @@ class World:
             rows[i] = vectors(np.random.default_rng(seed), 1, DIM)[0]
         return self.point(i)
 
-    def enable(self, field, when_announced):
-        """Enable, and call `when_announced` once clients read the state."""
-        world = self
+    def enable(self, field, write):
+        """Enable, and call `write` before biases are written that were computed, and once clients read the
+        state: it gets the number of its call."""
+        calls = itertools.count()
 
         class Announcing(QdrantStore):
+            def put_bias_keys(self, *args):
+                write(next(calls))
+                return super().put_bias_keys(*args)
+
             def write_property(self, collection, name, record):
                 super().write_property(collection, name, record)
-                info = world.store.info(world.name)
-                if info.state_of(field) is not None:
-                    when_announced()
+                if getattr(record, "field", None) == field:
+                    write(next(calls))
 
         store = self.backend.store(Announcing)
         plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field)
@@ -78,16 +83,20 @@ def test_writes_of_a_client_during_enable_succeed(backend):
     world = World(backend)
     client = backend.hubness()
     for seed, field in enumerate(VECTORS):
-        announced = []
+        calls = []
 
-        def write(seed=seed, announced=announced):
-            announced.append(seed)
-            client.upsert(world.name, [world.renew(3, 10 + seed)])
-            changed = world.renew(5, 20 + seed)
-            client.update_vectors(world.name, [models.PointVectors(id=5, vector=changed.vector)])
+        def write(number, seed=seed, calls=calls):
+            calls.append(number)
+            if number > 1:
+                return  # Biases of what was written at the calls before.
+            client.upsert(world.name, [world.renew(3 + number, 10 * number + seed)])
+            changed = world.renew(5 + number, 20 + 10 * number + seed)
+            client.update_vectors(
+                world.name, [models.PointVectors(id=5 + number, vector=changed.vector)]
+            )
 
         world.enable(field, write)
-        assert announced
+        assert len(calls) > 1
         for corrected in list(VECTORS)[: seed + 1]:
             world.assert_right(corrected)
 
@@ -97,14 +106,19 @@ def test_writes_of_an_async_client_succeed_too(over):
     server = StrictServer()
     world = World(Backend("strict", server.client(over=over)))
 
-    async def write():
+    async def upserted(number):
         client = AsyncHubnessQdrantClient(
             client=server.client(AsyncQdrantClient, over=over), state_ttl=0.0
         )
-        await client.upsert(world.name, [world.renew(3, 10)])
+        await client.upsert(world.name, [world.renew(3 + number, 10 + number)])
+        changed = world.renew(5 + number, 20 + number)
         await client.update_vectors(
-            world.name, [models.PointVectors(id=5, vector=world.renew(5, 11).vector)]
+            world.name, [models.PointVectors(id=5 + number, vector=changed.vector)]
         )
 
-    world.enable("first", lambda: asyncio.run(write()))
+    def write(number):
+        if number < 2:
+            asyncio.run(upserted(number))
+
+    world.enable("first", write)
     world.assert_right("first")

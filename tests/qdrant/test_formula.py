@@ -168,13 +168,13 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
     done = []
 
     class Late(QdrantStore):
-        def rewrite(self, collection, batch, field, changed, *, partition):
+        def put_bias_keys(self, collection, batch, keys):
             if not done:
                 done.append(batch.keys)
                 enabled.client.update_vectors(
                     enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())]
                 )
-            return super().rewrite(collection, batch, field, changed, partition=partition)
+            return super().put_bias_keys(collection, batch, keys)
 
     refresh(enabled.backend.store(Late), enabled.name, bank=QueryBank(enabled.other))
     assert key(3) in done[0]

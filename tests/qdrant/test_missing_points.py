@@ -55,9 +55,9 @@ def deleting(client, keys):
     waiting = list(keys)
 
     class Deleting(QdrantStore):
-        def rewrite(self, collection, batch, field, changed, *, partition):
+        def put_bias_keys(self, collection, batch, keys):
             self.delete_one(collection, batch)
-            return super().rewrite(collection, batch, field, changed, partition=partition)
+            return super().put_bias_keys(collection, batch, keys)
 
         def upsert(self, collection, batch, field, *, partition=None):
             # To the copy: the application deletes in the collection that it reads.

@@ -10,18 +10,14 @@ from milvus_hubness import (
     NNN,
     HubnessError,
     QueryBank,
-    StateError,
     clean,
     migrate,
     plan_migration,
     refresh,
 )
-from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     DualWrite,
-    WriteIntentLog,
 )
 from tests.support.galleries import vectors
 
@@ -34,15 +30,13 @@ def bank_of(seed):
 
 class World:
     """`private`, its copy and its bank; `public`, a corrected copy whose properties a stranger has written; `forged`,
-    which a stranger has made to point back to public."""
+    which a stranger has made."""
 
     def __init__(self, backend):
         self.backend, self.client, self.store = backend, backend.client, backend.store()
         self.private, _ = self.corrected(1)
         _, self.public = self.corrected(2)
         self.forged = backend.fill(vectors(np.random.default_rng(3), ITEMS, DIM))
-        marker = CollectionId(name=self.public).model_dump_json()
-        self.store.properties.alter(self.forged, {WRITE_INTENTS_OF_PROPERTY: marker})
         self.watched = [
             self.private,
             f"{self.private}_hubness",
@@ -73,12 +67,6 @@ def dual_write(name, **options):
     return {DUAL_WRITE_PROPERTY: DualWrite(collection=name, **options).model_dump_json()}
 
 
-def notes(name):
-    return {
-        WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()
-    }
-
-
 def banked(world, name):
     state = json.loads(world.store.properties_of(world.public)["hubness"])
     for profile in state["profiles"].values():
@@ -90,8 +78,6 @@ PROPERTIES = {
     "a copy": lambda w: dual_write(w.private),
     "a required copy": lambda w: dual_write(w.private, required=True),
     "a forged copy": lambda w: dual_write(w.forged, required=True),
-    "notes": lambda w: notes(w.private),
-    "forged notes": lambda w: notes(w.forged),
     "a bank": lambda w: banked(w, w.private),
     "a bank, a helper": lambda w: banked(w, f"{w.private}__bank"),
 }
@@ -135,34 +121,9 @@ def test_a_property_that_names_another_collection_harms_nothing(world, named):
             refusals[call] = str(error)
         assert world.held() == world.before, call
     assert not any("\n" in refusal for refusal in refusals.values())
-    if named.endswith("notes"):
-        assert "names" in refusals["upsert"]
-        assert WRITE_INTENTS_PROPERTY in refusals["upsert"]
     if named.startswith("a bank"):
         assert f"'hubness' of '{world.public}' names the bank" in refusals["upsert"]
     if "required" in named or named == "a forged copy":
         assert DUAL_WRITE_PROPERTY in refusals["upsert"]
     if "bank" in named:
         assert "names the bank" in refusals["refresh with a bank"]
-
-
-def test_a_long_name_does_not_take_the_log_of_another(backend):
-    store = backend.store()
-    long = "n" * 200
-    made = []
-    for name in (long + "a", long + "b"):
-        backend.client.create_collection(
-            name, vectors_config=models.VectorParams(size=DIM, distance="Dot")
-        )
-        backend.made.append(name)
-        made.append(store.create_intent_log(store.info(name)).collection)
-    backend.made += made
-    assert [each.collection for each in store.intent_logs(CollectionId(name=long + "a"))] == made[
-        :1
-    ]
-
-
-def test_a_log_of_another_is_refused_by_jobs(world):
-    world.store.properties.alter(world.public, notes(world.forged))
-    with pytest.raises(StateError, match="is no helper collection of"):
-        world.store.info(world.public)

@@ -144,13 +144,13 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(everywher
     with Lease(corrected.store, name, policy=LeasePolicy(0.3, 0.0, 0.0)) as former:
         late = former.store
         rows = late.get(name, [1], vector, partition="numbers")
-        late.rewrite(name, rows, vector, [vector], partition="numbers")
+        late.upsert(name, rows, vector, partition="numbers")
         former._over.set()  # no renewal: it was paused
         time.sleep(0.4)
         with Lease(everywhere.store(), name):
             for write in (
-                lambda: late.rewrite(name, rows, vector, [vector], partition="numbers"),
                 lambda: late.upsert(name, rows, vector),
+                lambda: late.put_bias_keys(name, rows.with_columns({"new": [1]}), ["new"]),
                 lambda: late.delete(name, [1]),
                 lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
             ):

@@ -24,9 +24,8 @@ from milvus_hubness.jobs.common.progress import Events
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.survey import MEAN_ROWS
 from milvus_hubness.jobs.store.ownership import LEDGER
-from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, Record
+from milvus_hubness.jobs.store.records import Record
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
-from qdrant_hubness.client import writes
 from qdrant_hubness.store.limits import NO_LIMITS, RECENT_SECONDS, Limits, RecentLimits
 from qdrant_hubness.store.rows import Uncopied
 from qdrant_hubness.store.sizes import in_parts, json_bytes
@@ -114,21 +113,6 @@ def test_an_augmented_query_is_not_copied_number_by_number():
 
 
 # -- writes ---------------------------------------------------------------------------------------
-
-
-def test_a_write_that_nobody_must_note_makes_no_notes(monkeypatch):
-    world = World()
-    made = []
-    monkeypatch.setattr(writes, "line", lambda *args: made.append(args) or real(*args))
-    real = qdrant_hubness.store.write_intents.line
-    world.client.upsert(world.name, world.points())
-    assert made == []
-
-    log = world.store.create_intent_log(world.store.info(world.name))
-    world.store.write_property(world.name, WRITE_INTENTS_PROPERTY, log)
-    world.server.client(HubnessQdrantClient).upsert(world.name, world.points())
-    assert len(made) == ROWS
-    assert world.plain.count(log.collection).count == ROWS
 
 
 PAYLOADS = [

@@ -12,7 +12,6 @@ from milvus_hubness.jobs.store.protocols import (
     QuerySampling,
     Renaming,
     SideCollections,
-    WholeRows,
     capability,
 )
 from qdrant_hubness.store import schema
@@ -120,7 +119,7 @@ def test_errors_are_ours_and_name_the_collection(backend):
     name = backend.fill(np.ones((1, 4), np.float32))
     with pytest.raises(StoreError, match=name):
         store.ask("upsert", name, points=[models.PointStruct(id=1, vector=[1.0, 2.0])])
-    for kind in (QuerySampling, SideCollections, WholeRows):
+    for kind in (QuerySampling, SideCollections):
         with pytest.raises(UnsupportedOperation):
             capability(store, kind)
 

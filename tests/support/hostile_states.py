@@ -39,7 +39,7 @@ from milvus_hubness import (
 from milvus_hubness.correction.state import CollectionState, Incoming, Profile
 from milvus_hubness.jobs.refresh.refit import samples_for_refresh
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
-from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
+from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts
 from milvus_hubness.reports.collections import read_biased
 from milvus_hubness.reports.explain import explain_row
 from tests.support.aliases import aliased
@@ -435,9 +435,6 @@ class World:
         # No collection of these names exists: whether a property may name another one is not tested here.
         others = {
             DualWrite.property_name: DualWrite(collection="nowhere").model_dump_json(),
-            WriteIntentLog.property_name: WriteIntentLog(
-                collection=f"{self.name}__write_intents_00000000", made="00"
-            ).model_dump_json(),
         }
         for name, text in {**self.properties, **others}.items():
             if name != "hubness":

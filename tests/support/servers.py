@@ -72,7 +72,7 @@ def lite_uri(folder: Path) -> str:
 
 
 def made_for(names: Iterable[str], existing: Iterable[str]) -> list[str]:
-    """The existing collections of these names, and their copies, banks, side collections and logs of write intents."""
+    """The existing collections of these names, and their copies, banks and side collections."""
     beginnings = tuple(name + end for name in names for end in ("__", "_hubness", "_r"))
     return [each for each in existing if each in names or each.startswith(beginnings)]
 

@@ -54,7 +54,6 @@ SHOWN_ON_LITE = (
     "congruence/test_json_values.py", "congruence/test_reference.py", "congruence/test_rerank.py",
     "congruence/test_taken_names.py", "congruence/test_new_rows.py", "congruence/test_prior.py",
     "congruence/test_refit.py", "test_a_kind_that_a_write_leaves_out_is_read",
-    "a_job_undoes_nothing_that_clients_write_meanwhile", "the_next_job_puts_right_what_a_killed_one_undid",
     "the_alias_moves_while_rows_are_written", "a_delete_that_meets_the_end_of_a_rollback_fails_nobody",
     "stopped_between_two_batches_it_is_carried_on", "an_interrupted_refresh_changes_no_answer",
     "thousands_of_rows_of_every_kind_arrive_whole", "an_l2_gallery_far_from_zero",

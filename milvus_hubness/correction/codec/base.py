@@ -114,11 +114,6 @@ class RowCodec(ABC):
     """Whether searches fetch candidates, whose scores the client corrects by their biases."""
 
     @property
-    def writes_rows(self) -> bool:
-        """Whether new biases change what applications write."""
-        return not self.leaves_vectors
-
-    @property
     def sides(self) -> tuple[str, ...]:
         """The side collections by slot; empty if there are none."""
         return ()

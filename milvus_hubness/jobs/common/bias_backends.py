@@ -21,7 +21,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import NotCaughtUp, name_some
 from milvus_hubness.jobs.common.progress import absent, key_pages
 from milvus_hubness.jobs.store.generations import Batch
-from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.protocols import BiasKeys, Store, capability
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 if TYPE_CHECKING:
@@ -161,11 +161,11 @@ class BiasBackend:
             }
 
         rows = self.read(keys, partition)
-        count = self.put(rows, partition, _computed(rows, corrections, epoch))
+        count = self.put(rows, _computed(rows, corrections, epoch))
         self.repair(rows, partition, corrections, epoch)
         return count
 
-    def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
+    def put(self, biased_rows: BiasedRows, biases: RowBiases) -> int:
         """Write entries beside rows, which stay as they are: no write of a client can be undone.
 
         Return how many rows the database acknowledged.
@@ -174,11 +174,8 @@ class BiasBackend:
         batch = biased_rows.batch
         columns = codec.set_biases(biased_rows.columns, biases)
         if not codec.sides:
-            rows = batch.with_columns(columns)
-            changed = list(columns)
-            return self.store.rewrite(
-                self.info.name, rows, codec.field, changed, partition=partition
-            )
+            in_rows = capability(self.store, BiasKeys)
+            return in_rows.put_bias_keys(self.info.name, batch.with_columns(columns), list(columns))
 
         for slot, _ in codec.generations:
             if codec.slot_keys[slot] in columns:
@@ -223,7 +220,7 @@ class BiasBackend:
             if not len(biased_rows.batch):
                 return
 
-            self.put(biased_rows, partition, _computed(biased_rows, corrections, epoch))
+            self.put(biased_rows, _computed(biased_rows, corrections, epoch))
 
         raise NotCaughtUp(
             f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than "

@@ -9,7 +9,7 @@ renews only its own record, so a renewal that arrives late changes nothing.
 *Fencing aliases stop late writes.* A holder writes by an alias,
 `<collection>__lease_<token>_<digits>`, never by the name (`Lease.store`). The next holder first
 drops this alias, so that the database refuses delayed writes. A holder does the same to its own
-failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
+failed writes (`Lease.renew`). It records an alias before it creates it, and reads the lease
 again afterwards, so that at least one of a holder and its successor sees the other.
 
 The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its
@@ -137,21 +137,16 @@ class Lease:
             fence = self._fences.get(collection)
         return fence.alias if fence else None
 
-    def renew(self, *collections: str) -> None:
-        """Replace the aliases of several collections, as Fences.renew does for one."""
+    def renew(self, collection: str) -> None:
+        """Replace the alias of a collection, as Fences.renew does."""
         with self._renewal:
-            for collection in collections:
-                self._drop_fence(self._fences[collection])
+            self._drop_fence(self._fences[collection])
             # The server may still apply a write whose alias it resolved before the drop.
             time.sleep(self.policy.fenced_write)
 
-            made = {collection: self._make_fence(collection) for collection in collections}
+            made = self._make_fence(collection)
             self.check_now()
-            self._fences |= made
-
-    def renew_fences(self) -> None:
-        """Write by new aliases from now on, after an interrupted write. Raises LeaseLost."""
-        self.renew(*self._fences)
+            self._fences[collection] = made
 
     def drop_helper(self, helper: Helper, owner: CollectionId) -> None:
         """Drop a helper collection of `owner` if it exists, and no other one that got its name.

@@ -156,12 +156,6 @@ class LeasePolicy:
     """Maximum difference between the clocks of two machines."""
     fenced_write: float = 1.0
     """Within this time a server applies a write whose alias it resolved before the drop."""
-    visible: float = 5.0
-    """Maximum between a note in the write-intent log and the noted write."""
-    compact: float = 60.0
-    """Between two compactions of the log, both of which
-    must see a noted row unused before it is dropped.
-    """
 
     @classmethod
     def default(cls) -> LeasePolicy:

@@ -34,7 +34,6 @@ from milvus_hubness.jobs.common.fits import forget_fits, note_fits
 from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease, leasing
 from milvus_hubness.jobs.common.lease_records import default_client_ttl
-from milvus_hubness.jobs.common.row_writer import drop_intents
 from milvus_hubness.jobs.enable.plan import EnablePlan
 from milvus_hubness.jobs.store.helpers import left_helpers, list_bank
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, side_helpers
@@ -232,25 +231,22 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         forget_fits(store, [state])
         # The state goes before the biases, so that no client or job looks for them.
         store.write_property(info.name, state.property_name, None)
-        drop_intents(lease, info)
         sides = side_helpers([state])
         for side in sides:
             lease.drop_helper(side, info.collection_id)
         return sides[state.profile.slot].collection if sides else None
 
 
-def _finish_disabling(lease: Lease, info: CollectionInfo) -> str | None:
+def _finish_disabling(lease: Lease, info: CollectionInfo) -> str:
     """Drop what an interrupted job has left of the correction of a collection.
 
     Return the name of one of the dropped collections. Raises NotCorrected if there are none.
     """
     store = lease.store
     left = left_helpers(store, info, SIDE_PROPERTY)
-    logs = [log.collection for log in store.intent_logs(info.collection_id)]
-    if not (left or logs):
+    if not left:
         raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
 
-    drop_intents(lease, info)
     for side in left:
         lease.drop(side)
-    return next(iter([*left, *logs]))
+    return left[0]

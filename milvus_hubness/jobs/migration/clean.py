@@ -8,7 +8,6 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidInput, StoreError
 from milvus_hubness.jobs.common.fits import forget_fits
 from milvus_hubness.jobs.common.lease import Lease, forget_leases
-from milvus_hubness.jobs.common.row_writer import drop_log
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.presence import (
     is_copy,
@@ -17,7 +16,6 @@ from milvus_hubness.jobs.migration.presence import (
     renamed_source,
     require_copy,
 )
-from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.protocols import Collections, Rows, Store, expect_store
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY, identity_in
 
@@ -249,23 +247,20 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
 
 
 def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
-    """Drop a collection if it exists, with its write-intent log, its query samples and the notes of
-    its fits: no job repairs or reads its rows any more, and no client searches it.
+    """Drop a collection if it exists, with its query samples and the notes of its fits: no job reads
+    its rows any more, and no client searches it.
 
     other: the other side of its migration, which may have been made with the same fits.
     """
     store = lease.store
-    owner = CollectionId(name=collection)
     if store.exists(collection):
         info = store.info(collection, counted=False)
-        owner = info.collection_id
         _forget_fits(store, [*info.states.values()], other)
         # Before the collection, which names them: whoever repeats this finds them by it.
         for sampling in info.samplings.fields:
-            lease.drop_helper(sampling.helper, owner)
+            lease.drop_helper(sampling.helper, info.collection_id)
 
     lease.drop(collection)
-    drop_log(lease, owner)
     store.forget_helpers(collection)
 
 

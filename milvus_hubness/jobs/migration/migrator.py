@@ -20,7 +20,6 @@ from milvus_hubness.jobs.common.judging import store_verdict
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
-from milvus_hubness.jobs.common.row_writer import repair_rows
 from milvus_hubness.jobs.migration.catch_up import (
     Pass,
     pair_of,
@@ -278,11 +277,6 @@ class Migrator:
             self._prepare(plan, source)
         if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
-            if source.intent_log is not None:
-                # The rows that a killed job has changed in
-                # the source must be repaired before the copy.
-                repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
-
             if self.migration.phase == "copying":
                 self._create_copy(source)
             self._announce(migration.source, migration.target)

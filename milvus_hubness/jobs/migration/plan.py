@@ -461,7 +461,7 @@ def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInf
     field = request.field or only_field(info)
     state = info.states.get(field)
     # Biases in a side collection leave the rows as they are, and these can be copied.
-    if state is not None and state.codec.writes_rows:
+    if state is not None and not state.codec.sides:
         if state.codec.needs_candidates:
             raise AlreadyCorrected(
                 f"{info.name!r} carries biases for {field_words(field)} in keys that a copy would "

@@ -109,8 +109,6 @@ class RefreshResult(ShownAsTable):
     """The verdict on a given bank, or on a bank in use that had none; None if none was judged."""
     planned: bool = False
     """Whether this is only a plan."""
-    write_intents: int = 0
-    """The number of rows that a killed job had left in the write-intent log."""
     copy: CopyPlan | None = None
     """The copy that was made, or would be; None without one."""
     former_copy: str | None = None

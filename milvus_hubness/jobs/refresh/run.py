@@ -196,7 +196,6 @@ def _refreshed(
         rows=job.info.rows,
         pending=waiting,
         bias_age_seconds=bias_age_seconds,
-        write_intents=store.count_notes(info.intent_log) if info.intent_log else 0,
     )
 
 

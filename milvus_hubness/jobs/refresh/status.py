@@ -1,4 +1,4 @@
-"""The status of a corrected collection, and the repair of rows that a killed job left."""
+"""The status of a corrected collection."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from milvus_hubness.basics.defaults import BiasLocation
 from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.kinds import kind_facts
-from milvus_hubness.jobs.common.lease import DROPPED, holder_of, leasing
-from milvus_hubness.jobs.common.lease_records import default_client_ttl
+from milvus_hubness.jobs.common.lease import DROPPED, holder_of
 from milvus_hubness.jobs.common.priors import prior_facts
-from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
 from milvus_hubness.jobs.refresh.plan import needs_other_columns
 from milvus_hubness.jobs.refresh.refit import unfitted_share
 from milvus_hubness.jobs.store.helpers import left_helpers
@@ -95,10 +93,6 @@ class Status(ShownAsTable):
     """The names of the field's bias profiles."""
     corrected_fields: tuple[str, ...] = ()
     """The names of all corrected vector fields."""
-    write_intents: int = 0
-    """Number of rows in the write-intent log."""
-    open_batches: int = 0
-    """Number of batch records of a job that is running or was killed."""
     leftovers: tuple[str, ...] = ()
     """Collections that an interrupted job has left: its command, repeated, drops them. None while a
     job runs, which has made some that nothing names yet.
@@ -132,11 +126,6 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         "leftovers": _leftovers(store, info),
         "verdicts": _verdicts(info),
     }
-    # A log without batches is that of a job that runs, or one that the next job uses again.
-    if info.intent_log is not None:
-        whole["write_intents"] = store.count_notes(info.intent_log)
-        whole["open_batches"] = len(open_batches(store, info.name))
-
     if state is None:
         return Status(**whole, corrected=False)
 
@@ -225,13 +214,3 @@ def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
         verdicts.append({**facts, "judged_by": record.judged_by, "in_use": in_use})
 
     return tuple(verdicts)
-
-
-def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
-    """Repair the rows that a killed job may have set back to an earlier content, as the next
-    refresh would; return their number. client_ttl: the longest state_ttl of a writing client.
-    Raises LeaseHeld, CollectionNotFound.
-    """
-    ttl = default_client_ttl() if client_ttl is None else client_ttl
-    with leasing(store, collection) as (lease, info):
-        return repair_rows(lease, info.name, client_ttl=ttl)

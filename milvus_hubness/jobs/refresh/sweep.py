@@ -17,7 +17,6 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound
 from milvus_hubness.jobs.common.lease import Lease, forget_leases, holder_of, read_entries
-from milvus_hubness.jobs.common.row_writer import drop_log
 from milvus_hubness.jobs.migration.clean import (
     drop_collection,
     drop_copy,
@@ -33,7 +32,6 @@ from milvus_hubness.jobs.store.records import (
     BANK_PROPERTY,
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     CollectionInfo,
 )
 
@@ -226,7 +224,7 @@ class _Search:
             return ()
 
         properties = self._store.properties_of(info.name)
-        names = (IDENTITY_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY)
+        names = (IDENTITY_PROPERTY, DUAL_WRITE_PROPERTY)
         return tuple(name for name in names if properties.get(name))
 
     def _banks(self) -> set[str]:
@@ -290,8 +288,6 @@ def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
         return
 
     info = store.info(name, counted=False, checked=False)
-    if info.intent_log is None:
-        drop_log(lease, info.collection_id)
     lease.check_now()
     if isinstance(store, BiasKeys) and not _keeps_keys(info.states.values()):
         store.delete_keys(name)

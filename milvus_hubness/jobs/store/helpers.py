@@ -183,10 +183,10 @@ class HelperLists:
     properties_of: Callable[[str], Mapping[str, Any]]
 
     def expect_own_helpers(self, info: CollectionInfo) -> None:
-        """Raise StateError unless the side collections, the write-intent log and the banks that the
-        properties of a collection name are its own.
+        """Raise StateError unless the side collections and the banks that the properties of a
+        collection name are its own.
         """
-        expect_helpers(self, info.biases_and_notes, info.collection_id)
+        expect_helpers(self, info.sides, info.collection_id)
         for state in info.states.values():
             expect_own_banks(self, state, info.collection_id)
 

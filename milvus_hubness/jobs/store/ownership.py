@@ -38,11 +38,6 @@ QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
 the CollectionId of the collection that was searched.
 """
 
-WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
-"""Marks both collections of a write-intent log; its value is the CollectionId of the collection
-that is written.
-"""
-
 LEDGER = "hubness_ledger"
 """The collection in which jobs keep their records.
 A user who may write to it steers jobs and clients.
@@ -52,9 +47,6 @@ HELPERS = "helpers"
 """Group of the ledger's records of helper collections
 whose names are not derived from that of their owner.
 """
-
-LONGEST_STEM = 200
-"""Most characters of a collection's name within the name of its log: Milvus allows 255 in all."""
 
 
 class CollectionId(FrozenModel):
@@ -125,9 +117,7 @@ class Helper:
         if self.suffix is None:
             return False
 
-        # The name of a log has only the beginning of a long name.
-        stems = {name, name[:LONGEST_STEM]}
-        return any(re.fullmatch(re.escape(stem) + self.suffix, self.collection) for stem in stems)
+        return re.fullmatch(re.escape(name) + self.suffix, self.collection) is not None
 
     def require_owner(
         self, owner: CollectionId, properties: Mapping[str, Any], listed: Collection[str] = ()
@@ -195,14 +185,6 @@ def samples_helper(samples_collection: str, property_name: str) -> Helper:
     able to have samples taken: the ledger says whether a field is sampled.
     """
     return Helper(samples_collection, property_name, QUERY_SAMPLES_PROPERTY, None)
-
-
-def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Helper]:
-    """Return the collections of a write-intent log as helpers."""
-    ending = r"__write_intents_[0-9a-f]{8}(_rows)?"
-    return [
-        Helper(name, property_name, WRITE_INTENTS_OF_PROPERTY, ending) for name in log_collections
-    ]
 
 
 def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:

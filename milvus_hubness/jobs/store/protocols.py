@@ -22,13 +22,11 @@ from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
     Fences,
-    Note,
     QuerySamples,
     Record,
     Sample,
     SamplesOf,
     VectorField,
-    WriteIntentLog,
 )
 
 T = TypeVar("T")
@@ -243,21 +241,6 @@ class Rows(Protocol):
     ) -> None:
         """Insert or replace rows, acknowledged on return."""
 
-    def rewrite(
-        self,
-        collection: str,
-        batch: Batch,
-        field: str,
-        changed: Sequence[str],
-        *,
-        partition: str | None,
-    ) -> int:
-        """Write rows that were read, with other biases; return how many were acknowledged.
-
-        With `WholeRows` it is `upsert`; else only the fields `changed` of rows that still exist
-        change, and the others do not count.
-        """
-
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows, of this partition if it is set; missing rows are no error."""
 
@@ -282,46 +265,6 @@ class Rows(Protocol):
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
         """Return for each query (m, width) the keys of the k rows that a search finds."""
-
-
-class WriteIntents(Protocol):
-    """The logs in which clients note their writes while a job rewrites rows."""
-
-    def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a log that can take the rows of `source`, with the fields of its states, or use
-        one that fits.
-        """
-
-    def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        """End the notes of the clients, and delete those for this job and earlier ones; the empty
-        log may stay.
-        """
-
-    def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
-        """Return all write-intent logs of this collection,
-        complete or not; use them only to drop them.
-        """
-
-    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """Drop a log that no other job can take any more, unless `check` raises.
-
-        Raises CollectionExists, LeaseLost.
-        """
-
-    def notes(
-        self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None
-    ) -> list[Note]:
-        """Return the last notes of these keys in that partition."""
-
-    def count_notes(self, intent_log: WriteIntentLog) -> int:
-        """Return how many rows the write-intent log holds in memory."""
-
-    def replay(
-        self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
-    ) -> list[Note]:
-        """Replay notes whose writes the collection does not have and no note replaces meanwhile,
-        and return them.
-        """
 
 
 class Ledger(Protocol):
@@ -393,7 +336,7 @@ class Banks(Protocol):
         """
 
 
-class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
+class Store(Collections, Schemas, Rows, Ledger, Banks, Protocol):
     """A database for the jobs. The protocols below are its optional capabilities."""
 
 
@@ -429,24 +372,6 @@ def expect_store(store: object) -> None:
 @runtime_checkable
 class Renaming(Protocol):
     def rename(self, collection: str, name: str) -> None: ...
-
-
-@runtime_checkable
-class WholeRows(Protocol):
-    """`rewrite` replaces whole rows, so it can undo any write and restore a deleted row."""
-
-    def noted(
-        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
-    ) -> tuple[list[str], Batch]:
-        """Return the names and the rows, as `get` does,
-        of the last and earlier notes of these keys.
-        """
-
-    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        """Drop these noted rows, unless a note names them now.
-
-        Return the names of other rows without a note.
-        """
 
 
 @runtime_checkable
@@ -505,6 +430,11 @@ class BiasKeys(Protocol):
     def add_bias_keys(self, collection: str, suffix: str) -> None:
         """Have clients hide the keys of biases; a row without them has bias 0 and is pending."""
 
+    def put_bias_keys(self, collection: str, batch: Batch, keys: Sequence[str]) -> int:
+        """Set these keys of the rows that still exist, and nothing else of them; return how many
+        rows were acknowledged.
+        """
+
     def left_keys(self, collection: str) -> dict[str, int]:
         """Return the number of rows with each key that
         jobs have written, without keys that no row has.
@@ -516,7 +446,6 @@ class BiasKeys(Protocol):
 
 _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
-    WholeRows: "replaces no whole rows: every note is replayed",
     SideCollections: "has no side collections",
     QuerySampling: "keeps no query samples: pass the reference queries as a file",
     SearchGates: "has no clients that gate searches: leave gate out",

@@ -5,7 +5,6 @@ the properties that jobs leave on them, samples, records.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
@@ -27,7 +26,6 @@ from milvus_hubness.basics.bounds import (
     shown,
 )
 from milvus_hubness.basics.texts import field_words
-from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
@@ -44,13 +42,9 @@ from milvus_hubness.correction.state import (
 )
 from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
 from milvus_hubness.jobs.store.ownership import (
-    LONGEST_STEM,
-    WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
     Helper,
     expect_copy,
-    log_helpers,
-    owner_in,
     samples_helper,
     side_helpers,
 )
@@ -61,16 +55,12 @@ def is_fence(alias: str) -> bool:
     return re.search(r"__lease_(\d+_)?[0-9a-f]{8}$", alias) is not None
 
 
-_INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
-
-
 BANK_PROPERTY = "hubness_bank"
 """Marks a collection that holds the generations of a query bank."""
 
 # Properties of a collection, each the JSON of one of the records below.
 TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
-WRITE_INTENTS_PROPERTY = "hubness_write_intents"
 SAMPLINGS_PROPERTY = "hubness_samplings"
 IDENTITY_PROPERTY = "hubness_identity"
 
@@ -205,58 +195,6 @@ class DualWrite(PropertyModel):
         as well. bodies: the ledger's records of the migrations to either of them, as JSON.
         """
         expect_copy(origin, self.collection, self.property_name, bodies)
-
-
-class WriteIntentLog(PropertyModel):
-    """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
-
-    If the job undoes a write, it replays the write from the log.
-    """
-
-    property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
-    marker: ClassVar[str] = WRITE_INTENTS_OF_PROPERTY
-    """The property of both collections of a log; its value is the CollectionId of their owner."""
-    collection: CollectionName
-    """The collection with the last notes of the keys; that with the noted rows is `rows`."""
-    made: str = Field(max_length=64)
-    """Separates the notes for one job from those for others."""
-    auto_id: bool = False
-    """The server creates the keys of inserted rows."""
-    by_partition: bool = False
-    """Rows of one key may be in several partitions."""
-
-    @staticmethod
-    def new_name(collection: str) -> str:
-        """Return a new name for the log of a collection."""
-        return f"{collection[:LONGEST_STEM]}__write_intents_{uuid.uuid4().hex[:8]}"
-
-    @staticmethod
-    def names_among(names: Iterable[str], collection: str) -> list[str]:
-        """Return the names of a collection's logs,
-        complete or not, from the names of all collections.
-        """
-        # A log has two collections. A killed job may have left only one of them.
-        logs = {name.removesuffix("_rows") for name in names}
-        stem = collection[:LONGEST_STEM]
-        return sorted(
-            name
-            for name in logs
-            if (ending := _INTENT_LOG.search(name)) and name[: ending.start()] == stem
-        )
-
-    @classmethod
-    def owner_in(cls, properties: Mapping[str, Any]) -> CollectionId | None:
-        """Return the collection whose log has these properties; None if they name none."""
-        return owner_in(properties, cls.marker)
-
-    @property
-    def rows(self) -> str:
-        return f"{self.collection}_rows"
-
-    @property
-    def helpers(self) -> list[Helper]:
-        """The collections of the log, as the property of the collection names them."""
-        return log_helpers([self.collection, self.rows], WRITE_INTENTS_PROPERTY)
 
 
 SMALLEST_RATE = 1e-9
@@ -396,8 +334,6 @@ class CollectionInfo:
     """The database's own description, opaque to the jobs."""
     dual_write: DualWrite | None = None
     """Set while clients write to a copy too."""
-    intent_log: WriteIntentLog | None = None
-    """Set while clients note their writes for a job."""
     samplings: Samplings = field(default_factory=Samplings)
     """What of its live queries clients sample."""
     identity: str = ""
@@ -440,7 +376,6 @@ class CollectionInfo:
             is_bank=BANK_PROPERTY in properties,
             schema=schema,
             dual_write=DualWrite.read(properties, name),
-            intent_log=WriteIntentLog.read(properties, name),
             samplings=Samplings.read(properties, name) or Samplings(),
             identity=number or identity_in(properties, name),
             time_to_live=time_to_live,
@@ -454,7 +389,7 @@ class CollectionInfo:
         is.
         """
         carried = {**properties, state.property_name: state.to_json()}
-        for record in (DualWrite, WriteIntentLog, Samplings, Identity):
+        for record in (DualWrite, Samplings, Identity):
             carried.pop(record.property_name, None)
         return carried
 
@@ -474,17 +409,16 @@ class CollectionInfo:
         return CollectionId(name=self.name, identity=self.identity)
 
     @property
-    def biases_and_notes(self) -> list[Helper]:
-        """The side collections and the collections of the write-intent log."""
-        logs = self.intent_log.helpers if self.intent_log else []
-        return [*side_helpers(self.states.values()), *logs]
+    def sides(self) -> list[Helper]:
+        """The side collections."""
+        return side_helpers(self.states.values())
 
     @property
     def helpers(self) -> list[Helper]:
         """The helper collections that the properties name,
         apart from banks, which collections may share.
         """
-        return [*self.biases_and_notes, *(sampling.helper for sampling in self.samplings.fields)]
+        return [*self.sides, *(sampling.helper for sampling in self.samplings.fields)]
 
     def users_shape(self, field: str) -> tuple[int, str]:
         """Return the dimension and the metric of a field as users see them, corrected or not."""
@@ -625,20 +559,3 @@ class Record:
     """Records of a group are read together."""
     body: str
     """JSON of at most 60,000 characters."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """A client's last write intent for the row of a key."""
-
-    key: Key
-    partition: str | None
-    """The partition, if the write named one."""
-    row: str | None
-    """The name of the noted row; None for a deletion."""
-    changed: tuple[str, ...] = ()
-    """The fields that this partial update, and those
-    noted just before it, change; empty for a whole row.
-    """
-    id: str = ""
-    """Unique to this note."""

@@ -17,7 +17,6 @@ from milvus_hubness.jobs.store.ownership import (
     LEDGER,
     QUERY_SAMPLES_PROPERTY,
     SIDE_PROPERTY,
-    WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
     Helper,
     side_helpers,
@@ -28,10 +27,8 @@ from milvus_hubness.jobs.store.records import (
     IDENTITY_PROPERTY,
     SAMPLINGS_PROPERTY,
     TUNING_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     DualWrite,
     Samplings,
-    WriteIntentLog,
     is_fence,
 )
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, bodies_of, id_in
@@ -111,7 +108,6 @@ HELPER_PROPERTIES = frozenset(
     {
         BANK_PROPERTY,
         SIDE_PROPERTY,
-        WRITE_INTENTS_OF_PROPERTY,
         LEDGER_PROPERTY,
         QUERY_SAMPLES_PROPERTY,
     }
@@ -129,7 +125,6 @@ class Belongings:
     """The states of its corrected fields, which name its banks."""
     dual_write: DualWrite | None = None
     """An existing copy that a migration lets its writes go to."""
-    intent_log: WriteIntentLog | None = None
     helpers: tuple[Helper, ...] = ()
     """Its side collections and collections of query samples."""
 
@@ -138,22 +133,13 @@ class Belongings:
         """The names of its side collections."""
         return tuple(helper.collection for helper in self.helpers if helper.marker == SIDE_PROPERTY)
 
-    def expect_no_other_writes(self, *, but_notes: bool = False) -> None:
-        """Raises UnsupportedOperation during dual writes and while writes are noted.
-
-        but_notes: accept a write-intent log.
-        """
+    def expect_no_other_writes(self) -> None:
+        """Raises UnsupportedOperation during dual writes."""
         if self.dual_write:
             raise UnsupportedOperation(
                 f"writes to {self.owner.name!r} are carried to {self.dual_write.collection!r} as "
                 "well, which would miss this call: end the migration with "
                 "`milvus-hubness migrate clean` first"
-            )
-
-        if self.intent_log and not but_notes:
-            raise UnsupportedOperation(
-                f"writes to {self.owner.name!r} are noted for a refresh, which was stopped and "
-                "will replay them: run `milvus-hubness refresh` first"
             )
 
 
@@ -188,11 +174,11 @@ class Catalog:
     ) -> Operation[Any]:
         """Drop a collection, then the helper collections that serve no other one."""
         belongings = yield from self._belongings(collection, timeout)
-        belongings.expect_no_other_writes(but_notes=True)
+        belongings.expect_no_other_writes()
         yield InStore(lambda store: store.drop_fences(belongings.owner.name))
         outcome = yield call
         # After the collection: if its drop fails, it still has all that belongs to it.
-        if belongings.states or belongings.helpers or belongings.intent_log:
+        if belongings.states or belongings.helpers:
             yield InStore(partial(_drop_helpers, belongings))
         self._states.forget()
         return outcome
@@ -335,7 +321,6 @@ class Catalog:
             owner,
             states=states,
             dual_write=dual_write,
-            intent_log=WriteIntentLog.read(properties, owner.name),
             helpers=helpers,
         )
 
@@ -405,9 +390,6 @@ def _drop_helpers(belongings: Belongings, store: MilvusStore) -> None:
     """Drop the helper collections of a dropped collection, except banks that others use."""
     from milvus_hubness.jobs.common.lease import forget_leases
 
-    for intent_log in store.intent_logs(belongings.owner):
-        store.drop_intent_log(intent_log, partial(_expect_free, belongings.owner.name, store))
-
     # Once more: another collection may have got the name since the call began.
     for helper in _own_helpers(belongings.helpers, belongings.owner, store):
         if store.exists(helper.collection):
@@ -427,9 +409,6 @@ def _list_helpers(belongings: Belongings, renamed: CollectionId, store: MilvusSt
     if store.exists(renamed.name):
         return  # The server refuses the name.
 
-    for intent_log in store.intent_logs(belongings.owner):
-        # An idle log costs less to create again than to carry over.
-        store.drop_intent_log(intent_log, partial(_expect_free, belongings.owner.name, store))
     list_helpers(store, belongings.helpers, belongings.states, belongings.owner, renamed)
 
 
@@ -441,7 +420,6 @@ _OURS = {
     PROPERTY,
     TUNING_PROPERTY,
     DUAL_WRITE_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     SAMPLINGS_PROPERTY,
     IDENTITY_PROPERTY,
 }

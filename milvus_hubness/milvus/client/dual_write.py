@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,23 +11,27 @@ import grpc
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
+from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError, StoreError
 from milvus_hubness.jobs.store.records import DualWrite
 from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import NOTHING, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
-from milvus_hubness.milvus.client.write_intents import (
-    KEYS_PER_REQUEST,
-    ROWS_PER_REQUEST,
-    STRONG,
-    Key,
-    Row,
-    WriteIntents,
-)
-from milvus_hubness.milvus.client.writes import Writes
-from milvus_hubness.milvus.filters import is_one_of
+from milvus_hubness.milvus.client.writes import ROWS_PER_REQUEST, Writes
+from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store.server import in_parts
+
+Key = int | str
+Row = dict[str, Any]
+
+KEYS_PER_PAGE = 16_384
+"""Keys that one request of a search for matching rows returns: the most that Milvus allows."""
+
+KEYS_PER_REQUEST = 8_000
+"""Keys in the filter of one request."""
+
+STRONG = {"consistency_level": "Strong"}
+_IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
 _NOT_ON_COPY = (
@@ -43,13 +47,10 @@ class DualWrites:
     the copy are logged; afterwards they raise DualWriteFailed.
     """
 
-    def __init__(
-        self, states: StateCache, reads: Reads, writes: Writes, intents: WriteIntents
-    ) -> None:
+    def __init__(self, states: StateCache, reads: Reads, writes: Writes) -> None:
         self._states = states
         self._reads = reads
         self._writes = writes
-        self._intents = intents
 
     def write(self, write: Write) -> Operation[dict[str, Any]]:
         """Insert or upsert rows; the copy gets an upsert, as the migration may have copied them."""
@@ -107,8 +108,8 @@ class DualWrites:
         """
         collection = deletion.collection
         delete_once = partial(self._delete_once, deletion)
-        (answer, matched), _, cached = yield from self._intents.noted(
-            collection, deletion.timeout, delete_once, delete_once
+        (answer, matched), cached = yield from self._states.written(
+            collection, deletion.timeout, delete_once
         )
         if cached.dual_write is None:
             return answer
@@ -127,14 +128,14 @@ class DualWrites:
         matched: list[Key] = []
         if deletion.by_filter and cached.dual_write:
             within = replace(deletion, collection=cached.real_name)
-            matched = yield from self._intents.matching(cached.key_field, within)
+            matched = yield from self._matching(cached.key_field, within)
         answer = yield from self._writes.delete(deletion, cached)
         return answer, matched
 
     def _delete_on_copy(self, deletion: Deletion, dual_write: DualWrite) -> Operation[None]:
         on_copy = replace(deletion, collection=dual_write.collection)
         delete = partial(self._writes.delete, on_copy)
-        yield from self._intents.noted(on_copy.collection, on_copy.timeout, delete, delete)
+        yield from self._states.retrying(on_copy.collection, on_copy.timeout, delete, delete)
 
     def _delete_lost(
         self, key_field: str, matched: Sequence[Key], deletion: Deletion, dual_write: DualWrite
@@ -148,7 +149,7 @@ class DualWrites:
         if dual_write.required:
             yield from self._states.ensure_loaded(dual_write.collection, timeout)
             on_copy = replace(deletion, collection=dual_write.collection)
-            matched_on_copy = yield from self._intents.matching(key_field, on_copy)
+            matched_on_copy = yield from self._matching(key_field, on_copy)
 
         keys = list(dict.fromkeys([*matched, *matched_on_copy]))
         rows = yield from self._rows(key_field, keys, deletion, [key_field])
@@ -162,6 +163,35 @@ class DualWrites:
         for some_keys in in_parts(lost, KEYS_PER_REQUEST):
             by_key = replace(deletion, ids=some_keys, filter=None, options={})
             yield from self._delete_on_copy(by_key, dual_write)
+
+    def _matching(self, key_field: str, deletion: Deletion) -> Operation[list[Key]]:
+        """Return the keys of the rows that a filter matches, in key order. Raises StoreError."""
+        collection = deletion.collection
+        where = deletion.filter
+        partitions = [deletion.partition_name] if deletion.partition_name else None
+        template = {
+            name: deletion.options[name] for name in ("filter_params",) if name in deletion.options
+        }
+
+        def ask(filter: str, limit: int, options: Mapping[str, Any]) -> Ask:
+            args = (collection, filter, [key_field], deletion.timeout, None, partitions)
+            return Ask("query", args, {**template, **options, "limit": limit})
+
+        # Pages have the consistency level of the collection, not of the request; they show what
+        # this strongly consistent query has shown.
+        yield ask(str(where), 1, STRONG)
+
+        keys: list[Key] = []
+        while True:
+            cursor = f"{key_field} > {literal(keys[-1])} and " if keys else ""
+            page = yield ask(f"{cursor}({where})", KEYS_PER_PAGE, _IN_KEY_ORDER)
+            page_keys = sorted({row[key_field] for row in page})
+            if not page_keys:
+                return keys
+            if keys and page_keys[0] <= keys[-1]:
+                raise StoreError(f"the server did not page {collection!r} in key order")
+
+            keys += page_keys
 
     def _still_has(
         self, dual_write: DualWrite, collection: str, timeout: float | None

@@ -37,7 +37,6 @@ from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import Searches
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in
 from milvus_hubness.milvus.client.steps import Ask, ClientPolicy, Operation, refusing
-from milvus_hubness.milvus.client.write_intents import WriteIntents
 from milvus_hubness.milvus.client.writes import Writes
 from milvus_hubness.milvus.filters import literal
 from milvus_hubness.milvus.pymilvus_private import (
@@ -425,8 +424,7 @@ class Operations:
         self.biases = Biases(self.states, bank_budget)
         self.reads = Reads(self.states)
         self.catalog = Catalog(self.states)
-        self.intents = WriteIntents(self.states)
-        self.writes = Writes(self.states, self.biases, self.intents)
-        self.dual_writes = DualWrites(self.states, self.reads, self.writes, self.intents)
+        self.writes = Writes(self.states, self.biases)
+        self.dual_writes = DualWrites(self.states, self.reads, self.writes)
         self.searches = Searches(self.states, self.biases, self.reads, strength, kinds, sampler)
         self.pages = Pages(self.states, self.biases, self.reads, self.searches)

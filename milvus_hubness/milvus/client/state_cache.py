@@ -20,7 +20,6 @@ from milvus_hubness.errors import (
     DimensionMismatch,
     EmptyBank,
     StateError,
-    WriteIntentFailed,
 )
 from milvus_hubness.jobs.store.ownership import (
     LEDGER,
@@ -31,7 +30,6 @@ from milvus_hubness.jobs.store.ownership import (
 from milvus_hubness.jobs.store.records import (
     DualWrite,
     Samplings,
-    WriteIntentLog,
 )
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
@@ -158,7 +156,6 @@ PERHAPS_OUTDATED = (
     EmptyBank,
     BankTooLarge,
     CollectionNotFound,
-    WriteIntentFailed,
     StateError,
 )
 """Errors of a call that may be due to an outdated collection state."""
@@ -203,8 +200,6 @@ class CachedState:
     """The copy that also gets the writes, during a migration."""
     samplings: Samplings = field(default_factory=Samplings)
     """What of the live queries is sampled."""
-    intent_log: WriteIntentLog | None = None
-    """The log in which writes are noted first, while a job rewrites rows."""
     expires_at: float = field(default=0.0, compare=False)
     """End of the TTL, on the monotonic clock."""
 
@@ -367,10 +362,6 @@ class StateCache:
         last = self._last.get(collection, NOTHING)
         if cached.states and last.states != cached.states:
             yield LearnSchema(cached.real_name)
-        intent_log = cached.intent_log
-        if intent_log and last.intent_log != intent_log:
-            yield LearnSchema(intent_log.collection)
-            yield LearnSchema(intent_log.rows)
 
     def retrying(
         self,
@@ -410,6 +401,31 @@ class StateCache:
 
         result, _ = yield from self._retried(collection, timeout, again or call)
         return result
+
+    def written(
+        self,
+        collection: str,
+        timeout: float | None,
+        write: Callable[[CachedState], Operation[T]],
+        again: Callable[[CachedState], Operation[T]] | None = None,
+    ) -> Operation[tuple[T, CachedState]]:
+        """Run write(cached) as `retrying` does, with `again` or else `write` for a repetition.
+
+        Return the result, and the state that says whether a copy gets the write, too: that of the
+        write if it names one, else the newest, because a migration may have begun meanwhile.
+        """
+        result, cached = yield from self.retrying(
+            collection, timeout, partial(_with_state, write), partial(_with_state, again or write)
+        )
+        if now := self.remembered(collection):
+            return result, cached if cached.dual_write else now
+        if cached.dual_write is not None:
+            return result, cached
+
+        try:
+            return result, (yield from self.cached_state(collection, timeout))
+        except PERHAPS_OUTDATED:
+            return result, cached
 
     def _retried(
         self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
@@ -494,18 +510,8 @@ class StateCache:
 
     def expect_sides(self, cached: CachedState, timeout: float | None) -> Operation[None]:
         """Raise StateError unless the side collections belong to this collection."""
-        yield from self._expect(cached, cached.sides, timeout)
-
-    def expect_log(self, cached: CachedState, timeout: float | None) -> Operation[None]:
-        """Raise StateError unless the write-intent log belongs to this collection."""
-        if cached.intent_log is not None:
-            yield from self._expect(cached, cached.intent_log.helpers, timeout)
-
-    def _expect(
-        self, cached: CachedState, helpers: Iterable[Helper], timeout: float | None
-    ) -> Operation[None]:
-        """Check each helper once for a cached state, which is renewed after its TTL."""
-        for helper in helpers:
+        # Each once for a cached state, which is renewed after its TTL.
+        for helper in cached.sides:
             if helper in cached.checked:
                 continue
 
@@ -577,6 +583,13 @@ class StateCache:
         return self._metrics[key]
 
 
+def _with_state(
+    call: Callable[[CachedState], Operation[T]], cached: CachedState
+) -> Operation[tuple[T, CachedState]]:
+    """Run call(cached); return its result and the state, which `StateCache.retrying` chooses."""
+    return (yield from call(cached)), cached
+
+
 def _described(description: Mapping[str, Any], collection: str, expires_at: float) -> CachedState:
     """Return the state that a description of the collection has."""
     properties = description.get("properties", {})
@@ -591,7 +604,6 @@ def _described(description: Mapping[str, Any], collection: str, expires_at: floa
         id_in(description, collection),
         dual_write=DualWrite.read(properties, collection),
         samplings=samplings_in(properties, collection),
-        intent_log=WriteIntentLog.read(properties, collection),
         expires_at=expires_at,
     )
 

@@ -1,8 +1,8 @@
 """`insert`, `upsert`, `delete` and `create_collection`, without I/O.
 
 A write goes from the cached collection state to the biases of its rows, to the augmented vectors,
-to the server. What more it needs while a job rewrites the collection is in `write_intents` and
-`dual_write`; the collection state says that a job is running.
+to the server. What more it needs while a job copies the collection is in `dual_write`; the
+collection state says that a job is running.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import numpy as np
 from pymilvus import CollectionSchema
-from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
+from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
@@ -29,10 +29,10 @@ from milvus_hubness.correction.state import (
 )
 from milvus_hubness.errors import (
     DimensionMismatch,
+    DualWriteFailed,
     InvalidInput,
     StoreError,
     UnsupportedOperation,
-    WriteIntentFailed,
 )
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.helpers import list_bank
@@ -49,8 +49,7 @@ from milvus_hubness.milvus.client.rewrite import Row, rounded_vectors
 from milvus_hubness.milvus.client.rights import SideRights
 from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
-from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation, Pause
-from milvus_hubness.milvus.client.write_intents import ROWS_PER_REQUEST, WriteIntents
+from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation
 from milvus_hubness.milvus.store import schema as milvus_schema
 
 if TYPE_CHECKING:
@@ -58,9 +57,8 @@ if TYPE_CHECKING:
 
 SIDE_ROUNDS = 5
 """How often biases are written again to side collections of which the state has changed meanwhile."""
-PUT_BACK_TRIES = 5
-PUT_BACK_PAUSE = 0.2
-"""Waits, in seconds, until a job has put back a row that it hides for an instant."""
+ROWS_PER_REQUEST = 1_000
+"""Rows that one request of several carries."""
 
 SideRows = tuple[SideBiases, list[dict[str, Any]]]
 """Biases of a side collection, and the rows with them."""
@@ -80,10 +78,9 @@ class SentWrite:
 class Writes:
     """Operations that change one collection."""
 
-    def __init__(self, states: StateCache, biases: Biases, intents: WriteIntents) -> None:
+    def __init__(self, states: StateCache, biases: Biases) -> None:
         self._states = states
         self._biases = biases
-        self._intents = intents
         self._rights = SideRights(states)
 
     def write(
@@ -91,42 +88,28 @@ class Writes:
     ) -> Operation[tuple[dict[str, Any], CachedState]]:
         """Insert or upsert rows, with a bias for each row that has a vector.
 
-        valid: refuse invalid vectors instead of giving them bias 0. Returns the answer and a
-        collection state. If a write to a side collection fails, the rows are stored without biases.
-        Raises WriteIntentFailed if the write could not be noted, and StoreError if the client may
+        valid: refuse invalid vectors instead of giving them bias 0. Returns the answer and the
+        collection state that says whether a copy gets the rows, too. If a write to a side
+        collection fails, the rows are stored without biases. Raises StoreError if the client may
         not write to a side collection; nothing is stored then.
         """
-        collection = write.collection
-        timeout = write.timeout
         are_new = write.method == "insert"
-
         put = partial(self._put, write, are_new, valid)
         put_again = partial(self._put_again, write, are_new, valid)
-        sent = yield from self._states.retrying(collection, timeout, put, put_again)
-        answer = sent.answer
-        cached = sent.cached
-
-        is_current = self._states.remembered(collection) is cached
-        if not is_current:
-            # A job may have begun meanwhile, and may have undone the write.
-            sent, cached = yield from self._intents.repeated(
-                collection, timeout, cached, sent, put_again
-            )
+        sent, cached = yield from self._states.written(
+            write.collection, write.timeout, put, put_again
+        )
 
         # The rows are stored at this point: a later failure must not write them again.
         if sent.side_rows:
             yield from self._put_biases(write, sent, are_new, valid)
-        return answer, cached
+        return sent.answer, cached
 
     def _put(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
     ) -> Operation[SentWrite]:
         """Encode the rows by this collection state, and send them."""
         stored, side_columns = yield from self._encoded(cached, write, are_new, valid)
-        if cached.intent_log is not None:
-            noted = replace(write, data=stored)
-            yield from self._intents.note_rows(cached, cached.intent_log, noted)
-
         if cached.states and isinstance(stored, list):
             # Augmented vectors are longer than the user's: together they may exceed a limit.
             send = partial(_send, cached, write)
@@ -139,11 +122,11 @@ class Writes:
     def _put_again(
         self, write: Write, are_new: bool, valid: bool, cached: CachedState
     ) -> Operation[SentWrite]:
-        """Write rows again that a job may have overwritten."""
+        """Write rows again that a copy may lack which has taken the name meanwhile."""
         if write.adds:
-            raise WriteIntentFailed(
-                f"the write to {write.collection!r} was so slow that a refresh, which began "
-                "meanwhile, may have undone it: read the rows again, and write the update again "
+            raise DualWriteFailed(
+                f"the write to {write.collection!r} was so slow that a copy has taken its name "
+                "meanwhile, which may lack it: read the rows again, and write the update again "
                 "where it is missing"
             )
 
@@ -299,19 +282,9 @@ class Writes:
         After a deletion by a filter, the next refresh removes these biases.
         """
         deletion = replace(deletion, collection=cached.real_name or deletion.collection)
-        keys = [*_listed(deletion.options.get("pks")), *_listed(deletion.ids)]
-        answer: dict[str, int]
-
         if deletion.ids:
             yield from self._rights.expect(cached, "delete", deletion.timeout)
-        intent_log = cached.intent_log
-        if intent_log is None:
-            answer = yield deletion.ask()
-        elif deletion.filter and not keys:
-            answer = yield from self._intents.delete_matching(cached, intent_log, deletion)
-        else:
-            yield from self._intents.note_deletion(cached, intent_log, deletion, keys)
-            answer = yield deletion.ask()
+        answer: dict[str, int] = yield deletion.ask()
 
         for side in cached.side_biases if deletion.ids else ():
             send = _delete(side.collection, deletion)
@@ -407,7 +380,7 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
                 "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
             )
 
-    if cached.dual_write or cached.intent_log:
+    if cached.dual_write:
         raise UnsupportedOperation(
             f"the job that works on {collection!r} would miss imported rows: wait until it ends"
         )
@@ -477,30 +450,7 @@ def _send(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str,
     """Write rows by one request."""
     name = cached.real_name or write.collection
     args = (name, stored, write.timeout, write.partition_name)
-    request = Ask(write.method, args, dict(write.options))
-    if write.in_part and cached.intent_log is not None:
-        return (yield from _update_noted(request))
-
-    answer: dict[str, Any] = yield request
-    return answer
-
-
-def _update_noted(request: Ask) -> Operation[dict[str, Any]]:
-    """Make a partial update while a job replays writes.
-
-    A job that replays an outdated deletion hides the row for an instant, which the server reports
-    as a missing row.
-    """
-    answer: dict[str, Any]
-    for _ in range(PUT_BACK_TRIES):
-        try:
-            answer = yield request
-        except MilvusException:
-            yield Pause(PUT_BACK_PAUSE)
-        else:
-            return answer
-
-    answer = yield request
+    answer: dict[str, Any] = yield Ask(write.method, args, dict(write.options))
     return answer
 
 

@@ -4,10 +4,9 @@ A write takes one of two ways:
 
 - **By columns**, as it came: the request is sent on with augmented vectors in place of the user's,
   and with the hidden columns. This is the ordinary way, and it never makes an object of a row.
-- **By rows**, as HubnessClient would write them. This is needed where a write must be noted first
-  or carried to a copy, because a job works on the collection; where biases are in a side
-  collection; and where a request with augmented vectors is too large for the server, and has
-  to be sent in parts.
+- **By rows**, as HubnessClient would write them. This is needed where a write must be carried to
+  a copy, because a job copies the collection; where biases are in a side collection; and where a
+  request with augmented vectors is too large for the server, and has to be sent in parts.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from milvus_hubness.correction.prior import Items
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
+    DualWriteFailed,
     InvalidInput,
     UnsupportedOperation,
-    WriteIntentFailed,
 )
 from milvus_hubness.milvus.client.guarding import guard_rows
 from milvus_hubness.milvus.client.messages import Deletion, Write
@@ -54,7 +53,7 @@ def write(operations: Operations, request: Any) -> Operation[Any]:
     """Answer an InsertRequest or an UpsertRequest; each row with a vector gets its bias.
 
     Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
-    InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
+    InvalidInput, UnsupportedOperation, DualWriteFailed.
     """
     return _RequestedWrite(operations, request).answer()
 
@@ -71,9 +70,9 @@ class _RequestedWrite:
         """Whether it changes fields by what they hold: once more, it would change them twice."""
 
     def answer(self) -> Operation[Any]:
-        """Write, and write to the copy too if there is one by then; return the first result."""
+        """Write, and write to the copy too if there is one by then; return the result."""
         collection = self._request.collection_name
-        result, _, cached = yield from self._operations.intents.noted(
+        result, cached = yield from self._operations.states.written(
             collection, None, self._write, self._write_again
         )
         if cached.dual_write is not None:
@@ -87,7 +86,7 @@ class _RequestedWrite:
         # Values that a partial update leaves out are on the server, and a client reads them.
         is_partial = bool(getattr(self._request, "partial_update", False))
         needs_values = is_partial and any(state.fields_read for state in states)
-        if cached.intent_log is not None or needs_candidates or needs_values:
+        if needs_candidates or needs_values:
             return (yield from self._write_rows(self._as_rows))
 
         if cached.dual_write is not None:
@@ -116,11 +115,11 @@ class _RequestedWrite:
         return (yield from self._write_rows(self._as_rows))
 
     def _write_again(self, _: CachedState) -> Operation[Any]:
-        """Write once more, because a job has begun meanwhile and may have undone the write."""
+        """Write once more, because a copy may lack the write that has taken the name meanwhile."""
         if self._has_field_ops:
-            raise WriteIntentFailed(
-                f"the write to {self._request.collection_name!r} was so slow that a refresh, which "
-                "began meanwhile, may have undone it: read the rows again, and write the update "
+            raise DualWriteFailed(
+                f"the write to {self._request.collection_name!r} was so slow that a copy has taken "
+                "its name meanwhile, which may lack it: read the rows again, and write the update "
                 "again where it is missing"
             )
 
@@ -147,7 +146,7 @@ class _RequestedWrite:
         request = self._request
         if self._has_field_ops:
             raise UnsupportedOperation(
-                "field_ops while a job rewrites the collection: wait for its end"
+                "field_ops while a job copies the collection: wait for its end"
             )
 
         options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
@@ -162,9 +161,9 @@ class _RequestedWrite:
 
 
 def delete(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer a DeleteRequest. Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation."""
+    """Answer a DeleteRequest. Raises DualWriteFailed, UnsupportedOperation."""
     cached = yield from operations.states.cached_state(request.collection_name)
-    if cached.intent_log is None and cached.dual_write is None:
+    if cached.dual_write is None:
         return (yield from _delete_as_sent(operations, request))
 
     answer = yield from _delete_as_client(operations, request)
@@ -186,7 +185,7 @@ def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
     def delete_again(_: CachedState) -> Operation[Any]:
         return _delete_as_client(operations, request)
 
-    result, _, cached = yield from operations.intents.noted(
+    result, cached = yield from operations.states.written(
         request.collection_name, None, send, delete_again
     )
     if cached.dual_write is not None:
@@ -195,7 +194,7 @@ def _delete_as_sent(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def _delete_as_client(operations: Operations, request: Any) -> Operation[Any]:
-    """Delete as HubnessClient does: with notes for a job, and in the copy too."""
+    """Delete as HubnessClient does: in the copy too."""
     options: dict[str, Any] = {"consistency_level": request.consistency_level}
     if values := request.expr_template_values:
         options["filter_params"] = {name: _filter_value(value) for name, value in values.items()}
@@ -223,7 +222,7 @@ def _filter_value(value: Any) -> Any:
     list_field = value.array_val.WhichOneof("data")
     if list_field not in _VALUE_LISTS:
         raise UnsupportedOperation(
-            f"a filter value of type {list_field} while a job rewrites the collection: use text"
+            f"a filter value of type {list_field} while a job copies the collection: use text"
         )
 
     return list(getattr(value.array_val, list_field).data)

@@ -44,7 +44,6 @@ from milvus_hubness.milvus.store.bulk import MilvusBulk
 from milvus_hubness.milvus.store.grants import grant_all, grants_on
 from milvus_hubness.milvus.store.rights import denied
 from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
-from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
 
 CHUNK_BYTES = 8_000_000
 """Bytes of the rows that a job copies at a time."""
@@ -59,7 +58,7 @@ MOST_HITS = 16_384
 
 
 @translating
-class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
+class MilvusStore(MilvusBulk, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `milvus_server.connect`."""
 
     def expect_hub_guard(self) -> None:

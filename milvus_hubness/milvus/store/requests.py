@@ -401,20 +401,6 @@ class MilvusRequests:
         rows, _ = self._encoded_rows(collection, batch, field)
         self._upsert(collection, rows, partition)
 
-    def rewrite(
-        self,
-        collection: str,
-        batch: Batch,
-        field: str,
-        changed: Sequence[str],
-        *,
-        partition: str | None,
-    ) -> int:
-        # Few versions can replace some fields of a row,
-        # and in none does it cost less than the whole row.
-        self.upsert(collection, batch, field, partition=partition)
-        return len(batch)
-
     def insert(
         self, collection: str, batch: Batch, field: str, *, partition: str | None = None
     ) -> None:

@@ -314,7 +314,6 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(lite):
             for write in (
                 lambda: late.upsert(name, row, "vector"),
                 lambda: late.insert(name, row, "vector"),
-                lambda: late.rewrite(name, row, "vector", ["vector"], partition=None),
                 lambda: late.delete(name, [1]),
                 lambda: late.write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection="x")),
                 lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
@@ -337,7 +336,7 @@ def test_whatever_alias_a_former_holder_made_its_successor_drops(shelf):
     """Each is recorded before it is created; one that a failed request created late too."""
     made = []
     former = leasing(shelf).__enter__()
-    former.renew_fences()
+    former.renew("items")
     shelf.fence = lambda collection, alias: made.append(alias) or fails()
 
     def fails():
@@ -354,7 +353,7 @@ def test_whatever_alias_a_former_holder_made_its_successor_drops(shelf):
     with leasing(shelf) as mine:
         assert set(shelf.aliases) == {mine.alias_of("items"), mine.alias_of(LEDGER)}
         with pytest.raises(LeaseLost):
-            former.renew_fences()
+            former.renew("items")
     former.__exit__()
     assert not shelf.aliases
 
@@ -362,7 +361,7 @@ def test_whatever_alias_a_former_holder_made_its_successor_drops(shelf):
 def test_writers_wait_while_the_alias_is_renewed(shelf):
     with leasing(shelf, fenced_write=0.3) as mine:
         before = mine.alias_of("items")
-        renewing = threading.Thread(target=mine.renew_fences)
+        renewing = threading.Thread(target=mine.renew, args=("items",))
         renewing.start()
         time.sleep(0.1)
         assert mine.alias_of("items") not in (None, before)

@@ -28,13 +28,10 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.jobs.common.lease import Lease
-from milvus_hubness.jobs.common.lease_records import LeasePolicy
-from milvus_hubness.jobs.common.row_writer import rewriting
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.guard import guard_hubs
 from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
-from milvus_hubness.jobs.refresh.status import repair, status
+from milvus_hubness.jobs.refresh.status import status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.support.galleries import nnn, plain_collection, vectors
 
@@ -47,7 +44,6 @@ CORRECTED = {
     "clean": lambda case: clean(case.store, case.name, drop=case.copy),
     "start sampling": lambda case: start_sampling(case.store, case.copy, rate=0.5),
     "stop sampling": lambda case: stop_sampling(case.store, case.copy),
-    "repair": lambda case: repair(case.store, case.copy),
 }
 """Jobs on a verified copy. Each ends well if it is alone."""
 
@@ -254,30 +250,3 @@ def test_a_source_that_was_made_again_is_not_dropped_on_a_server(served):
     with pytest.raises(CollectionExists, match="another client created it since"):
         clean(case.store, case.name, drop=case.name)
     assert case.store.count(case.name) == 50
-
-
-@pytest.mark.parametrize("clients", [1, 3])
-def test_the_log_of_write_intents_is_compacted_while_a_job_runs(lite, clients):
-    """Point 6: its memory grew with every write; now with the number of keys."""
-    case = Case(lite).migrated()
-    applications = [lite.hubness_client() for _ in range(clients)]
-    sizes = []
-
-    class Watched(MilvusStore):
-        def upsert(self, collection, *args, **options):
-            if collection == case.copy:
-                for application, note in itertools.product(applications, range(10)):
-                    row = {"id": 3, "vector": case.items[3], "group": note}
-                    application.upsert(case.copy, row)
-                sizes.append(status(self, case.copy).write_intents)
-            super().upsert(collection, *args, **options)
-
-    with Lease(Watched(lite.client()), case.copy, policy=LeasePolicy(compact=0.0)) as lease:
-        info = lease.store.info(case.copy)
-        with rewriting(lease, info, info.state, client_ttl=0.0) as writer:
-            for first in range(0, ITEMS, 10):
-                writer.rewrite(writer.read(range(first, first + 10), None), ["vector"], None)
-    assert len(sizes) >= 6
-    assert max(sizes) <= 2 * (10 * clients + 2), sizes
-    assert status(case.store, case.copy).write_intents == 0
-    assert lite.hubness_client().get(case.copy, [3])[0]["group"] == 9

@@ -240,3 +240,42 @@ def test_rows_that_meet_another_collection_than_they_were_encoded_for_are_encode
         assert {*alias.written[here], *alias.written[there]} >= {*range(2, 12)}
     alias.write(method, [12])
     assert 12 in alias.written[there]
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_what_would_be_added_twice_is_reported_instead(adds):
+    """The name has come to lead elsewhere while an upsert was under way, and nobody can say whether the rows
+    there have it. Once more it does no harm, unless it changes fields by what they hold."""
+    alias = Alias("copy", mirrored=False)
+    alias.operations = Operations(None, 0.0, 1 << 20)
+    alias.move = ("plain", [], [])
+    rows = [{"id": 2, "vector": [1.0] * Alias.DIM, "tags": ["x"]}]
+    options = {"field_ops": {"tags": "array_append"}} if adds else {}
+    write = Write("upsert", "alias", rows, options=options)
+    if adds:
+        with pytest.raises(DualWriteFailed, match="read the rows again"):
+            drive(alias.operations.dual_writes.write(write), alias.answer)
+    else:
+        drive(alias.operations.dual_writes.write(write), alias.answer)
+    assert alias.written == {"copy": [2], "plain": [] if adds else [2]}
+
+
+def test_what_is_known_is_as_old_as_the_question(monkeypatch):
+    """A state expires so long after it was asked for, however long the answer took."""
+    now = [0.0]
+    monkeypatch.setattr("milvus_hubness.milvus.client.state_cache.time.monotonic", lambda: now[0])
+    database = Database()
+    database.operations = Operations(None, 5.0, 1 << 20)
+
+    def slowly(step):
+        outcome = database.answer(step)
+        now[0] += 4.0
+        return outcome
+
+    drive(database.operations.states.cached_state(HERE), slowly)
+    now[0] = 4.5
+    database.insert()
+    assert database.asked[0] == ("insert", HERE)
+    now[0] = 5.5
+    database.insert()
+    assert database.asked[0] == ("describe_collection", HERE)

@@ -14,7 +14,6 @@ from milvus_hubness.milvus.proxy import messages
 from tests.milvus.proxy.running import ForeignClient
 from tests.support.dual_writes import WRITES, Moving
 from tests.support.galleries import plain_collection, vectors
-from tests.support.write_intents import Written
 
 DIM, ITEMS, K = 12, 80, 4
 
@@ -282,27 +281,6 @@ def test_writes_are_mirrored(lite, direction):
         if arguments(moving).get("data") != []:
             getattr(moving.client, method)(name, **arguments(moving))
         moving.assert_equal()
-
-
-class WrittenByProxy(Written):
-    def create(self, schema, **options):
-        foreign, self.client = self.client, self.client.behind
-        super().create(schema, **options)
-        self.client = foreign
-
-
-def test_writes_are_noted(lite):
-    written = WrittenByProxy(lite)
-
-    def meanwhile():
-        written.both("upsert", data=written.rows([3, 4]))
-        written.both("insert", data=written.rows([900, 901]))
-        written.both("delete", ids=[5, 900])
-        written.both("delete", filter="id in [6, 7]")
-
-    with written.rewriting() as writer:
-        assert written.rewrite(writer, meanwhile)
-    written.assert_equal()
 
 
 def test_a_collection_is_dropped_with_its_bank_but_not_under_a_job(corrected):

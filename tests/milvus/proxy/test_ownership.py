@@ -9,9 +9,7 @@ from pymilvus import MilvusException
 from milvus_hubness import NNN
 from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
     DualWrite,
-    WriteIntentLog,
 )
 from tests.support.born import born
 from tests.support.galleries import plain_collection, vectors
@@ -50,9 +48,6 @@ PROPERTIES = {
     "a copy": lambda name: {DUAL_WRITE_PROPERTY: DualWrite(collection=name).model_dump_json()},
     "a required copy": lambda name: {
         DUAL_WRITE_PROPERTY: DualWrite(collection=name, required=True).model_dump_json()
-    },
-    "notes": lambda name: {
-        WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="1").model_dump_json()
     },
 }
 

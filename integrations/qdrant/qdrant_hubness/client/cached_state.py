@@ -15,7 +15,6 @@ from milvus_hubness.extending import (
     CollectionState,
     DualWrite,
     Floats,
-    WriteIntentLog,
 )
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
@@ -34,8 +33,8 @@ class CachedState:
     """The state of a collection, as a client last read it."""
 
     name: str
-    """The real name if the collection is corrected, or if writes go to a copy or to a write-intent log
-    as well; else possibly an alias.
+    """The real name if the collection is corrected, or if writes go to a copy as well; else possibly
+    an alias.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -46,9 +45,6 @@ class CachedState:
 
     dual_write: DualWrite | None = None
     """The copy to which writes go as well, during a migration."""
-
-    intent_log: WriteIntentLog | None = None
-    """The log in which new vectors are noted first, during a refresh."""
 
     payload_keys: tuple[str, ...] = ()
     """Keys that jobs have written, or are about to write, into payloads, see PAYLOAD_KEYS."""

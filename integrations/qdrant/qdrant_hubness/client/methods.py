@@ -193,8 +193,7 @@ class Methods(ABC):
         """As QdrantClient.upsert; each point gets its bias from the bank.
 
         Raises DimensionMismatch, NonFiniteVectors and, for Cosine, ZeroVectors, which name points
-        by their position; WriteIntentFailed if nothing was written, and DualWriteFailed if only the
-        copy was not.
+        by their position; DualWriteFailed if only the copy was not written.
         """
         return self._write(collection_name, "upsert", points=points, wait=wait, **options)
 

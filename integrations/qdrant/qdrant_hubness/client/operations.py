@@ -18,7 +18,7 @@ from qdrant_hubness.client.rewrite import (
     DEFAULT_LIMIT,
     Decoding,
     Named,
-    Rewriting,
+    Rewriter,
     picked_by_mmr,
     points_named,
 )
@@ -133,9 +133,9 @@ class Operations(Writing):
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            rewriting = self._rewriting(cached, strength, kinds, profile)
+            rewriter = self._rewriter(cached, strength, kinds, profile)
             if len(requests) > 1:
-                rewriting = replace(rewriting, encoded=rewriting.encoded_together(requests))
+                rewriter = replace(rewriter, encoded=rewriter.encoded_together(requests))
 
             sent = []
             decodings = []
@@ -143,7 +143,7 @@ class Operations(Writing):
                 # Candidates up to the end of the page.
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
-                    collection, rewriting, request, most
+                    collection, rewriter, request, most
                 )
                 sent.append(rewritten)
                 decodings.append(decoding)
@@ -179,8 +179,8 @@ class Operations(Writing):
 
         def call(cached: CachedState) -> Operation[Any]:
             limit = (request.limit or DEFAULT_LIMIT) * group_size
-            rewriting = self._rewriting(cached, strength, kinds, profile)
-            sent, decoding = yield from self._rewritten(collection, rewriting, request, limit)
+            rewriter = self._rewriter(cached, strength, kinds, profile)
+            sent, decoding = yield from self._rewritten(collection, rewriter, request, limit)
             if decoding.mmr is not None:
                 raise UnsupportedOperation(
                     "a corrected vector does not support mmr in groups: use query_points"
@@ -213,14 +213,14 @@ class Operations(Writing):
         collection = lookup if isinstance(lookup, str) else lookup.collection
         return (yield from self.cached_state(collection))
 
-    def _rewriting(
+    def _rewriter(
         self,
         cached: CachedState,
         strength: float | None,
         kinds: float | None,
         profile: str | None,
-    ) -> Rewriting:
-        """Return the rewriting of requests that name no points.
+    ) -> Rewriter:
+        """Return the rewriter of requests that name no points.
 
         Raises InvalidInput for the strength and for the factor of kinds.
         """
@@ -229,16 +229,16 @@ class Operations(Writing):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
         factor = self.kinds if kinds is None else kinds
         expect_factor(factor)
-        return Rewriting(cached, {}, weight, profile, factor)
+        return Rewriter(cached, {}, weight, profile, factor)
 
     def _rewritten(
-        self, collection: str, rewriting: Rewriting, request: models.QueryRequest, most: int
+        self, collection: str, rewriter: Rewriter, request: models.QueryRequest, most: int
     ) -> Operation[tuple[models.QueryRequest, Decoding]]:
-        points = points_named(request, rewriting.cached_state)
+        points = points_named(request, rewriter.cached_state)
         if points:
-            vectors = yield from self._users_vectors(collection, rewriting.cached_state, points)
-            rewriting = replace(rewriting, vectors=vectors)
-        return rewriting.request(request, most=most)
+            vectors = yield from self._users_vectors(collection, rewriter.cached_state, points)
+            rewriter = replace(rewriter, vectors=vectors)
+        return rewriter.request(request, most=most)
 
     def _users_vectors(
         self, collection: str, cached: CachedState, points: Iterable[Named]

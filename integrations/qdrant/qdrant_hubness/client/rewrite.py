@@ -166,7 +166,7 @@ def _rooted(squared: float) -> float:
 
 
 @dataclass(frozen=True)
-class Rewriting:
+class Rewriter:
     """Rewrites requests."""
 
     cached_state: CachedState

@@ -28,7 +28,6 @@ from milvus_hubness.extending import (
     Pause,
     Profile,
     StoredBank,
-    WriteIntentLog,
     read_states,
 )
 from qdrant_hubness.client.cached_state import CachedState
@@ -133,7 +132,6 @@ class StateCache:
             sizes=sizes,
             states=read_states(properties, name),
             dual_write=DualWrite.read(properties, name),
-            intent_log=WriteIntentLog.read(properties, name),
             payload_keys=payload_keys_in(properties),
             limits=Limits.of(described),
             expires_at=expires_at,
@@ -254,11 +252,7 @@ class StateCache:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
             properties = of_metadata(described)
-            if not (
-                read_states(properties, collection)
-                or DualWrite.read(properties, collection)
-                or WriteIntentLog.read(properties, collection)
-            ):
+            if not (read_states(properties, collection) or DualWrite.read(properties, collection)):
                 return collection, properties
 
             return (yield from self._real_name(collection)), properties
@@ -281,25 +275,6 @@ class StateCache:
         return next(names, collection)
 
     # -- the collections that properties name ------------------------------------------------------
-
-    def expect_log(self, cached: CachedState, intent_log: WriteIntentLog) -> Operation[None]:
-        """Raise StateError unless the write-intent log belongs to this collection."""
-        helper = intent_log.helpers[0]
-        if helper in cached.checked:
-            return
-
-        try:
-            described = yield Ask("get_collection", (helper.collection,))
-        except FAILURES as error:
-            # The request that follows reports a missing log.
-            if is_missing(error):
-                return
-
-            raise
-
-        _, properties = yield from self._properties(helper.collection, described)
-        helper.require_owner(CollectionId(name=cached.name), properties)
-        cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
         """Raise StateError unless a migration lets the

@@ -1,5 +1,4 @@
-"""Writes: with biases, noted first during a refresh,
-sent to the copy too during a migration. No I/O.
+"""Writes: with biases, and sent to the copy too during a migration. No I/O.
 
 A dual write reads the points from the collection after the write to
 it, writes them to the copy, and reads them once more. So the copy is
@@ -23,7 +22,6 @@ from milvus_hubness import (
     InvalidInput,
     MultiVectors,
     PartialWrite,
-    WriteIntentFailed,
 )
 from milvus_hubness.extending import (
     Ask,
@@ -53,7 +51,6 @@ from qdrant_hubness.client.state_cache import Operation, StateCache
 from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
 from qdrant_hubness.store.rows import vector_words
 from qdrant_hubness.store.sizes import in_parts
-from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
@@ -112,12 +109,11 @@ class Writing(StateCache):
             yield from self.write(collection, [Call("upsert", {"points": batch, **upsert_options})])
 
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
-        # A copy and a write-intent log get points by their ids, after the write was carried out.
-        is_noted = cached.intent_log is not None and call.brings_vectors
         requested = collection
         written = call
         collection = cached.real_name or collection
-        if cached.dual_write is not None or is_noted:
+        if cached.dual_write is not None:
+            # A copy gets points by their ids, after the write was carried out.
             collection = cached.name
             call = yield from self._with_ids(collection, call)
             call = call.having(wait=True)
@@ -134,9 +130,7 @@ class Writing(StateCache):
 
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
-            call, notes, payloads = yield from self._encode_call(collection, cached, call)
-            if cached.intent_log is not None:
-                yield from self._note(cached, notes)
+            call, payloads = yield from self._encode_call(collection, cached, call)
 
         try:
             result = yield from self._send(collection, cached, call)
@@ -171,7 +165,7 @@ class Writing(StateCache):
             state = yield from self.cached_state(former)
             payloads: list[tuple[Key, Columns]] = []
             if call.brings_vectors and state.states:
-                call, _, payloads = yield from self._encode_call(former, state, call)
+                call, payloads = yield from self._encode_call(former, state, call)
             yield from self._send(former, state, call)
             yield from self._set_biases(former, payloads)
         except (HubnessError, *FAILURES) as error:
@@ -379,17 +373,13 @@ class Writing(StateCache):
 
     def _encode_call(
         self, collection: str, cached: CachedState, call: Call
-    ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
-        """Return the call with augmented vectors, its notes,
-        and the payloads to set after a call without payloads.
+    ) -> Operation[tuple[Call, list[tuple[Key, Columns]]]]:
+        """Return the call with augmented vectors, and the payloads to set after a call without
+        payloads.
         """
         points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
         columns = yield from self._encode(collection, cached, points, vectors, valid=True)
-
-        notes: list[Any] = []
-        if cached.intent_log is not None:
-            notes = _notes(cached, points, vectors, columns)
 
         encoded: list[Any] = []
         if call.method == "upsert":
@@ -401,7 +391,7 @@ class Writing(StateCache):
                     )
                 )
 
-            return call.having(points=encoded), notes, []
+            return call.having(points=encoded), []
 
         payloads = []
         for point, augmented, biases in zip(points, vectors, columns, strict=True):
@@ -409,7 +399,7 @@ class Writing(StateCache):
             if biases:
                 payloads.append((key_of(point.id), biases))
 
-        return call.having(points=encoded), notes, payloads
+        return call.having(points=encoded), payloads
 
     def _encode(
         self,
@@ -476,27 +466,6 @@ class Writing(StateCache):
                 )
                 payloads |= {record.id: record.payload or {} for record in records}
         return Items(keys, [payloads.get(key, {}) for key in keys])
-
-    def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
-        """Note a write. Raises WriteIntentFailed."""
-        intent_log = cached.intent_log
-        if intent_log is None or not notes:
-            return
-
-        yield from self.expect_log(cached, intent_log)
-        try:
-            # Acknowledged before the write is made: a job that undoes it must find the note.
-            for some_notes in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
-                yield from self.divided(intent_log.collection, "upsert", some_notes, {"wait": True})
-        except FAILURES as error:
-            # Assumes that some notes may exist: a refresh may then make this write, which the
-            # caller has to repeat.
-            raise WriteIntentFailed(
-                f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write "
-                f"must be noted first in {intent_log.collection!r}, which failed: "
-                f"{error_text(error)}. Write again; the client needs the right to write to that "
-                "collection"
-            ) from error
 
     # -- the copy ----------------------------------------------------------------------------------
 
@@ -600,22 +569,6 @@ def _points_of(call: Call) -> list[Any]:
     return structs(points) if call.method == "upsert" else list(points)
 
 
-def _notes(
-    cached: CachedState,
-    points: Sequence[Any],
-    vectors: Sequence[dict[str, Any]],
-    columns: Sequence[Columns],
-) -> list[Any]:
-    """Return a note for each corrected vector of these points, with its biases for the payload."""
-    notes = []
-    for point, augmented, biases in zip(points, vectors, columns, strict=True):
-        for field, state in cached.states.items():
-            if field in augmented:
-                noted = {name: biases[name] for name in _fields_of(state) if name in biases}
-                notes.append(line(field, key_of(point.id), augmented[field], noted))
-    return notes
-
-
 def _rows(
     collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
 ) -> Floats:
@@ -674,8 +627,3 @@ def _other_dimension(
 def _payloads(columns: Columns, count: int) -> list[dict[str, Any]]:
     """Return a payload for each of `count` points, from the values of each key."""
     return [{key: values[i] for key, values in columns.items()} for i in range(count)]
-
-
-def _fields_of(state: CollectionState) -> tuple[str, ...]:
-    """Return the keys of the payload that hold the biases of a field, if they are in payloads."""
-    return state.codec.hidden_fields if state.codec.leaves_vectors else ()

@@ -355,33 +355,14 @@ class QdrantPoints:
         """As Store.insert: an upsert costs Qdrant no more."""
         self.upsert(collection, batch, field, partition=partition)
 
-    def rewrite(
-        self,
-        collection: str,
-        batch: Batch,
-        field: str,
-        changed: Sequence[str],
-        *,
-        partition: str | None,
-    ) -> int:
-        """As Store.rewrite: vectors, and only the changed fields of the payload."""
-        form = self.form(collection, field)
-        gone: set[Key] = set()
-        if field in changed:
-            for points in self._parts(form.vectors(batch), form.limits):
-                gone |= self._update_vectors(collection, points)
-
-        columns = [name for name in changed if name != field]
-        if form.state is not None:
-            if form.state.codec.epoch_field in columns:
-                gone |= self._write_epochs(collection, batch, form.state.codec.epoch_field)
-            return len(batch) - len(gone)
-
+    def put_bias_keys(self, collection: str, batch: Batch, keys: Sequence[str]) -> int:
+        """As BiasKeys.put_bias_keys."""
         payloads = [
-            (key, {name: row[name] for name in columns})
+            (key, {name: row[name] for name in keys})
             for key, row in zip(batch.keys, batch.rows, strict=True)
         ]
-        for some_payloads in self._parts(payloads, form.limits):
+        gone: set[Key] = set()
+        for some_payloads in self._parts(payloads, self._limits(collection)):
             gone |= self._set_payloads(collection, dict(some_payloads))
         return len(batch) - len(gone)
 
@@ -637,28 +618,6 @@ class QdrantPoints:
         )
         return {record.id for record in records}
 
-    def _update_vectors(self, collection: str, points: Sequence[models.PointVectors]) -> set[Key]:
-        def send(some_points: list[models.PointVectors]) -> None:
-            self.ask("update_vectors", collection, points=some_points, **SURE)
-
-        return self._until_acknowledged(collection, {point.id: point for point in points}, send)
-
-    def _set_payload(
-        self, collection: str, payload: dict[str, Any], keys: Sequence[Key]
-    ) -> set[Key]:
-        def send(some_keys: list[Key]) -> None:
-            self.ask("set_payload", collection, payload=payload, points=some_keys, **SURE)
-
-        return self._until_acknowledged(collection, {key: key for key in keys}, send)
-
-    def _delete_payload(
-        self, collection: str, names: Sequence[str], keys: Sequence[Key]
-    ) -> set[Key]:
-        def send(some_keys: list[Key]) -> None:
-            self.ask("delete_payload", collection, keys=list(names), points=some_keys, **SURE)
-
-        return self._until_acknowledged(collection, {key: key for key in keys}, send)
-
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
         """Set fields of each point to values of its own, in
         one request: it ends at the operation that fails.
@@ -674,27 +633,6 @@ class QdrantPoints:
             self.ask("batch_update_points", collection, update_operations=some_operations, **SURE)
 
         return self._until_acknowledged(collection, operations, send)
-
-    def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> set[Key]:
-        """Write the epochs that differ from that of the collection state, and delete the others."""
-        points: dict[int | None, list[Key]] = {}
-        """The points by the epoch that is written; those of None lose theirs."""
-
-        for key, row in zip(batch.keys, batch.rows, strict=True):
-            epoch = row.get(epoch_field)
-            # An epoch above PENDING is that of the collection state, which no point repeats.
-            if epoch is not None and epoch > PENDING:
-                epoch = None
-            points.setdefault(epoch, []).append(key)
-
-        gone: set[Key] = set()
-        for epoch, keys in points.items():
-            if epoch is None:
-                gone |= self._delete_payload(collection, [epoch_field], keys)
-            else:
-                gone |= self._set_payload(collection, {epoch_field: epoch}, keys)
-
-        return gone
 
     def _rows_per_request(self, form: Form) -> int:
         """Return how many points to read at once."""

@@ -205,17 +205,6 @@ class Form:
 
         return points
 
-    def vectors(self, batch: Batch) -> list[models.PointVectors]:
-        """Return the arguments of update_vectors for the rows that have this vector."""
-        stored = self.form.split(batch.vectors).tolist()
-        has_vector = have_vectors(batch.vectors)
-        points = []
-        for key, stored_vector, is_present in zip(batch.keys, stored, has_vector, strict=True):
-            if is_present:
-                vector = {self.field: stored_vector} if self.field else stored_vector
-                points.append(construct(models.PointVectors, id=key, vector=vector))
-        return points
-
     @cached_property
     def _derived_fields(self) -> frozenset[str]:
         """The fields of a row that Qdrant does not keep, since its vector gives them."""

@@ -20,11 +20,11 @@ from milvus_hubness.extending import (
     FrozenModel,
     Key,
     VectorField,
-    WriteIntentLog,
     taken_keys,
     wait_until,
 )
 from qdrant_hubness.store import schema, strict_mode
+from qdrant_hubness.store.banks import QdrantBanks
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.optimiser import Optimiser
 from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
@@ -32,7 +32,6 @@ from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import connect, has_formulas, translated, turn
 from qdrant_hubness.store.rows import Uncopied, queries_of
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, json_bytes
-from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ BIAS_METRICS = {"COSINE", "IP"}
 """Metrics from whose score a formula can subtract a bias."""
 
 
-class QdrantStore(QdrantWriteIntents):
+class QdrantStore(QdrantBanks):
     """The Store of a QdrantClient, see `connect`. The protocol documents the methods."""
 
     @classmethod
@@ -412,9 +411,6 @@ class QdrantStore(QdrantWriteIntents):
     def read_back(self, collection: str, read: Callable[[], T], is_whole: Callable[[T], bool]) -> T:
         """As Store.read_back: Qdrant shows what it acknowledged."""
         return read()
-
-    def count_notes(self, intent_log: WriteIntentLog) -> int:
-        return self.count(intent_log.collection) if self.exists(intent_log.collection) else 0
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
         text = record.to_json() if record else ""
