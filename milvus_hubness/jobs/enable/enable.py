@@ -141,6 +141,8 @@ def _enable_reranking(
         create_sides(lease, plan.source, plan.sides)
         if not plan.sides:
             capability(store, BiasKeys).add_bias_keys(name, plan.suffix)
+            # Who has not heard of the keys would show them among the user's own.
+            wait_seconds(f"all clients to hide the biases of {name!r}", client_ttl)
 
         backend = BiasBackend(store, plan.source, state)
         slot = state.profile.slot
