@@ -1,6 +1,8 @@
 """Rows written while a refresh brings other biases beside the vectors get both: they are right before and after the
 flip. A refresh by a copy is in test_refresh_by_copy."""
 
+import itertools
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,10 +23,12 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import Incoming
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from tests.support.aliases import aliased
 from tests.support.born import born
 from tests.support.databases import write_state
 from tests.support.galleries import (
+    all_keys,
     as_distance,
     nnn,
     plain_collection,
@@ -92,6 +96,19 @@ class Refreshed:
             found = self.store.get(side, keys, SIDE_FIELD)
             held[[keys.index(key) for key in found.keys], slot] = found.vectors[:, 0]
         return held
+
+    def biases(self):
+        """By key, those of the rows that searches read."""
+        info = self.store.info(self.name)
+        keys = all_keys(self.store, self.name)
+        rows = BiasBackend(self.store, info, info.state).read(keys, None)
+        return dict(zip(keys, rows.biases[:, info.state.profile.slot].tolist(), strict=True))
+
+    def refreshed_biases(self, rows, bank=None):
+        """(n,) those of a refresh with this bank."""
+        items = np.array([row["vector"] for row in rows])
+        biases = nnn(self.new if bank is None else bank, items, self.metric, K, 0.75)
+        return biases - self.store.info(self.name).state.profile.mean_bias
 
     def before(self, rows):
         """(n,) the biases that are in use."""
@@ -213,3 +230,106 @@ def test_a_partial_update_that_arrives_late_comes_to_the_copy_of_a_refresh(
     state = store.info(name).state
     biases = nnn(new, items, "IP", K, 0.75) - state.profile.mean_bias
     assert row["hubness_bias"] == pytest.approx(biases[4], abs=2e-5)
+
+
+@pytest.mark.parametrize("change", [{"group": 7}, {"note": "x"}], ids=["field", "dynamic field"])
+def test_a_partial_update_that_arrives_late_leaves_the_bias_of_a_refresh_beside(
+    caching, caching_server, monkeypatch, change
+):
+    """The same, and the whole refresh comes between: no row has its bias, so none brings a former one back."""
+    here = Refreshed(caching, "IP")
+    client = caching.hubness_client()
+    done = []
+
+    def refresh_between():
+        if not done:
+            done.append(refresh(here.store, here.name, bank=QueryBank(here.new), force=True))
+
+    monkeypatch.setattr(caching_server, "before_late_write", refresh_between)
+    client.upsert(here.name, [{"id": 4, **change}], partial_update=True)
+    assert [each.action for each in done] == ["full"]
+    [row] = client.query(here.name, ids=[4], output_fields=["*"])
+    assert row.items() >= change.items()
+    assert here.biases()[4] == pytest.approx(here.refreshed_biases([row])[0], abs=2e-5)
+
+
+def beside_writers(backend, refreshes):
+    """So many refreshes, and beside them two HubnessClients and a plain client, with keys of their own."""
+    here = Refreshed(backend, "IP")
+    stop, failures, wanted = threading.Event(), [], {}
+    stamps = itertools.count()
+
+    def write(number):
+        client = backend.client() if number == 2 else backend.hubness_client(state_ttl=0.2)
+        rng = np.random.default_rng(number)
+        mine = np.arange(number, ITEMS, 3)
+        kinds = ["upsert", "delete", "filter"] + ["in part"] * backend.is_lite
+        rows = {int(key): (here.items[key].tolist(), None) for key in mine}
+        try:
+            while not stop.is_set():
+                keys = rng.choice(mine, 4, replace=False).tolist()
+                kind, note = rng.choice(kinds), f"w{next(stamps)}"
+                if kind == "upsert":
+                    fresh = vectors(rng, len(keys), DIM).tolist()
+                    brought = dict(zip(keys, fresh, strict=True))
+                    client.upsert(
+                        here.name,
+                        [
+                            {"id": key, "vector": vector, "group": 1, "note": note}
+                            for key, vector in brought.items()
+                        ],
+                    )
+                    rows |= {key: (vector, note) for key, vector in brought.items()}
+                elif kind == "in part":
+                    there = [key for key in keys if key in rows]
+                    change = [{"id": key, "note": note} for key in there]
+                    if there:
+                        client.upsert(here.name, change, partial_update=True)
+                    rows |= {key: (rows[key][0], note) for key in there}
+                else:
+                    how = {"ids": keys[:2]} if kind == "delete" else {"filter": f"id in {keys[:2]}"}
+                    client.delete(here.name, **how)
+                    for key in keys[:2]:
+                        rows.pop(key, None)
+        except BaseException as error:
+            failures.append(error)
+        wanted.update(rows)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for bank in itertools.islice(itertools.cycle([here.new, here.old]), refreshes):
+        refresh(here.store, here.name, bank=QueryBank(bank), force=True, client_ttl=0.4)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, repr([str(each) for each in failures])
+    assert next(stamps) > 20, "hardly anything was written"
+    options = {"output_fields": ["*"], "limit": 1_000, "consistency_level": "Strong"}
+    found = here.plain.query(here.name, filter="", **options)
+    assert len(found) == len(wanted)
+    held = {row["id"]: (row["vector"], row.get("note")) for row in found}
+    assert {key: note for key, (_, note) in held.items()} == {
+        key: note for key, (_, note) in wanted.items()
+    }
+    for key, (vector, _) in held.items():
+        np.testing.assert_allclose(vector, wanted[key][0], rtol=1e-6)
+    biases = here.biases()
+    # A plain client gives its rows no biases: those of vectors that it wrote late are older.
+    ours = [row for row in found if row["id"] % 3 != 2]
+    expected = here.refreshed_biases(ours, bank)
+    np.testing.assert_allclose([biases[row["id"]] for row in ours], expected, atol=3e-4)
+    refresh(here.store, here.name, bank=QueryBank(bank), force=True)
+    biases = here.biases()
+    np.testing.assert_allclose(
+        [biases[row["id"]] for row in found], here.refreshed_biases(found, bank), atol=3e-4
+    )
+
+
+def test_writers_of_both_kinds_lose_nothing_beside_refreshes(lite):
+    beside_writers(lite, 2)
+
+
+@pytest.mark.long
+def test_writers_of_both_kinds_lose_nothing_for_long(backend):
+    beside_writers(backend, 6)
