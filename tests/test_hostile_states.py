@@ -145,10 +145,6 @@ BROKEN = {
         {**STATE, "incoming": {"name": "text", "profile": PROFILE}},
         "incoming.profile.slot is 0, a slot of 'default'",
     ),
-    "an outgoing profile that is none": (
-        {**STATE, "outgoing": {"name": "text", "profile": OTHER}},
-        "outgoing.name is 'text'",
-    ),
     "10^9 candidates": (
         {**STATE, "reranking": {**RERANKING, "candidates": 10**9}},
         "reranking.candidates",

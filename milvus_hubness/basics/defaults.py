@@ -57,11 +57,6 @@ and the pages.
 MAX_MISS_RATE = 0.01
 """Share of the exact corrected top 10 that may be outside the candidates."""
 
-DEFAULT_TOLERANCE = 1e-5
-"""Difference between two biases, in units of the
-score, up to which a refresh does not write the row.
-"""
-
 REFIT_SHARE = 0.2
 """Share of rows, new or changed since the bank was fitted, from which on the service refits."""
 

@@ -52,7 +52,7 @@ PANELS = {
     ),
     "Method": (
         "method", "param", "k", "alpha", "gate", "strength", "profile",
-        "max_miss_rate", "refit", "refit_share", "tolerance", "form", "memory", "epochs", "candidates", "limit",
+        "max_miss_rate", "refit", "refit_share", "form", "memory", "epochs", "candidates", "limit",
         "with_bank", "one_to_one", "correction", "kind", "kinds", "prior", "prior_from", "prior_weight",
         "no_prior", "control_arm", "share",
     ),

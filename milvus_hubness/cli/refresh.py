@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milvus_hubness.basics.defaults import (
-    DEFAULT_TOLERANCE,
     KEEP_FORMER,
     STATE_TTL,
 )
@@ -42,9 +41,6 @@ class Refreshing:
         "sampled queries become the bank and all biases are computed. [default: never]",
     ] = None
     no_prior: Annotated[bool, "Drop the prior: only the biases count."] = False
-    tolerance: Annotated[
-        float, "Change of a bias beside the vectors up to which it is not written again."
-    ] = DEFAULT_TOLERANCE
     rename: Annotated[
         bool,
         "Give the collection's own name to the copy, as an alias; the former copy is renamed.",

@@ -305,10 +305,6 @@ class CollectionState(FrozenModel):
     """None unless the bias location is `beside`."""
     incoming: Incoming | None = None
     """The next value of a profile that a refresh is changing."""
-    outgoing: Incoming | None = None
-    """The former value of a profile that has just changed: clients with an older cached state still
-    read its slot, so new rows get that bias in it too.
-    """
     migration: Name = ""
     """The id of the migration that created the collection as a copy; empty for others."""
     kinds: KindRule | None = None
@@ -349,9 +345,10 @@ class CollectionState(FrozenModel):
         if count and self.reranking is not None:
             raise InvalidParameter("kinds and reranking are both set: candidates have no kinds")
 
-        changes = [change for change in (self.incoming, self.outgoing) if change is not None]
-        changed = {f"{change.name} (changing)": change.profile for change in changes}
-        for name, profile in {**self.profiles, **changed}.items():
+        profiles = dict(self.profiles)
+        if self.incoming is not None:
+            profiles[f"{self.incoming.name} (changing)"] = self.incoming.profile
+        for name, profile in profiles.items():
             if (profile.kinds is None) != (self.kinds is None):
                 raise InvalidParameter(f"profiles.{name}.kinds does not fit the kinds of the state")
             # It raises if the profile has other means than the rule has kinds.
@@ -363,23 +360,17 @@ class CollectionState(FrozenModel):
         for name, profile in self.profiles.items():
             self._claim_slots(profile_of_slot, f"profiles.{name}", name, profile)
 
-        for label, change in (("incoming", self.incoming), ("outgoing", self.outgoing)):
-            if change is None:
-                continue
-            # An incoming profile may be a new one; an outgoing one has been there.
-            if label == "outgoing" and change.name not in self.profiles:
-                raise InvalidParameter(
-                    f"outgoing.name is {change.name!r}, which is none of the profiles"
-                )
-
-            # A refresh fills the standby slot, and after the switch the former slot is on standby.
-            current = self.profiles.get(change.name)
-            if current is not None and change.profile.slot != current.standby:
-                raise InvalidParameter(
-                    f"{label}.profile.slot is {change.profile.slot}, not {current.standby}, "
-                    f"the standby slot of {change.name!r}"
-                )
-            self._claim_slots(profile_of_slot, f"{label}.profile", change.name, change.profile)
+        incoming = self.incoming
+        if incoming is None:
+            return
+        # A refresh fills the standby slot, and after the switch the former slot is on standby.
+        current = self.profiles.get(incoming.name)
+        if current is not None and incoming.profile.slot != current.standby:
+            raise InvalidParameter(
+                f"incoming.profile.slot is {incoming.profile.slot}, not {current.standby}, "
+                f"the standby slot of {incoming.name!r}"
+            )
+        self._claim_slots(profile_of_slot, "incoming.profile", incoming.name, incoming.profile)
 
     def _claim_slots(
         self, profile_of_slot: dict[int, str], label: str, name: str, profile: Profile
@@ -483,9 +474,13 @@ class CollectionState(FrozenModel):
     @property
     def _priors(self) -> list[Prior]:
         """The priors of all biases that new rows get."""
-        profiles = list(self.profiles.values())
-        profiles += [change.profile for change in (self.incoming, self.outgoing) if change]
-        return [profile.prior for profile in profiles if profile.prior is not None]
+        return [profile.prior for profile in self._all_profiles if profile.prior is not None]
+
+    @property
+    def _all_profiles(self) -> tuple[Profile, ...]:
+        """The profiles, and the next value of one that a refresh is changing."""
+        incoming = (self.incoming.profile,) if self.incoming is not None else ()
+        return (*self.profiles.values(), *incoming)
 
     @property
     def _prior_fields(self) -> frozenset[str]:
@@ -518,11 +513,7 @@ class CollectionState(FrozenModel):
 
         They are those of the current biases, the former ones and those that a refresh is writing.
         """
-        changes = (self.incoming, self.outgoing)
-        changing = [change.profile for change in changes if change is not None]
-        return tuple(
-            bank for profile in (*self.profiles.values(), *changing) for bank in profile.banks
-        )
+        return tuple(bank for profile in self._all_profiles for bank in profile.banks)
 
     @property
     def property_name(self) -> str:

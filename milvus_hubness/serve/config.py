@@ -23,7 +23,6 @@ from pydantic import (
 
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
-    DEFAULT_TOLERANCE,
     HUB_SCAN_ROWS,
     KEEP_FORMER,
     REFIT_SHARE,
@@ -229,7 +228,7 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    `field`, `profile`, `tolerance`, `client_ttl`, `rename`, `keep_former`
+    `field`, `profile`, `client_ttl`, `rename`, `keep_former`
     and `restart_ttl` are those of `RefreshOptions`.
     """
 
@@ -258,7 +257,6 @@ class CollectionTable(_Table):
         None
     )
     """The weight of the prior, in units of the spread of scores; None as tune chose."""
-    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
     schedule: When = Timing.parse("60s")
     """When rows without a bias get one."""
     full_schedule: When = Timing.parse("0 3 * * *")
@@ -360,7 +358,6 @@ class CollectionTable(_Table):
         return RefreshOptions(
             field=self.field,
             profile=self.profile,
-            tolerance=self.tolerance,
             rename=self.rename,
             keep_former=self.keep_former,
             restart_ttl=self.restart_ttl,

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
     assert json.loads(done.stdout)["error"]["faults"] == faults
     config = configured(
         COLLECTION + 'shedule = "5m"\nbank = "none.npy"\n'
-        '[[collection]]\nname = "nothing"\ntolerance = -1\n[[collection]]\nfield = "x"\nbank = "none.npy"\n'
+        '[[collection]]\nname = "nothing"\nhub_scan_rows = -1\n[[collection]]\nfield = "x"\nbank = "none.npy"\n'
     )
     done = run("serve", "--config", config, "--check")
     said = [fault.split(": ", 1)[1] for fault in done.stderr.splitlines()]
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
         said,
         [
             "collection[0].shedule: unknown key, did you mean 'schedule'?",
-            "collection[1].tolerance: ",
+            "collection[1].hub_scan_rows: ",
             "collection[2].name: is missing",
             "collection[0].bank: none.npy: no such file",
             "collection[2].bank: none.npy: no such file",

@@ -253,8 +253,6 @@ def test_refreshes_that_cannot_be(corrected):
         ({"revert": True, "refit": True}, InvalidParameter),
         ({"bank": QueryBank(np.ones((60, DIM + 1)))}, DimensionMismatch),
         ({"estimator": NNN(51)}, BankTooSmall),
-        ({"tolerance": -1.0}, InvalidParameter),
-        ({"tolerance": float("nan")}, InvalidParameter),
         ({"keep_former": -1}, InvalidParameter),
         ({"keep_former": 1.5}, InvalidParameter),
     ):

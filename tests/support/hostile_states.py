@@ -303,15 +303,14 @@ def crossed(text: str) -> Iterator[Mutation]:
     yield Mutation(
         "another generation", dumped(with_profile(bank={**profile["bank"], "generation": "00ff"}))
     )
-    for change in ("incoming", "outgoing"):
-        for whose in (name, "nobody"):
-            for slot, standby in (
-                (profile["standby"], profile["slot"]),
-                (profile["slot"], profile["standby"]),
-                (99, 98),
-            ):
-                moved = {"name": whose, "profile": {**profile, "slot": slot, "standby": standby}}
-                yield Mutation(f"{change} of {whose} in {slot}", dumped({**value, change: moved}))
+    for whose in (name, "nobody"):
+        for slot, standby in (
+            (profile["standby"], profile["slot"]),
+            (profile["slot"], profile["standby"]),
+            (99, 98),
+        ):
+            moved = {"name": whose, "profile": {**profile, "slot": slot, "standby": standby}}
+            yield Mutation(f"incoming of {whose} in {slot}", dumped({**value, "incoming": moved}))
     former = {key: profile[key] for key in ("estimator", "mean_bias", "strength", "gate", "bank")}
     yield Mutation(
         "a former estimator that is none",
@@ -398,11 +397,9 @@ class World:
         if self.place == "refreshing":
             self._refresh(estimator=NNN(5))
             state = self.state
-            moving = {
-                "incoming": Incoming(name="default", profile=_turned(state.profile)),
-                "outgoing": Incoming(name="text", profile=_turned(state.profiles["text"])),
-            }
-            self.store.write_property(self.name, "hubness", state.model_copy(update=moving))
+            incoming = Incoming(name="default", profile=_turned(state.profile))
+            moving = state.model_copy(update={"incoming": incoming})
+            self.store.write_property(self.name, "hubness", moving)
         if self.place == "records":
             start_sampling(self.store, self.name, rate=0.5)
             tuning = TuningRecord(

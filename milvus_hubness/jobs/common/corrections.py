@@ -112,7 +112,7 @@ def load_corrections(
     *,
     unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
-    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias
+    """Return the corrections of all profiles, and of the incoming one, by bias
     slot. unchecked: profiles whose bank is used even if it was edited by hand.
     """
     corrections: dict[int, Correction] = {}
@@ -123,11 +123,6 @@ def load_corrections(
         # Beside the vectors, the other slot has another generation, or none.
         if not state.codec.leaves_vectors:
             corrections[profile.standby] = correction
-
-    if leaving := state.outgoing:
-        corrections[leaving.profile.slot] = load(
-            leaving.profile, checked=leaving.name not in unchecked
-        )
 
     if coming := state.incoming:
         corrections[coming.profile.slot] = load(coming.profile)

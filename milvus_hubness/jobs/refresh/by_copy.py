@@ -187,7 +187,7 @@ class ByCopy(Refreshing):
 
     def _state(self, fresh: Profile, layout: Layout) -> CollectionState:
         """Return the state of the copy, with the refreshed profile as the active one."""
-        changes = {"layout": layout, "incoming": None, "outgoing": None}
+        changes = {"layout": layout, "incoming": None}
         return self.state.model_copy(update=changes).with_profile(fresh)
 
     # -- the copy ----------------------------------------------------------------------------

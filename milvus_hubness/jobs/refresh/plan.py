@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-import numpy as np
 from pydantic import TypeAdapter
 
 from milvus_hubness.basics.defaults import (
     DEFAULT_MEASURE,
-    DEFAULT_TOLERANCE,
     KEEP_FORMER,
     WHERE_FROM,
     Engine,
@@ -143,8 +141,6 @@ class RefreshOptions:
     """Write all rows although the collection has a
     time to live, which starts again for each of them.
     """
-    tolerance: float = DEFAULT_TOLERANCE
-    """A bias beside the vectors is written again if it moves a score by more than this."""
     client_ttl: float = field(default_factory=default_client_ttl)
     """The longest state_ttl of a HubnessClient that writes, in seconds."""
     throttle: Throttle = field(default_factory=Throttle)
@@ -168,8 +164,6 @@ class RefreshOptions:
         judging = Judging.of(self.verdict, self.queries)
         object.__setattr__(self, "queries", judging.queries)
         object.__setattr__(self, "verdict", judging.mode)
-        if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
         if isinstance(self.keep_former, bool) or not isinstance(self.keep_former, int):
             raise InvalidParameter(f"keep_former must be a whole number, not {self.keep_former!r}")
         if self.keep_former < 0:

@@ -53,11 +53,9 @@ def _targets(state: CollectionState, *, are_last: bool) -> list[_Target]:
     ]
 
     # During a refresh some clients already read the new slot and some still the old one.
-    targets += [
-        _Target(update.profile, (update.profile.slot,), False)
-        for update in (state.outgoing, state.incoming)
-        if update is not None
-    ]
+    if state.incoming is not None:
+        profile = state.incoming.profile
+        targets.append(_Target(profile, (profile.slot,), False))
     return targets
 
 

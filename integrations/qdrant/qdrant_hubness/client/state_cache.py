@@ -327,9 +327,8 @@ class StateCache:
             if not state.codec.leaves_vectors:
                 profile_of_slot[profile.standby] = profile
         # During a refresh, one slot of a profile has the former biases and the other one the new.
-        for update in (state.outgoing, state.incoming):
-            if update is not None:
-                profile_of_slot[update.profile.slot] = update.profile
+        if state.incoming is not None:
+            profile_of_slot[state.incoming.profile.slot] = state.incoming.profile
 
         # The two slots of a profile have one bias, which is computed once. The index is shaped by
         # the queries of the active profile alone.
