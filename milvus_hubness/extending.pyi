@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.arrays import (
     same_directions,
 )
 from milvus_hubness.correction.codec.arrays import packed as packed_vectors
-from milvus_hubness.correction.codec.base import EPOCH_FIELD, PENDING, RowBiases, RowCodec
+from milvus_hubness.correction.codec.base import PENDING, RowBiases, RowCodec
 from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
 from milvus_hubness.correction.estimators.base import FitInputs
 from milvus_hubness.correction.kinds import expect_factor
@@ -136,8 +136,6 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "NUMBER_KEYS",
     # The keys with biases, which a store adds for `enable`.
     "SLOT_KEYS",
-    # The hidden field with the epoch of a row's bias, which a store adds and counts.
-    "EPOCH_FIELD",
     # The epoch of a row without a bias, which a store looks for.
     "PENDING",
     # -- Waits and messages of a store

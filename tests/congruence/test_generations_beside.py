@@ -244,3 +244,52 @@ def test_a_collection_that_is_enabled_again_begins_anew(beside):
     plan = plan_enable(beside.store, beside.name, QueryBank(beside.old), estimator=NNN(K, ALPHA))
     enable(beside.store, plan, client_ttl=0.0)
     beside.assert_found(beside.old)
+
+
+def test_a_job_that_was_killed_before_its_repair_leaves_no_bias_of_another_vector(
+    beside, monkeypatch
+):
+    """It has written the bias of a vector that a client changed meanwhile, into the generation in use."""
+    key = beside.database.key(ITEMS)
+    # The best answer to a query, so that its bias is seen.
+    first, second = vectors(beside.rng, 1, DIM)[0], 3 * beside.queries[0]
+    beside.database.put(beside.name, [{"id": key, "vector": first, "group": 1}])
+    beside.items, beside.keys = np.vstack([beside.items, first]), [*beside.keys, key]
+    put = bias_backends.BiasBackend.put
+
+    def killed(backend, *args):
+        beside.write(ITEMS, second)
+        put(backend, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bias_backends.BiasBackend, "put", killed)
+    with pytest.raises(KeyboardInterrupt):
+        refresh(beside.store, beside.name, client_ttl=0.0)
+    monkeypatch.undo()
+    assert status(beside.store, beside.name).pending == 0
+    refresh(beside.store, beside.name, client_ttl=0.0)
+    beside.assert_found(beside.old)
+
+
+def test_going_back_is_one_change_of_the_state_and_covers_rows_that_were_written_since(
+    beside, monkeypatch
+):
+    beside.refreshed()
+    beside.write(3, vectors(beside.rng, 1, DIM)[0])
+    beside.write(ITEMS, vectors(beside.rng, 1, DIM)[0])
+    states = []
+    cls = type(beside.store)
+    write_property = cls.write_property
+
+    def noted(store, collection, name, record):
+        write_property(store, collection, name, record)
+        if collection == beside.name and name == "hubness":
+            states.append(record.profile.slot)
+
+    monkeypatch.setattr(cls, "write_property", noted)
+    done = refresh(beside.store, beside.name, revert=True, client_ttl=0.0)
+    assert set(states) == {0}
+    assert done.written == 2, "the entries of the other rows were there still"
+    beside.assert_found(beside.old)
+    beside.refreshed(vectors(beside.rng, 35, DIM))
+    assert beside.state.profile.epoch == 3, "no number comes twice"

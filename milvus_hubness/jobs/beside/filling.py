@@ -36,16 +36,17 @@ def fill_generation(
     doing: str,
     progress: Progress,
     admit: Callable[[int], None] = lambda rows: None,
+    *,
+    keep_new: bool = False,
 ) -> Filled:
     """Write the entries of all rows in a slot, but those that are right already.
 
-    So a pass over a slot that is filled checks it, and a killed one is carried on by the next. Rows
-    that clients have inserted meanwhile have the biases of new rows, which differ from the formula.
-    admit: is called with the number of rows before they are written, and may wait or raise. Raises
-    NotCaughtUp for rows that change faster than this.
+    So a pass over a slot that is filled checks it, and a killed one is carried on by the next. admit:
+    is called with the number of rows before they are written, and may wait or raise. keep_new: whether
+    the biases of rows that clients have inserted into this generation count as right, although they
+    differ from the formula. Raises NotCaughtUp for rows that change faster than this.
     """
     filled = Filled()
-    is_active = slot == backend.state.profile.slot
     for partition, chunk in key_chunks(backend.store, backend.info, doing, progress):
         admit(0)
         rows = backend.read(chunk, partition)
@@ -53,7 +54,7 @@ def fill_generation(
         allowed = correction.allowed_differences(rows.vectors, biases, rows=rows.batch)
         # A row without an entry of this generation has NaN.
         is_right = np.abs(rows.biases[:, slot] - biases) <= allowed
-        if is_active:
+        if keep_new:
             is_right |= rows.new & ~rows.unbiased
 
         wrong = rows.only(~is_right).batch.keys

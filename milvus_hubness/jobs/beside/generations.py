@@ -9,15 +9,17 @@ earlier one, and what a client writes late for it, is not read.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import SideCollections, Store, capability
-from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 
 def next_number(state: CollectionState) -> int:
@@ -62,6 +64,32 @@ def wait_unread(
     """
     since = (now() - state.profile.refreshed_at).total_seconds()
     wait_seconds(f"all clients to read the last state of {info.name!r}", client_ttl - since, stop)
+
+
+UNCHECKED = "unchecked"
+"""The group of the ledger's records of generations in use whose entries a job is writing."""
+
+
+@contextmanager
+def noted_unchecked(store: Store, info: CollectionInfo, field: str) -> Iterator[None]:
+    """Note that entries which searches read are being written, until the block ends without an error.
+
+    A job that is killed between an entry and its repair may leave one of a vector that a client has
+    changed. The next job finds the note, and compares all entries with their vectors.
+    """
+    key = _unchecked_key(info, field)
+    store.put_records(LEDGER, [Record(key, UNCHECKED, info.name)])
+    yield
+    store.drop_records(LEDGER, UNCHECKED, [key])
+
+
+def is_unchecked(store: Store, info: CollectionInfo, field: str) -> bool:
+    """Whether a job that wrote entries which searches read has not ended."""
+    return store.record(LEDGER, _unchecked_key(info, field)) is not None
+
+
+def _unchecked_key(info: CollectionInfo, field: str) -> str:
+    return f"{UNCHECKED}/{info.name}/{field}"
 
 
 def flush_generation(store: Store, state: CollectionState, slot: int) -> None:

@@ -27,6 +27,7 @@ from milvus_hubness.jobs.beside.generations import (
     create_sides,
     expect_free_sides,
     flush_generation,
+    noted_unchecked,
 )
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest
@@ -152,11 +153,12 @@ def _enable_reranking(
 
         # Registered before the write, which may reach the database although it fails.
         undo.callback(store.write_property, name, state.property_name, None)
-        store.write_property(name, state.property_name, keep_nearest(store, name, state))
+        with noted_unchecked(store, plan.source, plan.field):
+            store.write_property(name, state.property_name, keep_nearest(store, name, state))
 
-        # From now on clients write biases too; the check finds rows that they wrote before.
-        wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
-        rows = _fill_all(backend, plan.correction, "verifying", progress)
+            # From now on clients write biases too; the check finds rows that they wrote before.
+            wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
+            rows = _fill_all(backend, plan.correction, "verifying", progress)
 
     return {
         "rows": rows,
@@ -198,7 +200,7 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
     wrong: tuple[Key, ...] = ()
     slot = backend.state.profile.slot
     for _ in range(MOST_PASSES):
-        filled = fill_generation(backend, slot, correction, doing, progress)
+        filled = fill_generation(backend, slot, correction, doing, progress, keep_new=True)
         wrong = filled.wrong
         if not wrong:
             return filled.rows

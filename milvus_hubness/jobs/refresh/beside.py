@@ -14,7 +14,13 @@ from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.beside.filling import fill_generation, fill_pending
-from milvus_hubness.jobs.beside.generations import flush_generation, next_number, wait_unread
+from milvus_hubness.jobs.beside.generations import (
+    flush_generation,
+    is_unchecked,
+    next_number,
+    noted_unchecked,
+    wait_unread,
+)
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.corrections import keep_nearest, load_correction
 from milvus_hubness.jobs.common.fits import forget_fits
@@ -96,12 +102,11 @@ class Beside(Refreshing):
         }
         state = self.state.with_profile(old.model_copy(update=changes))
         state = keep_nearest(self.store, self.info.name, state)
-        self.lease.check()
-        self.write_state(state)
-
         awaited = f"all clients to read the new state of {self.info.name!r}"
-        wait_seconds(awaited, self.options.client_ttl, self.options.stop)
-        with self.lease.explained():
+        noted = noted_unchecked(self.store, self.info, state.field)
+        with self.lease.explained(), noted:
+            self.write_state(state)
+            wait_seconds(awaited, self.options.client_ttl, self.options.stop)
             backend = BiasBackend(self.store, self.info, state)
             correction = load_correction(self.store, state, state.profile, self.options.engine)
             slot = state.profile.slot
@@ -182,17 +187,24 @@ class Beside(Refreshing):
     def _fill(self, bank: StoredBank) -> int:
         """Write the biases of the bank in use to rows without one; return how many were."""
         backend = BiasBackend(self.store, self.info, self.state)
+        field = self.state.field
+        was_killed = is_unchecked(self.store, self.info, field)
         count = 0
-        if self.waiting:
-            with self.lease.explained():
+        if self.waiting or was_killed:
+            with self.lease.explained(), noted_unchecked(self.store, self.info, field):
                 profile = self.state.profile
-                banks = {profile.bank: bank}
                 correction = load_correction(
-                    self.store, self.state, profile, self.options.engine, banks
+                    self.store, self.state, profile, self.options.engine, {profile.bank: bank}
                 )
-                count = fill_pending(
-                    backend, correction, self.waiting, self.options.progress, self._admit
-                )
+                progress = self.options.progress
+                count = fill_pending(backend, correction, self.waiting, progress, self._admit)
+                if was_killed:
+                    doing = "checking biases"
+                    slot = profile.slot
+                    filled = fill_generation(
+                        backend, slot, correction, doing, progress, self._admit
+                    )
+                    count += filled.written
 
         backend.wait_visible()
         return count

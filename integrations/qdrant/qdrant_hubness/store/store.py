@@ -11,7 +11,6 @@ from qdrant_client import models
 
 from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
 from milvus_hubness.extending import (
-    EPOCH_FIELD,
     NUMBER_KEYS,
     SLOT_KEYS,
     CollectionInfo,
@@ -123,7 +122,7 @@ class QdrantStore(QdrantBanks):
 
         # Keys of payloads that a copy needs for itself.
         counts = {}
-        for name in (SLOT_KEYS[0] + suffix, EPOCH_FIELD + suffix):
+        for name in (SLOT_KEYS[0] + suffix, NUMBER_KEYS[0] + suffix):
             count = self._count_with(source.name, described, name)
             if count:
                 counts[name] = count
