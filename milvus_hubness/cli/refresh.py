@@ -180,10 +180,13 @@ def _copy_facts(result: RefreshResult) -> dict[str, object]:
     if copy.renamed:
         names += f" (the former copy becomes {copy.renamed})"
     memory = {name: f"{size / 2**20:,.1f} MiB" for name, size in copy.memory_bytes.items()}
+    minutes = "less than a minute"
+    if copy.seconds > 60:
+        minutes = f"{copy.seconds / 60:,.1f} minutes"
     return {
         "copy": f"{copy.target}, {copy.rows:,} rows",
         "names that move": names,
         "memory": "{source} now, {target} for the copy".format(**memory),
-        "about": f"{copy.seconds / 60:,.1f} minutes, and {copy.waiting_seconds:g} s until clients follow",
+        "about": f"{minutes}, and {copy.waiting_seconds:,.0f} s until clients follow",
         "note": "\n".join(copy.remarks),
     }

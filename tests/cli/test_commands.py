@@ -62,7 +62,7 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
         "names that move live",
         "MiB now,",
         "MiB for the copy",
-        "minutes, and 0 s until clients follow",
+        "less than a minute, and 0 s until clients follow",
     ):
         assert fact in shown
     refreshed = run(*asked, "--json")
