@@ -103,7 +103,7 @@ class BiasBackend:
             return
 
         [(slot, number), *_] = self._beside.generations
-        side = self.codec.sides[slot]
+        side = self._loaded_sides[slot]
         for page in key_pages(self.store, name, partition, rows=self.info.rows):
             numbers = self.store.values(side, EPOCH_FIELD, page)
             if lacking := [key for key in page if not is_of(numbers.get(key), number)]:
@@ -254,7 +254,7 @@ class BiasBackend:
         for slot, _ in codec.generations:
             biases: list[float | None] = [None] * len(keys)
             numbers: list[int | None] = [None] * len(keys)
-            entries = self.store.get(codec.sides[slot], keys, SIDE_FIELD)
+            entries = self.store.get(self._loaded_sides[slot], keys, SIDE_FIELD)
             rows = zip(entries.keys, entries.vectors[:, 0].tolist(), entries.rows, strict=True)
             for key, bias, row in rows:
                 biases[position_of[key]] = bias
@@ -262,6 +262,14 @@ class BiasBackend:
 
             columns[codec.slot_keys[slot]] = biases
             columns[codec.number_keys[slot]] = numbers
+
+    @cached_property
+    def _loaded_sides(self) -> dict[int, str]:
+        """The side collections by slot, which Milvus Lite releases when it is opened."""
+        sides = {slot: self.codec.sides[slot] for slot, _ in self._beside.generations}
+        for side in sides.values():
+            self.store.wait_visible(side)
+        return sides
 
     @property
     def _beside(self) -> BesideCodec:
