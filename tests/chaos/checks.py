@@ -47,9 +47,10 @@ def assert_refreshed(
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
     there = corrected.ours(database)
-    left = there - corrected.collections
+    wanted = corrected.collections | {*state.codec.sides}
+    left = there - wanted
     assert not left, f"left lying about: {sorted(left)}"
-    assert there == corrected.collections
+    assert there == wanted
     _assert_banks(database, state, corrected.kept)
     _assert_ledger(store, leased or corrected.name)
 
@@ -62,7 +63,8 @@ def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> No
     assert there == len(corrected.wanted), f"{there} rows for {len(corrected.wanted)} keys"
     if corrected.bias_location == "beside" and not wrote_on:
         state = database.store.info(corrected.name).state
-        there = database.counted(state.codec.sides[state.profile.slot])
+        sides = state.codec.sides
+        there = database.counted(sides[state.profile.slot]) if sides else len(corrected.wanted)
         assert there == len(corrected.wanted), f"{there} biases for {len(corrected.wanted)} keys"
 
 

@@ -28,7 +28,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS, sides_of
+from milvus_hubness.correction.codec.beside import NUMBER_KEYS, SLOT_KEYS
 from milvus_hubness.correction.estimators import to_dict
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.jobs.common.corrections import load_correction
@@ -83,7 +83,7 @@ class Corrected:
         self.place, self.shape, self.bias_location = place, shape, bias_location
         self._stem, self._seed = stem, seed
         self.name = f"{stem}_copy" if bias_location == "vector" else stem
-        self.bank, self.sides = f"{stem}__bank", set(sides_of(f"{stem}__bias"))
+        self.bank = f"{stem}__bank"
         self.kept: set[str] = set()
         self.wanted: Rows = {}
         self.new_keys: set[Any] = set()
@@ -160,8 +160,7 @@ class Corrected:
     @property
     def collections(self) -> set[str]:
         """Those that are to be there."""
-        beside = self.sides if self.bias_location == "beside" else set()
-        return {self._stem, self.name, self.bank, *beside, *self.kept}
+        return {self._stem, self.name, self.bank, *self.kept}
 
     def ours(self, database: Database) -> set[str]:
         """Those that are."""

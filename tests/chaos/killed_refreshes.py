@@ -124,7 +124,8 @@ class _Attempt:
 
     def _expected(self, before: CollectionState, now: CollectionState) -> Biases:
         """What all biases are to come from once it was run again."""
-        flipped, announced = now.profile.epoch > before.profile.epoch, now.incoming is not None
+        # Going back, the number of the former generation is lower.
+        flipped, announced = now.profile.epoch != before.profile.epoch, now.incoming is not None
         self._outcome.reached = (
             "all done" if flipped else "announced" if announced else "nothing announced"
         )

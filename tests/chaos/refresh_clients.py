@@ -37,6 +37,7 @@ class _Client(ABC):
     def __init__(self, corrected: Corrected, state_ttl: float, *, sure: bool) -> None:
         self._corrected, self._sure = corrected, sure
         self._client = HubnessClient(corrected.place.uri, state_ttl=state_ttl)
+        self._state_ttl = state_ttl
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name=type(self).__name__, daemon=True)
         self.problem = ""
@@ -118,7 +119,8 @@ class Reader(_Client):
             with_raw_score=True,
             consistency_level="Strong",
         )
-        halves = self._corrected.half_written(since=began)
+        # A client remembers biases for as long as the state.
+        halves = self._corrected.half_written(since=began - self._state_ttl)
         for hits in answer:
             found = [hit for hit in hits if self._has_bias(hit) and hit.pk not in halves]
             if len(found) > 1:

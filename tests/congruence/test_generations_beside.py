@@ -8,7 +8,7 @@ from milvus_hubness.correction.state import Incoming
 from milvus_hubness.jobs.common import bias_backends
 from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
-from tests.support.databases import write_state
+from tests.support.databases import OnMilvus, write_state
 from tests.support.galleries import nnn, similarity, vectors
 
 DIM, ITEMS, K, ALPHA = 8, 60, 4, 0.75
@@ -293,3 +293,18 @@ def test_going_back_is_one_change_of_the_state_and_covers_rows_that_were_written
     beside.assert_found(beside.old)
     beside.refreshed(vectors(beside.rng, 35, DIM))
     assert beside.state.profile.epoch == 3, "no number comes twice"
+
+
+@pytest.mark.lite_only
+def test_side_collections_that_are_not_loaded_are_loaded_by_a_job_on_milvus_lite(lite):
+    """Milvus Lite opens with all collections released."""
+    beside = Beside(OnMilvus.of(lite))
+    sides = beside.state.codec.sides
+    for side in sides:
+        lite.client().release_collection(side)
+    lite.client().delete(sides[0], ids=[3])
+    assert status(beside.store, beside.name).pending == 1
+    for side in sides:
+        lite.client().release_collection(side)
+    beside.refreshed()
+    beside.assert_found(beside.new)
