@@ -17,8 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-from pymilvus import DataType, MilvusClient
+from pymilvus import MilvusClient
 
+from benchmarks.enable_cost import fill
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, enable, plan_enable
 from milvus_hubness.milvus.client.side_memory import SideMemory
@@ -30,27 +31,13 @@ NAME = "goods"
 EF = {"params": {"ef": 128}}
 
 
-def fill(client: MilvusClient, rows: np.ndarray) -> None:
-    schema = client.create_schema()
-    schema.add_field("id", DataType.INT64, is_primary=True)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=rows.shape[1])
-    index = client.prepare_index_params(
-        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
-    )
-    client.create_collection(NAME, schema=schema, index_params=index)
-    for start in range(0, len(rows), 5_000):
-        part = rows[start : start + 5_000]
-        client.insert(NAME, [{"id": start + i, "vector": row} for i, row in enumerate(part)])
-    client.flush(NAME)
-
-
 def measured(uri: str, rows: int, dim: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     items, queries, bank = (
         rng.standard_normal((count, dim), np.float32) for count in (rows, QUERIES, BANK)
     )
     store = MilvusStore(connect(uri, create=True))
-    fill(store.client, items)
+    fill(store.client, NAME, items)
     plan = plan_enable(store, NAME, QueryBank(bank), estimator=NNN(16), verdict="warn")
     candidates = enable(store, plan, client_ttl=0.0).candidates
 
