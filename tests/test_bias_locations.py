@@ -90,7 +90,7 @@ def test_milvus_refuses_a_state_with_biases_in_payloads(lite, call):
     enable(store, plan_enable(store, name, BANK, estimator=NNN(4)), client_ttl=0.0)
     client = lite.hubness_client()
     state = store.info(name).state
-    reranking = state.reranking.model_copy(update={"side_collection": None})
+    reranking = state.reranking.model_copy(update={"side_prefix": None})
     foreign = state.model_copy(update={"reranking": reranking})
     store.write_property(name, state.property_name, foreign)
     before = lite.client().query(name, filter="id >= 0", output_fields=["*"])

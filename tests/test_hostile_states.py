@@ -100,7 +100,7 @@ STATE = {
     "profiles": {"default": PROFILE},
 }
 OTHER = {**PROFILE, "slot": 2, "standby": 3}
-RERANKING = {"side_collection": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "queries": 9}
+RERANKING = {"side_prefix": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "queries": 9}
 
 
 def read(state):
@@ -229,7 +229,7 @@ def test_the_states_from_which_these_are_made_are_valid():
     assert isinstance(read(STATE), CollectionState)
     assert read({**STATE, "profiles": {"default": PROFILE, "text": OTHER}}).slots == 4
     swapped = {**PROFILE, "slot": 1, "standby": 0}
-    assert read({**STATE, "incoming": {"name": "default", "profile": swapped}}).shown_slot == 1
+    assert read({**STATE, "incoming": {"name": "default", "profile": swapped}}).incoming is not None
     assert read({**STATE, "incoming": {"name": "text", "profile": OTHER}}).incoming.name == "text"
     two = with_layout(slots=2)
     assert read({**two, "reranking": RERANKING}).codec.candidates == 50

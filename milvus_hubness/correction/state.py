@@ -249,7 +249,7 @@ class CandidateReranking(FrozenModel):
     biases from their scores.
     """
 
-    side_collection: CollectionName | None
+    side_prefix: CollectionName | None
     """What the names of the two collections begin with that hold the biases under the same keys, one
     for each slot; None if keys of the rows' payloads hold them.
     """
@@ -406,13 +406,13 @@ class CollectionState(FrozenModel):
     @property
     def codec(self) -> RowCodec:
         """The codec of the field's rows, queries and scores: the one of its bias location."""
-        common = (self.field, self.suffix, self.layout, self.dtype, self.shown_slot)
+        common = (self.field, self.suffix, self.layout, self.dtype, self.profile.slot)
         if self.reranking is None:
             return VectorCodec(*common)
 
         return BesideCodec(
             *common,
-            side_collection=self.reranking.side_collection,
+            side_prefix=self.reranking.side_prefix,
             candidates=self.reranking.candidates,
             generations=self.generations,
         )
@@ -495,17 +495,6 @@ class CollectionState(FrozenModel):
                 f"no profile {name!r} for {field_words(self.field)}: choose one of {names}"
             )
         return self.profiles[name or self.active]
-
-    @property
-    def shown_slot(self) -> int:
-        """The slot whose bias `bias_field` shows.
-
-        It is that of the active profile, or of its next value during a refresh: the job then has no
-        need to write that field of all rows again after the switch.
-        """
-        if self.incoming is not None and self.incoming.name == self.active:
-            return self.incoming.profile.slot
-        return self.profile.slot
 
     @property
     def banks(self) -> tuple[BankReference, ...]:

@@ -14,6 +14,7 @@ from tests.chaos.corrected import Biases, Corrected, expected_biases
 from tests.chaos.ports import Database
 from tests.chaos.sources import assert_same
 from tests.support.galleries import all_keys
+from tests.support.incomplete import incomplete
 
 OFF = 1e-4
 OFF_OF_NEW_ROWS = 0.5
@@ -83,7 +84,9 @@ def _assert_biases(
         biased_rows = bias_location.read(all_keys(store, info.name, partition), partition)
         waiting = [
             key
-            for key, waits in zip(biased_rows.batch.keys, biased_rows.incomplete, strict=True)
+            for key, waits in zip(
+                biased_rows.batch.keys, incomplete(state, biased_rows), strict=True
+            )
             if waits
         ]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"

@@ -70,7 +70,7 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
     )
     assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
     assert enabled.done.missed <= 0.01
-    assert enabled.state.reranking.side_collection == f"{enabled.name}__bias"
+    assert enabled.state.reranking.side_prefix == f"{enabled.name}__bias"
     found = status(enabled.store, enabled.name)
     assert (found.corrected, found.pending, found.rows) == (True, 0, ITEMS)
     assert found.candidates == enabled.done.candidates
@@ -337,7 +337,8 @@ class TestWhatIsRefused:
         assert not store.exists(f"{name}__bank")
         assert store.count(f"{name}__bias_a") == 3
         # The next plan takes another name.
-        assert plan_enable(store, name, bank, estimator=NNN(4)).side_collection == f"{name}__bias_2"
+        plan = plan_enable(store, name, bank, estimator=NNN(4))
+        assert plan.sides == (f"{name}__bias_2_a", f"{name}__bias_2_b")
 
     def test_what_tuning_advised_against(self, plain):
         store, name, bank = plain

@@ -305,7 +305,7 @@ CORRECTED, PASSED, INTERNAL = "corrected", "passed", "internal"
 REFUSED_CANDIDATES = "uncorrected scores"
 OUTCOMES = ("stored", "stored under L2", "candidates")
 """Where the augmented form is searched, where that is done under L2, and where candidates are ranked by the client:
-fields and side_collection, at any strength but 0, at which all pass there that is not refused to everyone."""
+beside the vectors, at any strength but 0, at which all pass there that is not refused to everyone."""
 EVERYWHERE = {
     # The question and the answer are decoded; filters, partitions and the like are the server's.
     **dict.fromkeys(

@@ -357,7 +357,7 @@ def test_a_field_beside_one_that_is_corrected_in_its_vectors(lite):
     plan = plan_enable(
         shop.store, shop.corrected, QueryBank(shop.banks["other"]), estimator=NNN(K), field="other"
     )
-    lite.made += [plan.side_collection, plan.bank_collection]
+    lite.made += [*plan.sides, plan.bank_collection]
     enable(shop.store, plan)
     found = shop.client.search(shop.corrected, data=list(shop.queries["other"]), anns_field="other")
     state = shop.store.info(shop.corrected).states["other"]

@@ -23,6 +23,7 @@ from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from tests.support.aliases import aliased
 from tests.support.databases import OnQdrant
 from tests.support.galleries import all_keys
+from tests.support.incomplete import incomplete
 
 DIM, ITEMS, K, ALPHA = 12, 220, 8, 0.75
 KINDS = ("image", "text")
@@ -429,4 +430,4 @@ def test_each_row_holds_one_kind(migrated):
     kinds = dict(zip(rows.batch.keys, info.state.codec.read_kinds(rows.columns), strict=True))
     numbers = dict(zip(mixture.keys, mixture.kind_numbers(), strict=True))
     assert kinds == {key: numbers[key] for key in kinds}
-    assert not rows.incomplete.any()
+    assert not incomplete(info.state, rows).any()

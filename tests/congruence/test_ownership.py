@@ -172,7 +172,7 @@ def side(world, name):
     base = name.removesuffix("_a")
     assert base != name
     reranking = json.loads(world.public.properties["hubness"])["reranking"]
-    return {"hubness": world.public.described(reranking={**reranking, "side_collection": base})}
+    return {"hubness": world.public.described(reranking={**reranking, "side_prefix": base})}
 
 
 def samples(world, name):
@@ -371,7 +371,7 @@ def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
     plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
     plan = plan_enable(store, former, bank_of(15), estimator=NNN(K))
     enabled.backend.made += plan.sides
-    assert plan.side_collection not in (enabled.side, enabled.samples)
+    assert not {*plan.sides} & {enabled.side, enabled.samples}
     enable(store, plan)
     of_the_new = first_ten(client, former, queries)
     assert first_ten(client, now, queries) == before

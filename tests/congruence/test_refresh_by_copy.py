@@ -156,8 +156,9 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
     live.assert_found(live.other)
 
 
-@pytest.mark.lite_only
-def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeypatch):
+def break_off(live, monkeypatch):
+    """Begin a refresh with the other bank, whose connection breaks before the copy is made."""
+
     def fail(*args):
         raise StoreError("the connection broke")
 
@@ -165,6 +166,11 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
         patched.setattr(by_copy, "opened", fail)
         with pytest.raises(StoreError):
             refresh(live.store, live.alias, bank=QueryBank(live.other))
+
+
+@pytest.mark.lite_only
+def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeypatch):
+    break_off(live, monkeypatch)
     assert not live.store.exists(f"{live.name}_r2")
     done = refresh(live.store, live.alias)
     assert (done.action, done.collection) == ("full", f"{live.name}_r2")
@@ -196,13 +202,7 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
 
 @pytest.mark.lite_only
 def test_another_bank_takes_its_place(live, monkeypatch):
-    def fail(*args):
-        raise StoreError("the connection broke")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(by_copy, "opened", fail)
-        with pytest.raises(StoreError):
-            refresh(live.store, live.alias, bank=QueryBank(live.other))
+    break_off(live, monkeypatch)
     third = vectors(np.random.default_rng(5), 40, DIM)
     done = refresh(live.store, live.alias, bank=QueryBank(third))
     assert done.action == "full"

@@ -175,17 +175,6 @@ def test_rows_lie_where_the_offsets_of_their_kinds_put_them():
     np.testing.assert_array_equal(stored[numbers == -1], items[numbers == -1])
 
 
-def test_zero_rows_under_cosine_wait_for_no_hints():
-    """A row without a direction has none, and is not less a mean either."""
-    rng = np.random.default_rng(4)
-    directions = base64.b64encode(rng.integers(-9, 9, (6, 8), np.int8).tobytes()).decode()
-    options = {"kinds": 2, "kind_offsets": rows_as_text(np.ones((2, 6)))}
-    layout = Layout(6, "COSINE", locality_hints=directions, reach=0.5, multiple_of=24, **options)
-    rows = np.array([np.zeros(6), np.ones(6)], np.float32)
-    stored = layout.augment(rows, np.zeros(2), kinds=[0, 1])
-    assert layout.lacks_locality_hints(stored).tolist() == [False, True]
-
-
 def test_weights_of_another_layout_are_no_others():
     """What searches send is computed once, for each layout and each factor."""
     rng = np.random.default_rng(4)

@@ -128,6 +128,9 @@ def reads_beside_a_side_collection(shop):
     shop.enabled()
     user = yield
     read(user.client(), "products", shop)
+    # The next refresh moves the searches to the other side collection.
+    refresh(shop.owner.store(), "products", estimator=NNN(4), force=True, client_ttl=0)
+    read(user.client(), "products", shop)
 
 
 def sampled_searches(shop):

@@ -37,7 +37,7 @@ class Enabled:
             r.id: r for r in backend.client.scroll(self.name, limit=500, with_vectors=True)[0]
         }
         plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8))
-        assert plan.side_collection is None
+        assert plan.sides == ()
         self.done = enable(self.store, plan)
         self.keys = [key(i) for i in range(ITEMS)]
 

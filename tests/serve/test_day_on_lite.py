@@ -75,14 +75,12 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path, real_deadlines):
     found = status(lite.store(), corrected)
     assert (found.rows, found.pending, found.epoch) == (300, 0, 1 + judged.count("full"))
     in_use = lite.store().info(corrected).state
-    bank = lite.store().load_bank(in_use.profile.bank).queries.vectors
+    bank = lite.store().load_bank(in_use.profile.bank).queries
     rows = client.query(
         corrected, filter="id >= 0", output_fields=["id", "hubness_bias"], limit=1_000
     )
     biases = {row["id"]: row["hubness_bias"] for row in rows}
     assert biases.keys() == gallery.keys()
-    wanted = (
-        nnn(bank, np.array([gallery[key] for key in biases]), "IP", 5, 0.75)
-        - in_use.profile.mean_bias
-    )
+    items = np.array([gallery[key] for key in biases])
+    wanted = nnn(bank.vectors, items, "IP", 5, 0.75, bank.groups) - in_use.profile.mean_bias
     np.testing.assert_allclose(list(biases.values()), wanted, atol=1e-4)

@@ -84,10 +84,15 @@ def embedding_like(dim, metric, count=1_000):
     )
 
 
-def nnn(bank, items, metric, k, alpha):
-    """(n,) float64 biases straight from the definition."""
-    scores = np.sort(similarity(bank, items, metric), axis=0)
-    return alpha * scores[-k:].mean(axis=0)
+def nnn(bank, items, metric, k, alpha, groups=None):
+    """(n,) float64 biases straight from the definition.
+
+    groups: of near copies, by query; all of a group together count as one query with their mean score.
+    """
+    scores = similarity(bank, items, metric)
+    if groups is not None:
+        scores = np.stack([scores[groups == group].mean(axis=0) for group in np.unique(groups)])
+    return alpha * np.sort(scores, axis=0)[-k:].mean(axis=0)
 
 
 def crowding(bank, gallery, share):

@@ -275,7 +275,7 @@ def crossed(text: str) -> Iterator[Mutation]:
     for dtype in ("float16", "bfloat16"):
         yield Mutation(f"dtype {dtype}", dumped({**value, "dtype": dtype}))
     reranked = {
-        "side_collection": None,
+        "side_prefix": None,
         "candidates": 10**9,
         "missed": 0.0,
         "allowed": 0.5,

@@ -99,8 +99,8 @@ class RowCodec(ABC):
     dtype: Dtype
     """Type of the numbers in the field."""
     shown_slot: int
-    """The slot whose bias `bias_field` has."""
-    side_collection: str | None = None
+    """The slot whose bias `bias_field` has: that which searches read by default."""
+    side_prefix: str | None = None
     """What the names of the collections begin with that hold the biases under the keys of the rows;
     None if the rows hold them.
     """
@@ -253,10 +253,6 @@ class RowCodec(ABC):
         """Return (n,) whether the biases of a row were computed as those of a new row."""
         epochs = columns[self.epoch_field]
         return np.array([(epoch or PENDING) < PENDING for epoch in epochs], np.bool_)
-
-    def lacks_locality_hints(self, columns: Columns) -> Flags:
-        """Return (n,) whether the locality hint columns of a row are empty but could be filled."""
-        return self.layout.lacks_locality_hints(columns[self.field])
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Return (n,) whether the biases in these slots are finite and not pending."""

@@ -77,7 +77,7 @@ class BesideCodec(RowCodec):
     @property
     def sides(self) -> tuple[str, ...]:
         """The side collections by slot; empty if payloads hold the biases."""
-        return sides_of(self.side_collection) if self.side_collection is not None else ()
+        return sides_of(self.side_prefix) if self.side_prefix is not None else ()
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
@@ -130,9 +130,6 @@ class BesideCodec(RowCodec):
         [(slot, _), *_] = self.generations
         return np.asarray(np.isnan(self.read_biases(columns)[:, slot]), np.bool_)
 
-    def lacks_locality_hints(self, columns: Columns) -> Flags:
-        return np.zeros(len(columns[self.field]), np.bool_)
-
     def side_columns(self, columns: Columns, slot: int) -> Columns:
         """Return the columns of the rows of a side collection, from those of `encode_rows`."""
         biases = columns[self.slot_keys[slot]]
@@ -165,9 +162,9 @@ class BesideCodec(RowCodec):
         return raw + self.bias_factor * strength * np.asarray(biases, np.float64)
 
 
-def sides_of(base: str) -> tuple[str, ...]:
+def sides_of(prefix: str) -> tuple[str, ...]:
     """Return the names of the side collections by slot, given what their names begin with."""
-    return tuple(base + ending for ending in SIDE_ENDINGS)
+    return tuple(prefix + ending for ending in SIDE_ENDINGS)
 
 
 def is_of(stored: Any, number: int) -> bool:

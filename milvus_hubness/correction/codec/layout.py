@@ -509,17 +509,6 @@ class Layout:
             return np.zeros((len(stored), 0), np.float32)
         return stored[:, self._locality_hint_columns]
 
-    def lacks_locality_hints(self, stored: Floats) -> npt.NDArray[np.bool_]:
-        """Return whether the locality hint columns of a row are empty but could be filled.
-
-        Returns bool (n,).
-        """
-        if not self.locality_hints:
-            return np.zeros(len(stored), np.bool_)
-        vectors = self.with_offsets(stored)
-        could = vectors.any(axis=1) & ~self.invalid(vectors)
-        return could & ~self.held_locality_hints(stored).any(axis=1)
-
     def encode_queries(
         self,
         queries: npt.ArrayLike,

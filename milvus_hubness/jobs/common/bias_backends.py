@@ -56,10 +56,6 @@ class BiasedRows:
     unbiased: Flags
     """(n,) whether no bias is stored."""
 
-    incomplete: Flags
-    """(n,) whether the row has no bias, lacks locality hints that it could have, or is stored with
-    another kind than it has."""
-
     new: Flags
     """(n,) whether the bias was computed when a client wrote the row, and not by a job."""
 
@@ -78,7 +74,6 @@ class BiasedRows:
             vectors=self.vectors[positions],
             biases=self.biases[positions],
             unbiased=self.unbiased[positions],
-            incomplete=self.incomplete[positions],
             new=self.new[positions],
         )
 
@@ -122,20 +117,12 @@ class BiasBackend:
         if self.codec.sides:
             self._add_entries(columns, batch.keys)
 
-        unbiased = self.codec.pending(columns)
-        vectors = self.codec.decode_rows(columns)
-        incomplete = unbiased | self.codec.lacks_locality_hints(columns)
-        if self.state.kinds is not None:
-            # The field of the kind is the user's, who may have changed it.
-            kinds = self.state.kinds.numbers_of(vectors, batch)
-            incomplete |= self.codec.read_kinds(columns) != kinds
         return BiasedRows(
             batch=batch,
             columns=columns,
-            vectors=vectors,
+            vectors=self.codec.decode_rows(columns),
             biases=self.codec.read_biases(columns),
-            unbiased=unbiased,
-            incomplete=incomplete,
+            unbiased=self.codec.pending(columns),
             new=self.codec.are_new(columns),
         )
 
@@ -236,8 +223,7 @@ class BiasBackend:
             self.store.wait_visible(name)
             return
 
-        for slot, _ in self._beside.generations:
-            side = self.codec.sides[slot]
+        for side in self._loaded_sides.values():
             for page in absent(key_pages(self.store, side), self.store, name):
                 # Clients write a row before its bias, so the
                 # row of every key that was read already exists.

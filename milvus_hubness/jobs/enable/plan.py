@@ -102,14 +102,10 @@ class EnablePlan(ShownAsTable):
     """What clients do with new rows that look like planted hubs."""
 
     @property
-    def side_collection(self) -> str | None:
-        """What the names of the side collections begin with; None if payloads hold the biases."""
-        return self.reranking.side_collection
-
-    @property
     def sides(self) -> tuple[str, ...]:
         """The side collections by slot; empty if payloads hold the biases."""
-        return sides_of(self.side_collection) if self.side_collection else ()
+        prefix = self.reranking.side_prefix
+        return sides_of(prefix) if prefix is not None else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
@@ -416,7 +412,7 @@ def measure(
     missed = {candidates: missed_share(ranks, candidates) for candidates in allowed}
     candidates = enough_candidates(ranks, max_miss_rate, allowed)
     reranking = CandidateReranking(
-        side_collection=side,
+        side_prefix=side,
         candidates=candidates,
         missed=missed[candidates],
         allowed=max_miss_rate,

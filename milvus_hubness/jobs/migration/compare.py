@@ -97,14 +97,13 @@ class Endpoint:
         return Batch(rows.keys, vectors, rows.rows).with_columns(columns)
 
     def valid(self, stored: Batch) -> Flags:
-        """Return (n,) whether the bias is finite, not pending, and equal in the vector and in the
-        bias field. That field shows the active bias or, in rows that an unfinished refresh has
-        written, the new bias.
+        """Return (n,) whether the bias that searches read by default is finite, not pending, and
+        equal in the vector and in the bias field.
         """
         if self.codec is None or self.state is None:
             return np.ones(len(stored), np.bool_)
-        slots = {self.state.profile.slot, self.state.shown_slot}
-        return self.codec.valid(self.codec.columns(stored.vectors, stored.rows), list(slots))
+        columns = self.codec.columns(stored.vectors, stored.rows)
+        return self.codec.valid(columns, [self.state.profile.slot])
 
     def nearest(self, store: Rows, field: str, vectors: Floats, k: int) -> list[list[Key]]:
         """Return the keys of the k raw nearest rows of vectors (m, d)."""

@@ -491,9 +491,14 @@ class Ledger:
         """
         if migration.state is None or not self._store.exists(migration.target):
             return migration
-        state = self._store.info(migration.target, counted=False).states.get(migration.field)
+        # Another collection may have the name by now: what its state names is not this migration's.
+        states = read_states(self._store.properties_of(migration.target), migration.target)
+        state = states.get(migration.field)
         if state is None or state.phase != "ready" or state.migration != migration.id:
             return migration
+
+        # It raises if the state names collections of others.
+        self._store.info(migration.target, counted=False)
         return migration.model_copy(update={"state": state})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:

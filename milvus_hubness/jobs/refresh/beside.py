@@ -13,7 +13,7 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.errors import Cancelled
-from milvus_hubness.jobs.beside.filling import fill_generation, fill_pending
+from milvus_hubness.jobs.beside.filling import Filled, fill_generation, fill_pending
 from milvus_hubness.jobs.beside.generations import (
     flush_generation,
     is_unchecked,
@@ -109,10 +109,7 @@ class Beside(Refreshing):
             wait_seconds(awaited, self.options.client_ttl, self.options.stop)
             backend = BiasBackend(self.store, self.info, state)
             correction = load_correction(self.store, state, state.profile, self.options.engine)
-            slot = state.profile.slot
-            filled = fill_generation(
-                backend, slot, correction, "writing biases", self.options.progress, self._admit
-            )
+            filled = self._filled(backend, state.profile.slot, correction, "writing biases")
             backend.wait_visible()
             self.write_state(self._with_miss_rate(state, plan))
 
@@ -161,9 +158,7 @@ class Beside(Refreshing):
             correction = load_correction(
                 self.store, self.state, incoming.profile, self.options.engine
             )
-            filled = fill_generation(
-                backend, slot, correction, "writing biases", self.options.progress, self._admit
-            )
+            filled = self._filled(backend, slot, correction, "writing biases")
             flush_generation(self.store, self.state, slot)
             backend.wait_visible()
 
@@ -199,15 +194,17 @@ class Beside(Refreshing):
                 progress = self.options.progress
                 count = fill_pending(backend, correction, self.waiting, progress, self._admit)
                 if was_killed:
-                    doing = "checking biases"
-                    slot = profile.slot
-                    filled = fill_generation(
-                        backend, slot, correction, doing, progress, self._admit
-                    )
+                    filled = self._filled(backend, profile.slot, correction, "checking biases")
                     count += filled.written
 
         backend.wait_visible()
         return count
+
+    def _filled(
+        self, backend: BiasBackend, slot: int, correction: Correction, doing: str
+    ) -> Filled:
+        """Write the entries of a slot that are not right yet. doing: what the progress says."""
+        return fill_generation(backend, slot, correction, doing, self.options.progress, self._admit)
 
     def _admit(self, rows: int) -> None:
         if self.options.stop.is_set():
@@ -220,9 +217,10 @@ class Beside(Refreshing):
     def _forget_fit(self, profile: Profile, name: str, state: CollectionState) -> None:
         """Delete the note of a fit that the present state does not name."""
         former = state.model_copy(update={"profiles": {name: profile}, "active": name})
-        changes = [state.incoming] if state.incoming is not None else []
-        changed = [state.with_profile(change.profile, change.name) for change in changes]
-        forget_fits(self.store, [former], [state, *changed])
+        named = [state]
+        if state.incoming is not None:
+            named.append(state.with_profile(state.incoming.profile, state.incoming.name))
+        forget_fits(self.store, [former], named)
 
     def _with_miss_rate(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
@@ -237,7 +235,7 @@ class Beside(Refreshing):
             plan.bank.queries,
             state.profile.strength,
             state.allowed_miss_rate,
-            state.codec.side_collection,
+            state.codec.side_prefix,
             self.store.most_candidates(self.info),
         )
         return state.model_copy(update={"reranking": measured})

@@ -35,6 +35,7 @@ class SideBiases(NamedTuple):
     number: int
     """The number of the generation."""
     fitted_at: Moment
+    """When the bank was fitted: a correction that was enabled anew begins its numbers again."""
 
     @classmethod
     def of(cls, state: CollectionState, profile: Profile) -> SideBiases | None:
@@ -61,14 +62,17 @@ class SideBiases(NamedTuple):
 class _Entry(NamedTuple):
     bias: float
     read_at: float
+    """When the request that read it began, by the monotonic clock."""
 
 
 @dataclass(eq=False)
 class _Request:
     """A request to a side collection that has no answer yet."""
 
-    of: SideBiases
+    generation: SideBiases
+    """What it reads or writes."""
     began: float
+    """When it began, by the monotonic clock."""
     written: set[Key] = field(default_factory=set)
     """Keys that another request of this client wrote meanwhile: what this one read, or in which
     order the two were stored, is unknown.
@@ -100,7 +104,7 @@ class SideMemory:
 
     def read(
         self,
-        of: SideBiases,
+        generation: SideBiases,
         keys: Iterable[Key],
         ask: Callable[[list[Key]], Operation[Mapping[Key, float]]],
     ) -> Operation[dict[Key, float]]:
@@ -109,9 +113,9 @@ class SideMemory:
         ask: reads the biases of keys that are not in memory. A key without a row has the mean bias,
         which is 0.
         """
-        biases, missing = self._known(of, keys)
+        biases, missing = self._known(generation, keys)
         if missing:
-            with self._under_way(of) as request:
+            with self._under_way(generation) as request:
                 found = yield from ask(missing)
                 read = {key: float(found.get(key, 0.0)) for key in missing}
                 self._keep(request, read.items())
@@ -120,14 +124,14 @@ class SideMemory:
         return biases
 
     def write(
-        self, of: SideBiases, biases: Mapping[Key, float | None], send: Operation[T]
+        self, generation: SideBiases, biases: Mapping[Key, float | None], send: Operation[T]
     ) -> Operation[T]:
         """Send a write to a side collection, and keep what it stored.
 
         biases: by key, as the write stores them; None for deleted ones. After an error nothing is
         known of these keys.
         """
-        with self._under_way(of) as request:
+        with self._under_way(generation) as request:
             stored: Mapping[Key, float | None] = {}
             try:
                 result = yield from send
@@ -139,8 +143,8 @@ class SideMemory:
                 self._keep(request, changed)
 
     @contextmanager
-    def _under_way(self, of: SideBiases) -> Iterator[_Request]:
-        request = _Request(of, time.monotonic())
+    def _under_way(self, generation: SideBiases) -> Iterator[_Request]:
+        request = _Request(generation, time.monotonic())
         with self._lock:
             self._requests.add(request)
         try:
@@ -149,10 +153,12 @@ class SideMemory:
             with self._lock:
                 self._requests.discard(request)
 
-    def _known(self, of: SideBiases, keys: Iterable[Key]) -> tuple[dict[Key, float], list[Key]]:
+    def _known(
+        self, generation: SideBiases, keys: Iterable[Key]
+    ) -> tuple[dict[Key, float], list[Key]]:
         """Return the biases that are in memory and not too old, and the other keys."""
         with self._lock:
-            entries = self._entries(of)
+            entries = self._entries(generation)
             oldest = time.monotonic() - self._ttl
             known: dict[Key, float] = {}
             missing: list[Key] = []
@@ -169,7 +175,7 @@ class SideMemory:
     def _keep(self, request: _Request, biases: Iterable[tuple[Key, float]]) -> None:
         """Keep biases that a request has read or written."""
         with self._lock:
-            entries = self._entries(request.of)
+            entries = self._entries(request.generation)
             for key, bias in biases:
                 if key not in request.written:
                     entries[key] = _Entry(bias, request.began)
@@ -181,20 +187,23 @@ class SideMemory:
         """Forget keys that a request has written, here and in the answers that are still to come."""
         with self._lock:
             for other in self._requests:
-                if other is not request and other.of.collection == request.of.collection:
+                if (
+                    other is not request
+                    and other.generation.collection == request.generation.collection
+                ):
                     other.written.update(keys)
 
-            entries = self._entries(request.of)
+            entries = self._entries(request.generation)
             for key in keys:
                 entries.pop(key, None)
 
-    def _entries(self, of: SideBiases) -> OrderedDict[Key, _Entry]:
+    def _entries(self, generation: SideBiases) -> OrderedDict[Key, _Entry]:
         """Return what is kept of these biases. Others of the same side collection are dropped."""
-        kept = self._kept.get(of.collection)
-        if kept is None or kept[0] != of:
-            kept = self._kept[of.collection] = (of, OrderedDict())
+        kept = self._kept.get(generation.collection)
+        if kept is None or kept[0] != generation:
+            kept = self._kept[generation.collection] = (generation, OrderedDict())
 
-        self._kept.move_to_end(of.collection)
+        self._kept.move_to_end(generation.collection)
         return kept[1]
 
     def _evict(self) -> None:

@@ -167,7 +167,7 @@ def vector_fields(
 def expect_side_collections(states: Iterable[CollectionState], collection: str) -> None:
     """Raise StateError for the state of another database, whose biases are in payload keys."""
     for state in states:
-        if state.codec.needs_candidates and state.codec.side_collection is None:
+        if state.codec.needs_candidates and state.codec.side_prefix is None:
             raise StateError(
                 f"{described_property(state.property_name, collection)} names no side collection, "
                 f"where Milvus has biases beside vectors: {REMEDY}"

@@ -100,18 +100,19 @@ def test_one_product_of_new_rows_with_the_bank_gives_their_biases_and_hints(
     np.testing.assert_allclose(hints, wanted[1], atol=1e-5)
 
 
-def test_rows_without_a_bias_have_nothing_there_and_lack_nothing():
+def test_rows_without_a_bias_have_nothing_there():
     correction, items, _ = fitted()
     items[3], items[7, 2] = 0, np.nan
     found = correction.locality_hints(items)
     assert not found[[3, 7]].any()
     layout = correction.layout
     stored = layout.augment(items, np.zeros(len(items)), found)
-    assert not layout.lacks_locality_hints(stored).any()
-    stored = layout.augment(items, np.zeros(len(items)))
-    np.testing.assert_array_equal(np.flatnonzero(~layout.lacks_locality_hints(stored)), [3, 7])
+    np.testing.assert_array_equal(layout.held_locality_hints(stored), found)
+    others = np.delete(found, [3, 7], axis=0)
+    assert others.any(axis=1).all()
+    unhinted = layout.augment(items, np.zeros(len(items)))
+    assert not layout.held_locality_hints(unhinted).any()
     without = Layout(DIM, "COSINE")
-    assert not without.lacks_locality_hints(without.augment(items, np.zeros(len(items)))).any()
     assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (
         len(items),
         0,

@@ -239,7 +239,7 @@ def test_a_row_that_was_read_can_be_written_again(field):
 def test_beside_its_biases_a_field_is_asked_for_as_it_is(metric):
     for dtype in KINDS:
         reranking = CandidateReranking(
-            side_collection="s", candidates=20, missed=0.0, allowed=0.01, queries=9
+            side_prefix="s", candidates=20, missed=0.0, allowed=0.01, queries=9
         )
         field = Field(dtype, metric, reranking)
         question = Question(field.queries, 5)

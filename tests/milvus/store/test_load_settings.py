@@ -96,7 +96,7 @@ def test_a_copy_and_a_side_collection_go_to_the_resource_group_of_the_source():
             plan.layout, plan.estimator, reference, field="vector", source="products", suffix=""
         )
         store.create_copy(plan.source, "copy", state)
-        side = plan_enable(store, "products", BANK, estimator=NNN(8)).side_collection
+        side, _ = plan_enable(store, "products", BANK, estimator=NNN(8)).sides
         store.create_side(store.info("products"), side)
         for name in ("copy", side):
             assert [replica.resource_group for replica in client.describe_replica(name)] == ["fast"]

@@ -73,7 +73,8 @@ def test_arrays_of_structs_are_neither_copied_nor_rewritten(shop):
         "milvus-hubness enable corrects without a copy"
     )
 
-    assert plan_enable(shop, "shop", BANK, estimator=NNN(4)).side_collection == "shop__bias"
+    plan = plan_enable(shop, "shop", BANK, estimator=NNN(4))
+    assert plan.sides == ("shop__bias_a", "shop__bias_b")
 
 
 def test_a_new_collection_with_arrays_of_structs_is_corrected_later(tmp_path):
