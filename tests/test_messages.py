@@ -213,7 +213,7 @@ def test_the_holder_of_a_lease_is_named(shop, command):
 
 def test_each_fault_of_a_configuration_has_a_line(command):
     Path("hubness.toml").write_text(
-        '[[collection]]\nname = "songs_hubness"\nshedule = "60s"\nschedule = "soon"\n'
+        '[[collection]]\nname = "songs_hubness"\nrefesh = "60s"\nfill = "soon"\n'
         'bank_column = "embedding"\n[server]\ntoken = "x"\nport = 3\n'
     )
     code, complaint = command("serve --config hubness.toml --check")
@@ -224,9 +224,9 @@ def test_each_fault_of_a_configuration_has_a_line(command):
             "$MILVUS_HUBNESS_TOKEN",
             "hubness.toml: server.port: unknown key; allowed keys: uri, db, token_file, ca, cert, key",
             "hubness.toml: collection[0].bank_column: needs a bank: add the key bank, or remove this one",
-            'hubness.toml: collection[0].schedule: \'soon\' is neither an interval, such as "60s", "5m", '
+            'hubness.toml: collection[0].fill: \'soon\' is neither an interval, such as "60s", "5m", '
             '"2h" or "1d", nor the five fields of cron, such as "30 4 * * *": minute, hour, day of the '
             "month, month, weekday",
-            "hubness.toml: collection[0].shedule: unknown key, did you mean 'schedule'?",
+            "hubness.toml: collection[0].refesh: unknown key, did you mean 'refresh'?",
         ],
     )

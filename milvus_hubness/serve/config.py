@@ -257,17 +257,17 @@ class CollectionTable(_Table):
         None
     )
     """The weight of the prior, in units of the spread of scores; None as tune chose."""
-    schedule: When = Timing.parse("60s")
-    """When rows without a bias get one."""
-    full_schedule: When = Timing.parse("0 3 * * *")
+    fill: When = Timing.parse("60s")
+    """When rows without a bias beside the vectors get one."""
+    refresh: When = Timing.parse("0 3 * * *")
     """When, as at the start, the bank is checked and the values of a prior are read; if one of
     them or the method has changed, all biases are computed."""
     refit_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = REFIT_SHARE
     """Share of the rows that are new or changed since the bank was fitted: from there on, at
-    `full_schedule`, the sampled queries become the bank and all biases are computed; where these are
+    `refresh`, the sampled queries become the bank and all biases are computed; where these are
     too few, a new bank is due."""
     hub_scan_rows: Annotated[int, Field(ge=0)] = HUB_SCAN_ROWS
-    """Rows up to which the collection is scanned for planted hubs at `full_schedule`; 0 for never."""
+    """Rows up to which the collection is scanned for planted hubs at `refresh`; 0 for never."""
     pairs: FilePath | None = None
     """Queries with right rows for the evaluation: a file, or a BEIR folder."""
     pairs_queries: FilePath | None = None
@@ -280,8 +280,6 @@ class CollectionTable(_Table):
     rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Maximum rows written per second."""
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of all rows: as soon as so many lack a bias, they get one, between these times too."""
     rename: bool = False
     keep_former: Annotated[int, Field(ge=0)] = KEEP_FORMER
     restart_ttl: bool = False

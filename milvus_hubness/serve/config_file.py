@@ -175,7 +175,7 @@ def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, 
 
 
 def _shown(path: KeyPath) -> str:
-    """Return the path as text, such as "server.uri" or "collection[2].schedule"."""
+    """Return the path as text, such as "server.uri" or "collection[2].fill"."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return "".join(steps).removeprefix(".")
 

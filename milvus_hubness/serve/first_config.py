@@ -101,13 +101,13 @@ def _table(name: str, info: CollectionInfo, state: CollectionState, profile: str
 
     defaults = CollectionTable(name=name)
     lines.append("# Rows without a bias get theirs: an interval, or cron.")
-    lines.append(f"schedule = {_quoted(defaults.schedule.text)}")
+    lines.append(f"fill = {_quoted(defaults.fill.text)}")
     lines.append("# Is the bank or the method another one? Then all biases are computed.")
-    lines.append(f"full_schedule = {_quoted(defaults.full_schedule.text)}")
+    lines.append(f"refresh = {_quoted(defaults.refresh.text)}")
 
     if info.samplings.of(state.field) is not None:
         lines.append(
-            "# At full_schedule, the newest queries that clients have sampled are the bank."
+            "# At each refresh, the newest queries that clients have sampled are the bank."
         )
         lines.append('bank = "samples"')
         return "\n".join(lines) + "\n"

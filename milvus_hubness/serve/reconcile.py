@@ -29,7 +29,6 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.refresh.plan import RefreshOptions
 from milvus_hubness.jobs.refresh.refreshing import RefreshResult
-from milvus_hubness.jobs.refresh.status import pending_rows
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import Record
@@ -93,7 +92,7 @@ class Reconciliation(BaseModel):
 
     @property
     def is_refit_checked(self) -> bool:
-        """Whether it has checked if a refit is due: only full reconciliations do."""
+        """Whether it has checked if a refit is due: fills do not."""
         return self.unfitted_share is not None or bool(self.new_bank_due)
 
     @property
@@ -136,9 +135,10 @@ def now() -> datetime:
 
 OpenStore = Callable[[], Store]
 Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
-Task = Literal["share", "pending", "full"]
-"""share: fill rows without a bias if there are enough of them. pending: in any case. full: check the
-bank too. In ascending order: each task does the work of those before it."""
+Task = Literal["fill", "refresh"]
+"""fill: give rows without a bias theirs. refresh: check the bank and what else biases come from, too; it
+does the work of the other.
+"""
 SERVICE_LEASE_SECONDS = 90.0
 """Time after which another service may take over from one that was killed."""
 
@@ -173,8 +173,8 @@ class Reconciler:
         """Whether the database answered the last request."""
         return self._opened is not None
 
-    def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
-        """Reconcile once; return None if the task is "share" and too few rows lack a bias.
+    def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation:
+        """Reconcile once.
 
         alone: hold the lease of the service on this profile until `release`.
         """
@@ -185,12 +185,10 @@ class Reconciler:
             if alone:
                 self._acquire()
 
-            if task == "share" and not self._share_waits():
-                return None
-            options = self.table.refresh_options(self.store, full=task == "full")
+            options = self.table.refresh_options(self.store, full=task == "refresh")
             options = replace(options, stop=self._stop, progress=progress)
             outcome = Reconciliation.of(self._refresh(self.store, self.table.name, options))
-            return self._with_scan(outcome, progress) if task == "full" else outcome
+            return self._with_scan(outcome, progress) if task == "refresh" else outcome
         except Cancelled as error:
             result = "stopped"
             message = str(error)
@@ -269,12 +267,6 @@ class Reconciler:
         except LeaseLost:
             self.release()
             raise
-
-    def _share_waits(self) -> bool:
-        """Return whether at least `pending_share` of the rows lack a bias."""
-        share = self.table.pending_share
-        pending, rows = pending_rows(self.store, self.table.name, self.table.field)
-        return share is not None and pending > 0 and pending >= share * rows
 
 
 QUIET = timedelta(minutes=10)

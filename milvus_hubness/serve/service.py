@@ -106,7 +106,7 @@ class Service:
         Raises StoreError, InvalidConfig if the database does not fit.
         """
         self._check(self._open_store())
-        outcomes = [worker.reconcile("full") for worker in self._workers]
+        outcomes = [worker.reconcile("refresh") for worker in self._workers]
         # None: `stop` was called meanwhile.
         return [outcome for outcome in outcomes if outcome is not None]
 

@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from milvus_hubness.basics.texts import number
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.jobs.common.progress import Events
-from milvus_hubness.serve.config import Calendar, CollectionTable, Timing
+from milvus_hubness.serve.config import Calendar, CollectionTable
 from milvus_hubness.serve.http_limits import HttpLimits
 from milvus_hubness.serve.reconcile import (
     ACTIONS,
@@ -204,8 +204,6 @@ class ServicePolicy:
 
     connect_seconds: float = 2.0
     """Time between two attempts to reach the database."""
-    share_seconds: int = 10
-    """Time between two checks of the share of pending rows."""
     results: int = 500
     """Number of results of each collection that the database keeps."""
     http: HttpLimits = field(default_factory=HttpLimits)
@@ -233,11 +231,7 @@ class Worker:
     ) -> None:
         self.table = table = reconciler.table
         self.history = History(table.label, policy.results)
-        timings = {"pending": table.schedule, "full": table.full_schedule}
-        if table.pending_share is not None:
-            timings["share"] = Timing.parse(f"{policy.share_seconds}s")
-
-        self._calendar = Calendar(timings, zone)
+        self._calendar = Calendar({"fill": table.fill, "refresh": table.refresh}, zone)
         self._reconciler = reconciler
         self._events = events
         self._metrics = metrics
@@ -249,8 +243,8 @@ class Worker:
         self._requested: set[Task] = set()
         self._standing = Standing()
         self._woken = threading.Event()
-        # Whether the last full reconciliation did not succeed, see `_fulfil`.
-        self._owes_full = False
+        # Whether the last refresh did not succeed, see `_fulfil`.
+        self._owes_refresh = False
         self._thread = threading.Thread(
             target=self._serve, name=f"milvus-hubness {table.label}", daemon=True
         )
@@ -259,7 +253,7 @@ class Worker:
     def start(self) -> None:
         """Start the thread: reconcile at once, and then at the times of the schedules."""
         self._calendar.begin(now())
-        self.request("full")
+        self.request("refresh")
         self._thread.start()
 
     def request(self, task: Task) -> None:
@@ -272,8 +266,7 @@ class Worker:
     def next_run(self) -> datetime | None:
         """The next time at which the worker will check its rows; None before the start."""
         with self._lock:
-            times = self._calendar.next_times.items()
-            return min((time for task, time in times if task != "share"), default=None)
+            return min(self._calendar.next_times.values(), default=None)
 
     def join(self) -> None:
         """Wait for the end of the thread, once `stop` is set."""
@@ -350,10 +343,10 @@ class Worker:
                 waiting = Course(now(), "waiting for its turn")
                 self._standing = replace(self._standing, running=waiting)
 
-        for task, times in passed.items():
+        for times in passed.values():
             # A late thread uses one of the times now. After a run, all of them passed during it.
             count = times - (reason == "late")
-            if count and task != "share":
+            if count:
                 self._metrics.missed(self.table, reason, count)
                 self._events.report(
                     "missed", collection=self.table.label, reason=reason, count=count
@@ -363,17 +356,17 @@ class Worker:
 
     def _fulfil(self, task: Task) -> None:
         """Run a task, and what an earlier one has left undone."""
-        # A full reconciliation that failed, or was left to another process, is tried again at the
+        # A refresh that failed, or was left to another process, is tried again at the
         # next time for pending rows.
-        if self._owes_full and task == "pending":
-            task = "full"
+        if self._owes_refresh and task == "fill":
+            task = "refresh"
 
         outcome = self.reconcile(task, alone=True)
-        if task == "full" and outcome is not None:
-            self._owes_full = outcome.result != "ok"
+        if task == "refresh" and outcome is not None:
+            self._owes_refresh = outcome.result != "ok"
             # Rows without a bias do not wait for that, for example if a bank cannot be read.
             if outcome.result == "failed" and self._reconciler.is_connected:
-                self.reconcile("pending", alone=True)
+                self.reconcile("fill", alone=True)
 
     def _remember(self) -> None:
         """Load the results of an earlier process."""
@@ -401,8 +394,8 @@ class Worker:
         previous = self.standing()
         if outcome.result == "failed":
             self._stand(failing=outcome, failures=previous.failures + 1)
-        # Filled rows do not make up for a full reconciliation that failed.
-        elif task == "full" or not self._owes_full:
+        # Filled rows do not make up for a refresh that failed.
+        elif task == "refresh" or not self._owes_refresh:
             self._stand(failing=None, failures=0)
 
         self._stand(
@@ -497,8 +490,8 @@ class CollectionView:
             "collection": table.name,
             "field": table.field,
             "profile": table.profile,
-            "schedule": table.schedule.text,
-            "full_schedule": table.full_schedule.text,
+            "fill": table.fill.text,
+            "refresh": table.refresh.text,
             **to_jsonable_python(self.standing),
             "next_run": to_jsonable_python(self.next_run),
             "history": to_jsonable_python(self.outcomes),

@@ -129,7 +129,7 @@ def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
         assert words in fault
     assert json.loads(done.stdout)["error"]["faults"] == faults
     config = configured(
-        COLLECTION + 'shedule = "5m"\nbank = "none.npy"\n'
+        COLLECTION + 'refesh = "5m"\nbank = "none.npy"\n'
         '[[collection]]\nname = "nothing"\nhub_scan_rows = -1\n[[collection]]\nfield = "x"\nbank = "none.npy"\n'
     )
     done = run("serve", "--config", config, "--check")
@@ -138,7 +138,7 @@ def test_what_is_wrong_is_told_with_its_paths_and_ends_with_2(corrected, run):
     for fault, words in zip(
         said,
         [
-            "collection[0].shedule: unknown key, did you mean 'schedule'?",
+            "collection[0].refesh: unknown key, did you mean 'refresh'?",
             "collection[1].hub_scan_rows: ",
             "collection[2].name: is missing",
             "collection[0].bank: none.npy: no such file",
@@ -326,7 +326,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
             file.write(
                 f'[server]\nuri = "{served.uri}"\n[http]\nlisten = "127.0.0.1:0"\n[[collection]]\n'
                 f'name = "{name}"\nbank = "{each}.npy"\nmethod = "nnn"\nparams = {{ k = 4 }}\n'
-                'schedule = "2s"\nfull_schedule = "2s"\nclient_ttl = 0\n'
+                'fill = "2s"\nrefresh = "2s"\nclient_ttl = 0\n'
             )
         services[each] = started(
             "serve", "--config", f"{each}.toml", "--json", MILVUS_HUBNESS_URI=served.uri

@@ -135,7 +135,7 @@ def test_the_example_of_the_configuration_is_valid():
         for block in pages.blocks(pages.DOCS / "how-to/monitor.md")
         if block.language == "toml"
     ]
-    assert ServeConfig.model_validate(tomllib.loads(block.text)).collection[0].pending_share == 0.05
+    assert ServeConfig.model_validate(tomllib.loads(block.text)).collection[0].refit_share == 0.2
 
 
 def test_every_environment_variable_is_listed():
@@ -202,8 +202,8 @@ def test_the_tables_of_the_state_say_what_a_key_means():
     reference = pages.hooks().state_reference()
     rows = [line.split(" | ") for line in reference.splitlines() if line.startswith("| `")]
     meanings = {row[0].strip("| `"): row[3].removesuffix(" |") for row in rows}
-    assert meanings["standby"] == (
-        "The standby slot, which the next refresh fills before the two switch roles."
+    assert meanings["slot"] == (
+        "The slot of its biases: their column in the vectors, or where this generation is beside them."
     )
     assert all(len(row) == 4 for row in rows)
 

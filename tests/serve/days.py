@@ -14,9 +14,7 @@ class Day:
         self._clock, self._workers = clock, running.service._workers
         tables = [worker.table for worker in self._workers]
         self._timings = [
-            (table.name, timing)
-            for table in tables
-            for timing in (table.schedule, table.full_schedule)
+            (table.name, timing) for table in tables for timing in (table.fill, table.refresh)
         ]
         self._next = [timing.after(now(), ZoneInfo("UTC")) for _, timing in self._timings]
         self.settle()

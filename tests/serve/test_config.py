@@ -26,9 +26,8 @@ field = "vector"
 bank = "past.npy"
 method = "NNN"
 params = { k = 16 }
-schedule = "5m"
-full_schedule = "30 4 * * 0"
-pending_share = 0.1
+fill = "5m"
+refresh = "30 4 * * 0"
 
 [[collection]]
 name = "videos"
@@ -54,8 +53,8 @@ def test_a_right_one(tmp_path):
     config = config_file(tmp_path, RIGHT).config
     products, videos = config.collection
     assert products.estimator() == NNN(16)
-    assert (products.label, products.schedule.text) == ("products/vector", "5m")
-    assert (videos.estimator(), videos.schedule.text, videos.full_schedule.text) == (
+    assert (products.label, products.fill.text) == ("products/vector", "5m")
+    assert (videos.estimator(), videos.fill.text, videos.refresh.text) == (
         None,
         "60s",
         "0 3 * * *",
@@ -78,17 +77,17 @@ token = "open-sesame"
 listen = ":9108"
 
 [[collection]]
-schedule = "61 * * * *"
+fill = "61 * * * *"
 # the banks
-shedule = "60s"
+refesh = "60s"
 method = "nnm"
 
 [[collection]]
 name = "videos"
 params = { k = 3 }
 bank_column = "embedding"
-pending_share = 2
-full_schedule = 60
+refit_share = 2
+refresh = 60
 
 [[collection]]
 name = ""
@@ -104,12 +103,12 @@ params = { kk = 3 }
         "http.listen": 'write "127.0.0.1:9108" for this machine only',
         "collection[0].name": "is missing",
         "collection[0].method": "no method 'nnm': use one of blend",
-        "collection[0].schedule": "'61 * * * *' is not a cron schedule: bad minute",
-        "collection[0].shedule": "did you mean 'schedule'?",
+        "collection[0].fill": "'61 * * * *' is not a cron schedule: bad minute",
+        "collection[0].refesh": "did you mean 'refresh'?",
         "collection[1].bank_column": "needs a bank",
         "collection[1].params": "needs a method",
-        "collection[1].full_schedule": "must be a text",
-        "collection[1].pending_share": "must be less than or equal to 1, not 2",
+        "collection[1].refresh": "must be a text",
+        "collection[1].refit_share": "must be less than or equal to 1, not 2",
         "collection[2].name": "should have at least 1 character",
         "collection[2].params": "NNN has no parameter 'kk': use one of k, alpha",
         "colection": "did you mean 'collection'?",
@@ -155,7 +154,7 @@ def test_the_path_leads_to_the_fault(tmp_path, text, path, said):
                 "one",
             )
             for line, place in (
-                ("pending_share = 0x" + "f" * 5_000, "pending_share"),
+                ("refit_share = 0x" + "f" * 5_000, "refit_share"),
                 ("hub_scan_rows = 0b" + "1" * 20_000, "hub_scan_rows"),
                 ("params = {k = 0o" + "7" * 9_000 + "}", "params.k"),
                 (f"params = {{k = [1, {1 << 63}]}}", "params.k[1]"),
@@ -221,8 +220,8 @@ DEEP = "a" + ".a" * 20_000 + " = 1"
         DEEP,
         f'[[collection]]\nname = "a"\nmethod = "nnn"\nparams = {{ {DEEP} }}',
         f"[[collection]]\nname = {{ {DEEP} }}",
-        f'[[collection]]\nname = "a"\nschedule = {{ {DEEP} }}',
-        f'[[collection]]\nname = "a"\nschedule = [{{ {DEEP} }}]',
+        f'[[collection]]\nname = "a"\nfill = {{ {DEEP} }}',
+        f'[[collection]]\nname = "a"\nfill = [{{ {DEEP} }}]',
     ],
 )
 def test_a_deep_file_is_one_line(tmp_path, text):
@@ -319,7 +318,7 @@ def test_a_share_for_refits_that_is_none_is_one_line(tmp_path, key, message):
     assert faults(tmp_path, text) == [("collection[0].refit_share", message)]
 
 
-def test_refits_are_decided_at_full_schedule(tmp_path):
+def test_refits_are_decided_at_a_refresh(tmp_path):
     text = '[[collection]]\nname = "products"\n[[collection]]\nname = "songs"\nrefit_share = 0.5\n'
     products, songs = config_file(tmp_path, text).config.collection
     assert products.refresh_options(None, full=True).refit_share == 0.2

@@ -19,18 +19,18 @@ START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)
 CONFIG = """\
 [[collection]]
 name = "products"
-schedule = "60s"
-full_schedule = "0 3 * * *"
+fill = "60s"
+refresh = "0 3 * * *"
 hub_scan_rows = 0
 [[collection]]
 name = "videos"
-schedule = "*/5 * * * *"
-full_schedule = "15 * * * *"
+fill = "*/5 * * * *"
+refresh = "15 * * * *"
 hub_scan_rows = 0
 [[collection]]
 name = "songs"
-schedule = "7m"
-full_schedule = "0 3 * * *"
+fill = "7m"
+refresh = "0 3 * * *"
 hub_scan_rows = 0
 """
 

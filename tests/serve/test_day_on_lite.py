@@ -44,7 +44,7 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path, real_deadlines):
     migrate(lite.store(), plan)
     text = (
         f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{corrected}"\nbank = "bank.npy"\n'
-        'schedule = "30m"\nfull_schedule = "0 */6 * * *"\nclient_ttl = 0\n'
+        'fill = "30m"\nrefresh = "0 */6 * * *"\nclient_ttl = 0\n'
     )
     client = lite.hubness_client()
     with (

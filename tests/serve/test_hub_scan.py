@@ -46,7 +46,7 @@ def test_planted_rows_are_reported(lite, tmp_path, caplog, scanned):
     limit = "" if scanned else "hub_scan_rows = 604\n"
     text = (
         f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{alias}"\n{limit}'
-        'schedule = "1d"\nfull_schedule = "1d"\nclient_ttl = 0\n'
+        'fill = "1d"\nrefresh = "1d"\nclient_ttl = 0\n'
     )
     with (
         caplog.at_level(logging.WARNING, logger="milvus_hubness"),

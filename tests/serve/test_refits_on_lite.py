@@ -47,7 +47,7 @@ def test_a_growing_gallery_is_refitted_once(growing, lite, tmp_path):
     np.save(tmp_path / "real.npy", growing.real.vectors)
     text = (
         f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{growing.name}"\n'
-        'queries = "real.npy"\nschedule = "1d"\nfull_schedule = "1s"\nclient_ttl = 0\n'
+        'queries = "real.npy"\nfill = "1d"\nrefresh = "1s"\nclient_ttl = 0\n'
     )
     file = config_file(tmp_path, text)
     with Running(file, refresh, open_store=lite.store) as running:
@@ -108,7 +108,7 @@ def test_a_bank_of_the_configuration_is_not_undone_by_a_refit(growing, lite, tmp
     np.save(tmp_path / "bank.npy", growing.bank)
     text = (
         f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{growing.name}"\n'
-        'bank = "bank.npy"\nschedule = "1d"\nfull_schedule = "1d"\nclient_ttl = 0\n'
+        'bank = "bank.npy"\nfill = "1d"\nrefresh = "1d"\nclient_ttl = 0\n'
     )
     growing.grow(120)
     growing.sample(200)

@@ -5,7 +5,6 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from milvus_hubness.serve.http_limits import HttpLimits
 from tests.serve.worlds import EXCESS_ANSWERS, Job, Ledger, Running, config_file, kept
 
 HTTP = '[http]\nlisten = "127.0.0.1:0"\n'
-NEVER = 'schedule = "1d"\nfull_schedule = "1d"\n'
+NEVER = 'fill = "1d"\nrefresh = "1d"\n'
 PRODUCTS = HTTP + '[[collection]]\nname = "products"\n' + NEVER
 
 
@@ -149,7 +148,7 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         assert ask(f"{running.url}/readyz")[0] == 503
         assert ask(f"{running.url}/healthz")[0] == 200
         before = len(opened)
-        running.service._workers[0].request("pending")
+        running.service._workers[0].request("fill")
         assert running.wait_for("reconciled", 2)["result"] == "ok"
         assert len(opened) == before + 1
         read = samples(running.url)
@@ -176,18 +175,18 @@ def test_new_rows_do_not_wait_for_a_bank_that_is_broken(tmp_path, any_collection
         assert (job.calls[0][1].bank.dim, job.calls[0][1].estimator) == (3, NNN())
         (tmp_path / "past.npy").write_text("broken")
         worker = running.service._workers[0]
-        worker.request("full")
+        worker.request("refresh")
         assert "past.npy" in running.wait_for("reconciled", 2)["message"]
         assert running.wait_for("reconciled", 3)["result"] == "ok"
         assert (job.calls[1][1].bank, job.calls[1][1].estimator) == (None, None)
         assert "past.npy" in ask(f"{running.url}/")[1]
         assert samples(running.url)[("failures_in_a_row",)] == 1
         np.save(tmp_path / "past.npy", np.ones((2, 4)))
-        worker.request("pending")
+        worker.request("fill")
         assert running.wait_for("reconciled", 4)["result"] == "ok"
         assert job.calls[2][1].bank.dim == 4
         assert samples(running.url)[("failures_in_a_row",)] == 0
-        worker.request("pending")
+        worker.request("fill")
         running.wait_for("reconciled", 5)
         assert job.calls[3][1].bank is None
 
@@ -208,7 +207,7 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
         with Running(file, second, ledger) as other:
             assert other.wait_for("reconciled")["result"] == "busy"
             before = dict(ledger.kept)
-            other.service._workers[0].request("pending")
+            other.service._workers[0].request("fill")
             other.wait_for("reconciled", 2)
             assert ledger.kept == before
     assert second.calls == []
@@ -222,7 +221,7 @@ def test_a_restart_shows_what_was_seen_before(file):
         file, Job({"products": kept(action="full", excess_answers=EXCESS_ANSWERS)}), ledger
     ) as running:
         running.wait_for("ready")
-        running.service._workers[0].request("pending")
+        running.service._workers[0].request("fill")
         running.wait_for("reconciled", 2)
     job = Job({"products": ServerUnavailable("no answer")})
     with Running(file, job, ledger) as running:
@@ -357,22 +356,3 @@ def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
     service = Running(config_file(tmp_path, text), job).service
     assert [outcome.result for outcome in service.once()] == ["failed", "ok"]
     assert [collection for collection, _ in job.calls] == ["products", "videos"]
-
-
-def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(
-    tmp_path, any_collection, monkeypatch
-):
-    waiting = SimpleNamespace(rows=1_000, pending=49)
-    monkeypatch.setattr(
-        "milvus_hubness.serve.reconcile.pending_rows",
-        lambda store, name, field: (waiting.pending, waiting.rows),
-    )
-    file, job = config_file(tmp_path, PRODUCTS + "pending_share = 0.05\n"), Job()
-    with Running(file, job, policy=ServicePolicy(share_seconds=1)) as running:
-        running.wait_for("ready")
-        assert job.began.acquire(timeout=5)
-        assert not job.began.acquire(timeout=1.5)
-        waiting.pending = 50
-        assert job.began.acquire(timeout=5)
-        assert job.calls[1][1].bank is None
-    assert [event.name for event in running.heard if event.name == "missed"] == []

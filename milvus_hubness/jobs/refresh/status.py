@@ -166,19 +166,6 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     )
 
 
-def pending_rows(store: Store, collection: str, field: str | None) -> tuple[int, int]:
-    """Return the number of rows that a refresh would give the bias that they lack, and of all rows.
-
-    Rows with biases in their vectors wait for the next copy. It takes far less time than `status`.
-    Raises as that does.
-    """
-    info = store.info(collection)
-    state = info.state_of(field)
-    is_filled = state is not None and state.codec.leaves_vectors
-    pending = BiasBackend(store, info, state).count_pending() if state and is_filled else 0
-    return pending, info.rows
-
-
 def _leftovers(store: Store, info: CollectionInfo) -> tuple[str, ...]:
     """Return the collections that an interrupted job on this one has left."""
     if holder_of(store, info.name) is not None:
