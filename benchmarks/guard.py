@@ -172,7 +172,7 @@ def run(name: str, seeds: int) -> dict[str, Any]:
         half = len(order) // 2
         fitted, fresh = task.gallery[order[:half]], task.gallery[order[half:]]
         made = planted(task, fitted, PLANTED[seed % len(PLANTED)], rng)
-        layout = Layout(task.gallery.shape[1], "IP", 2)
+        layout = Layout(task.gallery.shape[1], "IP")
         fits = {
             "guard": Correction.fit(layout, Blend(), bank, gallery=fitted).measured(fitted),
             "nnn": Correction.fit(layout, NNN(16), bank).measured(fitted),

@@ -98,7 +98,7 @@ def work() -> tuple[Floats, Floats]:
 def of_numbers(rounds: int) -> dict[str, Any]:
     """The CPU time of the biases of a batch with the guard and without."""
     gallery, bank = work()
-    layout = Layout(gallery.shape[1], "COSINE", 2)
+    layout = Layout(gallery.shape[1], "COSINE")
     plain = Correction.fit(layout, Blend(), QueryBank(bank), gallery=gallery[:ROWS])
     guarded = plain.measured(gallery[:ROWS])
     calls: dict[str, Callable[[Floats], Any]] = {

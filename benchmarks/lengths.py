@@ -6,10 +6,8 @@ recall@10 of HNSW (M 16, efConstruction 200) over ROWS rows, against the exact a
 scores, biases of NNN(16, 0.75): of the vectors as they are (plain), and of these augmented forms:
 
 - "as for one length": the layout that all galleries had before, whatever their lengths;
-- "standby 0": the same, with 0 in the standby slot, as a copy could have until its first refresh;
 - "equal lengths": the same and one more column √(max‖x‖² − ‖x‖²), 0 in the query, where x is the
   stored vector: all are of one length (Bachrach et al., RecSys 2014);
-- "both": these two together;
 - "measured": what `measured_on` chooses.
 
 The constants of `codec.index_hints` for varying lengths were chosen on the galleries CHOSEN_ON, of
@@ -180,15 +178,12 @@ def forms(gallery: Gallery) -> dict[str, Form]:
 
     layout = for_one_length(measured)
     filled = layout.augment(items, biases, hints)
-    standby = layout.augment(items, np.column_stack([biases, np.zeros(len(items))]), hints)
     sent = layout.encode_queries(queries)
     wide = np.column_stack([sent, np.zeros(len(sent), np.float32)])
     return {
         "plain": Form(items, queries, raw),
         "as for one length": Form(filled, sent, corrected),
-        "standby 0": Form(standby, sent, corrected),
         "equal lengths": Form(of_equal_length(filled), wide, corrected),
-        "both": Form(of_equal_length(standby), wide, corrected),
         "measured": Form(
             measured.augment(items, biases, hints), measured.encode_queries(queries), corrected
         ),

@@ -6,9 +6,8 @@ The items of two tasks with the biases of NNN(32, 0.75), in the quantisers of Qd
 embedded, without a graph and without rescoring) and of Milvus (FAISS). Columns: plain vectors, against the plain
 ranking; and augmented vectors, against the exact corrected ranking: as they are where nothing is quantised, with the
 scale 4·f in one column, f = ρ/sd(b), with f in 8 columns, and with f in as many as the dimension asks for. A migration
-chooses the last for every quantiser of Qdrant but 1-bit binary, and for RaBitQ in Milvus. The standby slot holds the
-same biases, as after a migration. FAISS also has the graph hint column, which a migration writes for Milvus, but not
-for RaBitQ and SQ4U.
+chooses the last for every quantiser of Qdrant but 1-bit binary, and for RaBitQ in Milvus. FAISS also has the
+graph hint column, which a migration writes for Milvus, but not for RaBitQ and SQ4U.
 
 docstring_code in 1,536 dimensions is docstring_code turned by a random rotation into more dimensions, which changes no
 score: with it the rule for the spread was chosen, as with docstring_code itself. caption_translation had no part in

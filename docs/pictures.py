@@ -125,15 +125,13 @@ def augmented() -> str:
     stored = [
         ("r, the vector", 150, "vector"),
         ("b", 40, "bias"),
-        ("b", 40, "bias"),
-        ("index hints", 94, "other"),
+        ("index hints", 134, "other"),
         ("0 … 0", 58, "other"),
     ]
     sent = [
         ("q, the query", 150, "vector"),
         ("−w", 40, "bias"),
-        ("0", 40, "other"),
-        ("0", 94, "other"),
+        ("0", 134, "other"),
         ("0 … 0", 58, "other"),
     ]
     parts = [text(14, 39, "stored", "strong"), *columns(16, stored)]
@@ -146,9 +144,9 @@ def augmented() -> str:
 
 def slots() -> str:
     stages = [
-        ("searches read slot 0", ("b, active", "bias"), ("empty", "other"), "−w, 0"),
-        ("a refresh writes slot 1", ("b, active", "bias"), ("new b, standby", "new"), "−w, 0"),
-        ("the state names slot 1", ("old b, standby", "other"), ("new b, active", "bias"), "0, −w"),
+        ("searches read the first generation", ("1: biases", "bias"), ("empty", "other"), "1"),
+        ("a refresh fills the second", ("1: biases", "bias"), ("2: new biases", "new"), "1"),
+        ("the state names the second", ("1: the former", "other"), ("2: biases", "bias"), "2"),
     ]
     parts: list[str] = []
     for row, (label, first, second, query) in enumerate(stages):
@@ -156,10 +154,10 @@ def slots() -> str:
         parts.append(text(14, y + 12, label, "strong"))
         for x, (name, kind) in ((14, first), (154, second)):
             parts += box(x, y + 20, 134, kind, name, height=30)
-        parts.append(text(306, y + 40, f"query: {query}"))
+        parts.append(text(306, y + 40, f"searches read {query}"))
     return svg(
         212,
-        "A refresh fills the standby slot, then one change of the state makes it the active one",
+        "A refresh fills a second generation, then one change of the state lets searches read it",
         parts,
     )
 

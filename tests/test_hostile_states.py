@@ -85,7 +85,6 @@ def test_no_hostile_record_of_many_ends_in_anything_but_one_line(lite, place, re
 PROFILE = {
     "estimator": {"name": "NNN", "k": 3},
     "slot": 0,
-    "standby": 1,
     "mean_bias": 0.5,
     "bank": {"collection": "b", "generation": "01", "fingerprint": "f", "count": 3, "size": 3},
     "epoch": 1,
@@ -95,12 +94,13 @@ PROFILE = {
 STATE = {
     "version": 1,
     "field": "vector",
-    "layout": {"dim": 8, "metric": "IP", "slots": 4},
+    "layout": {"dim": 8, "metric": "IP", "slots": 2},
     "source": "products",
     "profiles": {"default": PROFILE},
 }
-OTHER = {**PROFILE, "slot": 2, "standby": 3}
+OTHER = {**PROFILE, "slot": 1}
 RERANKING = {"side_prefix": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "queries": 9}
+BESIDE = {**STATE, "reranking": RERANKING}
 
 
 def read(state):
@@ -129,27 +129,37 @@ BROKEN = {
     "an active profile that is none": ({**STATE, "active": "nobody"}, "active is 'nobody'"),
     "no profile": ({**STATE, "profiles": {}}, "active is 'default'"),
     "a slot beyond the layout": (
-        with_profile(standby=4),
-        "profiles.default.standby is 4: the layout has the slots 0",
+        with_profile(slot=2),
+        "profiles.default.slot is 2: there are the slots 0 to 1",
     ),
-    "one slot for both": (with_profile(standby=0), "profiles.default: slot and standby are both 0"),
     "a slot of another profile": (
-        {**STATE, "profiles": {"default": PROFILE, "text": {**OTHER, "standby": 1}}},
-        "profiles.text.standby is 1, a slot of 'default'",
+        {**STATE, "profiles": {"default": PROFILE, "text": PROFILE}},
+        "profiles.text.slot is 0, as profiles.default.slot is",
     ),
-    "an incoming profile in the active slot": (
-        {**STATE, "incoming": {"name": "default", "profile": PROFILE}},
-        "incoming.profile.slot is 0, not 1",
+    "a second generation in the slot that searches read": (
+        {**BESIDE, "other": {"use": "filling", "profile": PROFILE}},
+        "other.profile.slot is 0, as profiles.default.slot is",
     ),
-    "an incoming profile in slots of another": (
-        {**STATE, "incoming": {"name": "text", "profile": PROFILE}},
-        "incoming.profile.slot is 0, a slot of 'default'",
+    "a second generation in a third slot": (
+        {**BESIDE, "other": {"use": "former", "profile": {**PROFILE, "slot": 2}}},
+        "other.profile.slot is 2: there are the slots 0 to 1",
+    ),
+    "a second generation of another use": (
+        {**BESIDE, "other": {"use": "spare", "profile": OTHER}},
+        "other.use",
+    ),
+    "a second generation in the vectors": (
+        {**STATE, "other": {"use": "filling", "profile": OTHER}},
+        "only biases beside have a second generation",
+    ),
+    "two profiles beside": (
+        {**BESIDE, "profiles": {"default": PROFILE, "text": OTHER}},
+        "profiles has 2 names: biases beside have one profile",
     ),
     "10^9 candidates": (
         {**STATE, "reranking": {**RERANKING, "candidates": 10**9}},
         "reranking.candidates",
     ),
-    "candidates and more than two slots": ({**STATE, "reranking": RERANKING}, "layout.slots is 4"),
     "a foreign suffix": ({**STATE, "suffix": "_image"}, "suffix is '_image'"),
     "a mean bias of NaN": (
         json.dumps(with_profile(mean_bias=math.nan)),
@@ -227,12 +237,12 @@ def test_a_broken_state_is_refused_in_one_line_that_names_the_place(problem):
 
 def test_the_states_from_which_these_are_made_are_valid():
     assert isinstance(read(STATE), CollectionState)
-    assert read({**STATE, "profiles": {"default": PROFILE, "text": OTHER}}).slots == 4
-    swapped = {**PROFILE, "slot": 1, "standby": 0}
-    assert read({**STATE, "incoming": {"name": "default", "profile": swapped}}).incoming is not None
-    assert read({**STATE, "incoming": {"name": "text", "profile": OTHER}}).incoming.name == "text"
-    two = with_layout(slots=2)
-    assert read({**two, "reranking": RERANKING}).codec.candidates == 50
+    assert read({**STATE, "profiles": {"default": PROFILE, "text": OTHER}}).slots == 2
+    assert read(BESIDE).codec.candidates == 50
+    filling = read({**BESIDE, "other": {"use": "filling", "profile": OTHER}})
+    assert filling.generations == ((0, 1), (1, 1))
+    former = read({**BESIDE, "other": {"use": "former", "profile": OTHER}})
+    assert former.generations == ((0, 1),)
 
 
 def test_an_estimator_of_another_package_is_no_reason_to_refuse_a_search():

@@ -21,7 +21,6 @@ REPLACED = {
     "MigrationOptions": "Steering",
     "no_writers": "--frozen",
     "max_miss_rate": "--misses, allowed_misses",
-    "revert": "--back",
     "bank": "milvus-hubness living",
     "augmented vector": "stored form, StoredForm",
     "augmented query": "asked form, asked, wrapped",

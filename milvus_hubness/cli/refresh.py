@@ -26,10 +26,6 @@ class Refreshing:
 
     field: options.Field = None
     profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
-    revert: Annotated[
-        bool,
-        "Restore the bank and parameters before the last refresh of biases beside the vectors.",
-    ] = False
     force: Annotated[
         bool,
         "Compute all biases again, even if they are unchanged, evaluated as worse, or advised against.",

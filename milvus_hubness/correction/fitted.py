@@ -498,14 +498,11 @@ def row_biases(
 
     The locality hints are those of the active profile.
     """
-    # Slots that share a correction share its biases: in a new collection all do.
-    distinct = {id(correction): correction for correction in corrections.values()}
     kinds = None if state.kinds is None else state.kinds.numbers_of(vectors, rows)
-    biases = {
-        identity: correction.centred(vectors, rows, kinds=kinds)
-        for identity, correction in distinct.items()
+    by_slot = {
+        slot: correction.centred(vectors, rows, kinds=kinds)
+        for slot, correction in corrections.items()
     }
-    by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
 
     active = corrections[state.profile.slot]
     return RowBiases(by_slot, epoch, active.locality_hints(vectors, kinds=kinds), kinds)
@@ -543,7 +540,6 @@ def initial_state(
         profile = Profile(
             estimator=to_dict(estimator),
             slot=0,
-            standby=1,
             mean_bias=mean_bias,
             strength=strength,
             gate=gate,

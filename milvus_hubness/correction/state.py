@@ -28,7 +28,7 @@ from milvus_hubness.basics.defaults import OnHub
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric
 from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
-from milvus_hubness.correction.codec.beside import BesideCodec
+from milvus_hubness.correction.codec.beside import SLOTS, BesideCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.guard import Evidence
 from milvus_hubness.correction.kinds import KindMeans, KindRule, Kinds, kinds_from
@@ -43,9 +43,6 @@ from milvus_hubness.errors import (
 
 PROPERTY = "hubness"
 VERSION: Literal[1] = 1
-
-SLOTS_PER_PROFILE = 2
-"""One slot that searches read, and one that the next refresh writes."""
 
 Model = TypeVar("Model", bound="PropertyModel")
 
@@ -175,33 +172,13 @@ class BankReference(FrozenModel):
         return self.collection, self.generation
 
 
-class Former(FrozenModel):
-    """The former source of a profile's biases.
-
-    A refresh that goes back computes them from it again. The fields are those of `Profile`.
-    """
-
-    estimator: StoredEstimator
-    mean_bias: Number
-    strength: Strength
-    gate: Depth | None = None
-    bank: BankReference
-    prior: Prior | None = None
-    kinds: KindMeans | None = None
-    epoch: int = Field(ge=1, le=MOST_ROWS)
-    fitted_at: Moment
-    evidence: Evidence | None = None
-
-
 class Profile(FrozenModel):
     """A bias profile: one set of biases of a field, which searches name or get by default."""
 
     estimator: StoredEstimator
     """Name and parameters of the method."""
     slot: int = Field(ge=0)
-    """The active slot, which searches read."""
-    standby: int = Field(ge=0)
-    """The standby slot, which the next refresh fills before the two switch roles."""
+    """The slot of its biases: their column in the vectors, or where this generation is beside them."""
     mean_bias: Number
     """c, subtracted from every stored bias; it changes no ranking."""
     strength: Strength = 1.0
@@ -225,21 +202,8 @@ class Profile(FrozenModel):
     """When the bank was fitted to the rows: a refresh with the same bank leaves it as it is, unless it
     is a refit. It names the note of the fitted rows in the ledger.
     """
-    former: Former | None = None
-    """The source of the biases before the last full refresh."""
     evidence: Evidence | None = None
     """Quantiles of the gallery's biases, for the hub guard; None before they are measured."""
-
-    @model_validator(mode="after")
-    def _expect_two_slots(self) -> Profile:
-        if self.slot == self.standby:
-            raise InvalidParameter(f"slot and standby are both {self.slot}")
-        return self
-
-    @property
-    def banks(self) -> tuple[BankReference, ...]:
-        """The banks of the current biases and of the former ones."""
-        return (self.bank, *([self.former.bank] if self.former else []))
 
 
 class CandidateReranking(FrozenModel):
@@ -263,17 +227,15 @@ class CandidateReranking(FrozenModel):
     """Number of queries over which `missed` is the mean."""
 
 
-class Incoming(FrozenModel):
-    """A change of a profile's biases: a refresh fills a slot that searches do not read yet.
+class OtherGeneration(FrozenModel):
+    """The generation of biases beside the vectors that searches do not read."""
 
-    Rows inserted meanwhile get both biases: the old one in the old slot, the new one in the new
-    slot.
+    use: Literal["filling", "returning", "former"]
+    """`filling`: a refresh fills it, and searches are to read it. `returning`: the same, by a rollback.
+    `former`: searches read it until the last switch; no row gets its biases any more.
     """
-
-    name: Name
-    """Name of the profile."""
     profile: Profile
-    """Its value after the change, with the slot that the refresh fills."""
+    """The profile while searches read this generation, with its slot."""
 
 
 class CollectionState(FrozenModel):
@@ -303,8 +265,8 @@ class CollectionState(FrozenModel):
     """The profile that searches use when they name none."""
     reranking: CandidateReranking | None = None
     """None unless the bias location is `beside`."""
-    incoming: Incoming | None = None
-    """The next value of a profile that a refresh is changing."""
+    other: OtherGeneration | None = None
+    """The second generation of biases beside the vectors; None before the first refresh."""
     migration: Name = ""
     """The id of the migration that created the collection as a copy; empty for others."""
     kinds: KindRule | None = None
@@ -329,10 +291,15 @@ class CollectionState(FrozenModel):
         return self
 
     def _expect_location(self) -> None:
-        # Their keys, or columns, have fixed names: they hold one profile.
-        if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
+        if self.reranking is None:
+            if self.other is not None:
+                raise InvalidParameter("other is set: only biases beside have a second generation")
+            return
+
+        # The collections, or the keys of payloads, have fixed names: they hold one profile.
+        if len(self.profiles) > 1:
             raise InvalidParameter(
-                f"layout.slots is {self.slots}: biases beside have {SLOTS_PER_PROFILE} slots"
+                f"profiles has {len(self.profiles)} names: biases beside have one profile"
             )
 
     def _expect_kinds(self) -> None:
@@ -345,48 +312,27 @@ class CollectionState(FrozenModel):
         if count and self.reranking is not None:
             raise InvalidParameter("kinds and reranking are both set: candidates have no kinds")
 
-        profiles = dict(self.profiles)
-        if self.incoming is not None:
-            profiles[f"{self.incoming.name} (changing)"] = self.incoming.profile
-        for name, profile in profiles.items():
+        for name, profile in self.profiles.items():
             if (profile.kinds is None) != (self.kinds is None):
                 raise InvalidParameter(f"profiles.{name}.kinds does not fit the kinds of the state")
             # It raises if the profile has other means than the rule has kinds.
             _ = self.kinds_of(profile)
 
     def _expect_slots(self) -> None:
-        """Check that each slot exists and belongs to one profile."""
-        profile_of_slot: dict[int, str] = {}
-        for name, profile in self.profiles.items():
-            self._claim_slots(profile_of_slot, f"profiles.{name}", name, profile)
+        """Check that each slot exists and has the biases of one profile or generation."""
+        profiles = {f"profiles.{name}": profile for name, profile in self.profiles.items()}
+        if self.other is not None:
+            profiles["other.profile"] = self.other.profile
 
-        incoming = self.incoming
-        if incoming is None:
-            return
-        # A refresh fills the standby slot, and after the switch the former slot is on standby.
-        current = self.profiles.get(incoming.name)
-        if current is not None and incoming.profile.slot != current.standby:
-            raise InvalidParameter(
-                f"incoming.profile.slot is {incoming.profile.slot}, not {current.standby}, "
-                f"the standby slot of {incoming.name!r}"
-            )
-        self._claim_slots(profile_of_slot, "incoming.profile", incoming.name, incoming.profile)
-
-    def _claim_slots(
-        self, profile_of_slot: dict[int, str], label: str, name: str, profile: Profile
-    ) -> None:
-        """Enter the two slots of a profile, which messages call `label`.
-
-        Raises InvalidParameter for a slot of another profile.
-        """
-        for key, slot in (("slot", profile.slot), ("standby", profile.standby)):
-            if slot >= self.slots:
+        owner_of_slot: dict[int, str] = {}
+        for label, profile in profiles.items():
+            if profile.slot >= self.slots:
                 raise InvalidParameter(
-                    f"{label}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}"
+                    f"{label}.slot is {profile.slot}: there are the slots 0 to {self.slots - 1}"
                 )
-            owner = profile_of_slot.setdefault(slot, name)
-            if owner != name:
-                raise InvalidParameter(f"{label}.{key} is {slot}, a slot of {owner!r}")
+            owner = owner_of_slot.setdefault(profile.slot, label)
+            if owner != label:
+                raise InvalidParameter(f"{label}.slot is {profile.slot}, as {owner}.slot is")
 
     @property
     def dim(self) -> int:
@@ -400,8 +346,8 @@ class CollectionState(FrozenModel):
 
     @property
     def slots(self) -> int:
-        """The number of bias slots."""
-        return self.layout.slots
+        """The number of slots of biases: columns of the vectors, or places of a generation beside."""
+        return self.layout.slots if self.reranking is None else SLOTS
 
     @property
     def codec(self) -> RowCodec:
@@ -419,11 +365,10 @@ class CollectionState(FrozenModel):
 
     @property
     def generations(self) -> tuple[tuple[int, int], ...]:
-        """The slot and the number of each set of biases that rows get: first that which searches
-        read, then that which a refresh is filling.
+        """The slot and the number of each generation beside the vectors whose biases rows get: first
+        that which searches read, then that which a job is filling.
         """
-        changes = [self.incoming.profile] if self.incoming is not None else []
-        return tuple((profile.slot, profile.epoch) for profile in (self.profile, *changes))
+        return tuple((profile.slot, profile.epoch) for profile in self.written_profiles)
 
     @property
     def miss_rate(self) -> float | None:
@@ -474,13 +419,20 @@ class CollectionState(FrozenModel):
     @property
     def _priors(self) -> list[Prior]:
         """The priors of all biases that new rows get."""
-        return [profile.prior for profile in self._all_profiles if profile.prior is not None]
+        return [profile.prior for profile in self.written_profiles if profile.prior is not None]
 
     @property
-    def _all_profiles(self) -> tuple[Profile, ...]:
-        """The profiles, and the next value of one that a refresh is changing."""
-        incoming = (self.incoming.profile,) if self.incoming is not None else ()
-        return (*self.profiles.values(), *incoming)
+    def filling(self) -> Profile | None:
+        """The profile as it will be once a job has filled the other generation beside the vectors."""
+        other = self.other
+        return other.profile if other is not None and other.use != "former" else None
+
+    @property
+    def written_profiles(self) -> tuple[Profile, ...]:
+        """The profiles whose biases a written row gets: those that searches read, and then that which
+        a job is filling.
+        """
+        return (*self.profiles.values(), *([self.filling] if self.filling else []))
 
     @property
     def _prior_fields(self) -> frozenset[str]:
@@ -498,11 +450,9 @@ class CollectionState(FrozenModel):
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """The banks of all profiles.
-
-        They are those of the current biases, the former ones and those that a refresh is writing.
-        """
-        return tuple(bank for profile in self._all_profiles for bank in profile.banks)
+        """The banks of all profiles, and of both generations beside the vectors."""
+        other = [self.other.profile] if self.other is not None else []
+        return tuple(profile.bank for profile in (*self.profiles.values(), *other))
 
     @property
     def property_name(self) -> str:

@@ -27,15 +27,13 @@ def assert_refreshed(
     corrected: Corrected,
     biases: Biases,
     *,
-    went_back: bool = False,
     wrote_on: bool = False,
     leased: str = "",
 ) -> None:
     """Nothing lost, nothing doubled, each row's bias from these alone, and nothing left lying about.
 
-    went_back: rows whose standby slot still held the bias were left alone, and show the other one. wrote_on:
-    rows were deleted by a filter since, whose biases in a side collection the next refresh takes away.
-    leased: the collection that was refreshed, where that is another.
+    wrote_on: rows were deleted by a filter since, whose biases in a side collection the next refresh takes
+    away. leased: the collection that was refreshed, where that is another.
     """
     store = database.store
     info = store.info(corrected.name)
@@ -45,8 +43,8 @@ def assert_refreshed(
     assert is_same(biases.estimator, state.profile.estimator), (
         f"biases are of {state.profile.estimator}"
     )
-    _assert_biases(store, info, state, corrected, biases, went_back)
-    assert state.incoming is None, "the collection says that biases are on their way"
+    _assert_biases(store, info, state, corrected, biases)
+    assert state.filling is None, "the collection says that biases are on their way"
     there = corrected.ours(database)
     wanted = corrected.collections | {*state.codec.sides}
     left = there - wanted
@@ -75,7 +73,6 @@ def _assert_biases(
     state: CollectionState,
     corrected: Corrected,
     biases: Biases,
-    went_back: bool,
 ) -> None:
     bias_location, slot = BiasBackend(store, info, state), state.profile.slot
     got: dict[object, float] = {}
@@ -95,8 +92,7 @@ def _assert_biases(
             shown = np.array(
                 [row[state.codec.bias_field] for row in biased_rows.batch.rows]
             ).reshape(-1, 1)
-            slots = biased_rows.biases if went_back else biased_rows.biases[:, [slot]]
-            same = np.abs(shown - slots).min(axis=1, initial=np.inf) <= OFF
+            same = np.abs(shown - biased_rows.biases[:, [slot]]).max(axis=1, initial=0.0) <= OFF
             differs += [
                 key
                 for key, is_same in zip(biased_rows.batch.keys, same, strict=True)

@@ -17,7 +17,7 @@ from tests.chaos.corrected import Biases
 from tests.chaos.places import BACKENDS
 from tests.chaos.sources import DIM, Shape
 
-KINDS = ["full"] * 10 + ["pending"] * 6 + ["revert"] * 4
+KINDS = ["full"] * 10 + ["pending"] * 6 + ["rollback"] * 4
 """Of each backend's twenty."""
 SERVER_KILLS = {1, 8, 12, 17}
 SURE_REQUESTS = 2
@@ -53,7 +53,7 @@ REQUESTS = {
 }  # fmt: skip
 """About how many requests each stage of a command makes. Whoever asks for a later one gets the next stage."""
 for _stages in REQUESTS.values():
-    _stages["revert"] = {
+    _stages["rollback"] = {
         stage: count for stage, count in _stages["full"].items() if stage not in EARLY
     }
 SHORT_TTL, LONG_TTL = 0.3, 2.5

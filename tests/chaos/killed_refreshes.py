@@ -51,14 +51,14 @@ class _Attempt:
         stem = f"refreshed_{os.getpid()}_{next(_numbers)}"
         self._corrected = Corrected(place, stem, trial.shape, trial.bias_location, trial.number)
         self._old, self._new, self._other = drawn_biases(place.folder, trial.method, trial.changes)
-        if trial.kind == "revert":
+        if trial.kind == "rollback":
             self._old, self._new = self._new, self._old
 
     def run(self) -> None:
         trial, corrected = self._trial, self._corrected
         try:
             with self._place.open() as database:
-                corrected.make(database, self._old, self._new if trial.kind == "revert" else None)
+                corrected.make(database, self._old, self._new if trial.kind == "rollback" else None)
                 if trial.kind == "pending" or trial.writes:
                     corrected.insert_pending(database)
                 before = self._state(database)
@@ -71,7 +71,9 @@ class _Attempt:
                         database.load(corrected.name)
                         corrected.write(trial.random, database.application())
                 code = self._command(trial.again).run()
-                assert code == 0, f"run again, it exited with {code}: {self._command('').told()}"
+                assert code == 0, (
+                    f"run again, it exited with {code}: {self._command('same').told()}"
+                )
                 for each in reranking:
                     if isinstance(each, Reader):
                         each.wait_for(wanted)
@@ -82,7 +84,6 @@ class _Attempt:
                     database,
                     corrected,
                     wanted,
-                    went_back=trial.kind == "revert",
                     wrote_on=trial.writes == "throughout",
                 )
         finally:
@@ -98,14 +99,17 @@ class _Attempt:
 
     def _command(self, which: str) -> Command:
         trial = self._trial
+        words: tuple[str, ...] = ("refresh",)
+        options: tuple[str, ...] = ()
         if which == "other":
             options = (*self._other.options, "--force")
-        elif which == "plain" or trial.kind == "pending":
-            options = ()
-        else:
-            options = ("--revert",) if trial.kind == "revert" else (*self._new.options, "--force")
+        elif which == "same" and trial.kind == "rollback":
+            words = ("migrate", "rollback")
+        elif which == "same" and trial.kind == "full":
+            options = (*self._new.options, "--force")
         common = ("--client-ttl", str(trial.ttl), "--uri", self._place.address, "--json")
-        return Command(self._place, ("refresh", self._corrected.name, *options, *common))
+        argv = (*words, self._corrected.name, *options, *common)
+        return Command(self._place, argv, follows="refresh")
 
     def _beside(self) -> Iterator[Reader | Writer]:
         """The clients that go on throughout."""
@@ -125,7 +129,7 @@ class _Attempt:
     def _expected(self, before: CollectionState, now: CollectionState) -> Biases:
         """What all biases are to come from once it was run again."""
         # Going back, the number of the former generation is lower.
-        flipped, announced = now.profile.epoch != before.profile.epoch, now.incoming is not None
+        flipped, announced = now.profile.epoch != before.profile.epoch, now.filling is not None
         self._outcome.reached = (
             "all done" if flipped else "announced" if announced else "nothing announced"
         )
@@ -136,4 +140,4 @@ class _Attempt:
             return self._other
         if trial.again == "plain":
             return self._new if flipped or announced else self._old
-        return self._old if flipped and trial.kind == "revert" else self._new
+        return self._old if flipped and trial.kind == "rollback" else self._new

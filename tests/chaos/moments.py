@@ -39,7 +39,8 @@ class Moment:
 class Order:
     """argv: of the program. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
     its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
-    number of requests in each stage. copies: it is a refresh that does."""
+    number of requests in each stage. follows: the course to follow, where
+    the command has several."""
 
     program: type[Program]
     argv: tuple[str, ...]
@@ -49,12 +50,12 @@ class Order:
     sign: signal.Signals = signal.SIGKILL
     timing: Path | None = None
     counts: Path | None = None
-    copies: bool = False
+    follows: str = ""
 
     @property
     def course(self) -> Course:
         """Of the command."""
-        return COURSES["copy" if self.copies else self.argv[0]]
+        return COURSES[self.follows or self.argv[0]]
 
 
 class Watch:

@@ -69,7 +69,7 @@ def follow_refresh(enter: Enter, store: Any) -> None:
 
     def writing(self: Any, collection: str, name: str, record: Any) -> None:
         if isinstance(record, CollectionState):
-            enter("announcing" if record.incoming else "flipping")
+            enter("announcing" if record.filling else "flipping")
         write_property(self, collection, name, record)
 
     store.write_property = writing

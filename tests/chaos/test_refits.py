@@ -42,7 +42,7 @@ class Refit:
         self.samples = ""
         argv = ("--refit-share", "0.2", "--queries", str(real), "--client-ttl", "0")
         self.command = Command(
-            place, ("refresh", self.name, *argv, "--uri", place.address, "--json"), copies=True
+            place, ("refresh", self.name, *argv, "--uri", place.address, "--json"), follows="copy"
         )
 
     def make(self, database):

@@ -258,7 +258,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
 def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
     done = refresh(fresh.store, fresh.name, estimator=CSLS(4))
     state = fresh.client.hubness_state(fresh.name)
-    assert (done.action, state.profile.slot, state.profile.standby) == ("full", 1, 0)
+    assert (done.action, state.profile.slot, state.other.profile.slot) == ("full", 1, 0)
     fresh.biases = nnn(fresh.bank, fresh.items, "IP", 4, 0.5)
     fresh.state = state
     fresh.assert_found(fresh.client.search(fresh.name, data=list(fresh.queries)))

@@ -3,8 +3,19 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, disable, enable, plan_enable, refresh, status
-from milvus_hubness.correction.state import Incoming
+from milvus_hubness import (
+    NNN,
+    MigrationOptions,
+    QueryBank,
+    disable,
+    enable,
+    plan_enable,
+    refresh,
+    rollback,
+    status,
+)
+from milvus_hubness.correction.state import OtherGeneration
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.jobs.common import bias_backends
 from milvus_hubness.milvus.client.writes import Writes
 from qdrant_hubness.client.writes import Writing
@@ -79,7 +90,7 @@ def test_refreshes_alternate_between_two_slots(beside):
         beside.refreshed(bank)
         profile = beside.state.profile
         assert (profile.slot, profile.epoch) == ((first.slot + number - 1) % 2, number)
-        assert beside.state.incoming is None
+        assert beside.state.other.use == "former"
         beside.assert_found(bank)
     assert status(beside.store, beside.name).pending == 0
 
@@ -91,7 +102,7 @@ def test_searches_read_the_old_generation_until_the_new_one_is_whole(beside, mon
     def searched(backend, *args):
         repair(backend, *args)
         beside.assert_found(beside.old)
-        seen.append(backend.state.incoming.profile.epoch)
+        seen.append(backend.state.filling.epoch)
 
     monkeypatch.setattr(bias_backends.BiasBackend, "repair", searched)
     beside.refreshed()
@@ -149,9 +160,9 @@ def announced(beside):
         "IP",
     )
     profile = beside.state.profile
-    change = {"slot": profile.standby, "standby": profile.slot, "epoch": 7, "bank": reference}
-    incoming = Incoming(name="default", profile=profile.model_copy(update=change))
-    state = beside.state.model_copy(update={"incoming": incoming})
+    change = {"slot": 1 - profile.slot, "epoch": 7, "bank": reference}
+    other = OtherGeneration(use="filling", profile=profile.model_copy(update=change))
+    state = beside.state.model_copy(update={"other": other})
     write_state(beside.store, beside.name, state)
     return state
 
@@ -271,28 +282,75 @@ def test_a_job_that_was_killed_before_its_repair_leaves_no_bias_of_another_vecto
     beside.assert_found(beside.old)
 
 
-def test_going_back_is_one_change_of_the_state_and_covers_rows_that_were_written_since(
+def test_a_rollback_covers_rows_that_were_written_since_before_searches_go_back(
     beside, monkeypatch
 ):
     beside.refreshed()
     beside.write(3, vectors(beside.rng, 1, DIM)[0])
     beside.write(ITEMS, vectors(beside.rng, 1, DIM)[0])
-    states = []
+    seen = []
     cls = type(beside.store)
     write_property = cls.write_property
 
     def noted(store, collection, name, record):
+        beside.assert_found(beside.new if len(seen) < 2 else beside.old)
         write_property(store, collection, name, record)
         if collection == beside.name and name == "hubness":
-            states.append(record.profile.slot)
+            seen.append((record.profile.slot, record.other.use))
 
     monkeypatch.setattr(cls, "write_property", noted)
-    done = refresh(beside.store, beside.name, revert=True, client_ttl=0.0)
-    assert set(states) == {0}
-    assert done.written == 2, "the entries of the other rows were there still"
+    done = take_back(beside)
+    assert seen == [(1, "returning"), (0, "former")]
+    assert done.carried == 2, "the entries of the other rows were there still"
     beside.assert_found(beside.old)
     beside.refreshed(vectors(beside.rng, 35, DIM))
     assert beside.state.profile.epoch == 3, "no number comes twice"
+
+
+def take_back(beside, **more):
+    return rollback(beside.store, beside.name, options=MigrationOptions(client_ttl=0.0), **more)
+
+
+def test_a_rollback_is_taken_back_by_the_next(beside):
+    beside.refreshed()
+    for bank in (beside.old, beside.new, beside.old):
+        take_back(beside, field=beside.state.field)
+        beside.assert_found(bank)
+
+
+def test_a_rollback_that_was_killed_is_carried_on_by_either_job(beside, monkeypatch):
+    def killed(*args, **options):
+        raise KeyboardInterrupt
+
+    beside.refreshed()
+    for carried_on in (
+        take_back,
+        lambda beside: refresh(beside.store, beside.name, client_ttl=0.0),
+    ):
+        wanted = beside.old if beside.state.profile.slot else beside.new
+        with monkeypatch.context() as patch:
+            patch.setattr(bias_backends.BiasBackend, "put", killed)
+            patch.setattr(bias_backends.BiasBackend, "wait_visible", killed)
+            with pytest.raises(KeyboardInterrupt):
+                take_back(beside)
+        assert beside.state.other.use == "returning"
+        carried_on(beside)
+        beside.assert_found(wanted)
+        assert beside.state.other.use == "former"
+
+
+def test_a_rollback_gives_an_unfinished_refresh_up(beside):
+    state = announced(beside)
+    done = take_back(beside)
+    assert "was given up" in done.reason
+    assert beside.state.other is None
+    beside.assert_found(beside.old)
+    beside.write(5, vectors(beside.rng, 1, DIM)[0])
+    beside.assert_found(beside.old)
+    assert state.filling.bank.generation == state.profile.bank.generation
+    assert beside.store.load_bank(state.profile.bank), "both generations had this bank"
+    with pytest.raises(InvalidInput, match="was never refreshed"):
+        take_back(beside)
 
 
 @pytest.mark.lite_only

@@ -119,14 +119,14 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
 
 
 @pytest.mark.lite_only
-def test_a_further_profile_takes_two_of_their_columns(backend):
+def test_a_further_profile_takes_one_of_their_columns(backend):
     here = Divided(backend)
     here.name = aliased(here.store, here.name)
     here.insert()
     refresh(
         here.store, here.name, profile="image", bank=single_queries(here.other), estimator=CSLS(K)
     )
-    assert here.state.layout.locality_hint_count == 11
+    assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
     items = np.vstack([here.items, here.new])
     here.assert_found(items=items)

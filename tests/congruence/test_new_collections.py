@@ -125,7 +125,7 @@ def test_the_schema_form_with_two_fields(lite, rng):
             assert [hit["pk"] for hit in hits] == [
                 f"{i:03d}" for i in np.argsort(-(raw - biases))[:5]
             ]
-    assert lite.store().info(name).states["image"].slots == 2
+    assert lite.store().info(name).states["image"].slots == 1
     described = client.describe_collection(name)
     assert described["properties"]["team.owner"] == "search"
     assert [each["name"] for each in described["fields"]] == ["pk", "text", "image"]

@@ -353,7 +353,6 @@ def test_a_share_that_is_none_is_refused(share):
         RefreshOptions(refit_share=share)
 
 
-@pytest.mark.parametrize("decided", ["refit", "revert"])
-def test_a_share_beside_what_decides_itself_is_refused(decided):
-    with pytest.raises(InvalidParameter, match="leave out refit and revert"):
-        RefreshOptions(refit_share=0.2, **{decided: True})
+def test_a_share_beside_what_decides_itself_is_refused():
+    with pytest.raises(InvalidParameter, match="leave out refit, which has decided"):
+        RefreshOptions(refit_share=0.2, refit=True)

@@ -10,7 +10,6 @@ from milvus_hubness import (
     BankTooSmall,
     Cancelled,
     DimensionMismatch,
-    InvalidInput,
     InvalidParameter,
     NotCorrected,
     QueryBank,
@@ -61,8 +60,6 @@ def test_one_command_goes_back(corrected):
     before, collection = corrected.scores(), corrected.collection
     refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
     corrected.database.application().upsert(corrected.name, [corrected.row(5, 5)])
-    with pytest.raises(InvalidInput, match=f"migrate rollback {corrected.collection}"):
-        refresh(corrected.store, corrected.name, revert=True)
     done = rollback(corrected.store, corrected.name)
     assert (done.source, corrected.collection) == (collection, collection)
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
@@ -250,7 +247,7 @@ def test_status_tells_what_there_is(database):
 @under_cosine
 def test_refreshes_that_cannot_be(corrected):
     for change, error in (
-        ({"revert": True, "refit": True}, InvalidParameter),
+        ({"prior_weight": 0.5, "no_prior": True}, InvalidParameter),
         ({"bank": QueryBank(np.ones((60, DIM + 1)))}, DimensionMismatch),
         ({"estimator": NNN(51)}, BankTooSmall),
         ({"keep_former": -1}, InvalidParameter),

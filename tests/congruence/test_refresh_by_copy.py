@@ -461,19 +461,19 @@ def test_no_write_of_any_client_is_lost_or_undone(live):
 @pytest.mark.lite_only
 def test_a_further_profile_is_a_copy_with_its_columns(live):
     width = live.store.info(live.name).state.layout.width
-    for number in range(1, 4):
+    for number in range(1, 6):
         bank = QueryBank(live.other[: 20 + number])
         done = refresh(
             live.store, live.alias, profile=f"image {number}", bank=bank, estimator=NNN(K)
         )
         assert (done.action, done.reason) == ("full", "the profile is new")
     state = live.store.info(live.alias).state
-    assert (len(state.profiles), state.active, state.slots) == (4, "default", 8)
+    assert (len(state.profiles), state.active, state.slots) == (6, "default", 6)
     assert state.layout.width > width
     live.write()
     live.assert_found(live.bank)
     items = np.array(list(live.rows.values()))
-    for number in (1, 3):
+    for number in (1, 5):
         [hits] = live.client.search(
             live.alias, data=list(live.query), limit=len(items), profile=f"image {number}"
         )

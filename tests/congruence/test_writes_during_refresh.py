@@ -22,7 +22,7 @@ from milvus_hubness import (
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.beside import SIDE_FIELD
 from milvus_hubness.correction.estimators import to_dict
-from milvus_hubness.correction.state import Incoming
+from milvus_hubness.correction.state import OtherGeneration
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from tests.support.aliases import aliased
 from tests.support.born import born
@@ -63,31 +63,30 @@ class Refreshed:
         items = vectors(self.rng, len(keys), DIM) if items is None else items
         return [{"id": key, "vector": v, "group": 1} for key, v in zip(keys, items, strict=True)]
 
-    def announce(self, name="default"):
+    def announce(self):
         kept = StoredBank(QueryBank(self.new), np.empty((len(self.new), 0), np.float32))
         reference, _ = self.store.save_bank(self.state.profile.bank.collection, kept, self.metric)
-        before = self.state.profiles[name]
+        before = self.state.profile
         change = {
             "estimator": to_dict(CSLS(3)),
             "bank": reference,
             "mean_bias": CENTRE,
-            "slot": before.standby,
-            "standby": before.slot,
+            "slot": 1 - before.slot,
             "epoch": before.epoch + 1,
         }
-        self.incoming = Incoming(name=name, profile=before.model_copy(update=change))
-        write_state(
-            self.store, self.name, self.state.model_copy(update={"incoming": self.incoming})
-        )
+        self.coming = before.model_copy(update=change)
+        other = OtherGeneration(use="filling", profile=self.coming)
+        write_state(self.store, self.name, self.state.model_copy(update={"other": other}))
         return self
 
     def flip(self):
-        done = self.state.with_profile(self.incoming.profile, self.incoming.name)
+        other = OtherGeneration(use="former", profile=self.state.profile)
+        done = self.state.model_copy(update={"other": other}).with_profile(self.coming)
         write_state(self.store, self.name, done)
 
     def withdraw(self):
         write_state(self.store, self.name, self.state)
-        self.store.drop_bank_generations([self.incoming.profile.bank])
+        self.store.drop_bank_generations([self.coming.bank])
 
     def slots(self, keys):
         """(n, slots) the biases that the side collections hold."""
@@ -123,7 +122,7 @@ class Refreshed:
 
     def assert_both(self, rows):
         held = self.slots([row["id"] for row in rows])
-        slot = self.incoming.profile.slot
+        slot = self.coming.slot
         np.testing.assert_allclose(held[:, slot], self.after(rows), atol=3e-4)
         np.testing.assert_allclose(held[:, 1 - slot], self.before(rows), atol=3e-4)
 
@@ -189,8 +188,8 @@ def test_two_banks_that_do_not_fit_together_are_not_read_at_every_write(lite, mo
 
 def test_a_bank_that_is_to_come_is_kept_and_one_that_was_withdrawn_is_not_missed(lite):
     here = Refreshed(lite).announce()
-    here.store.drop_bank_generations([here.incoming.profile.bank])
-    assert len(here.store.load_bank(here.incoming.profile.bank).queries) == len(here.new)
+    here.store.drop_bank_generations([here.coming.bank])
+    assert len(here.store.load_bank(here.coming.bank).queries) == len(here.new)
     late = lite.hubness_client(state_ttl=AN_HOUR)
     late.get(here.name, [1])
     here.withdraw()

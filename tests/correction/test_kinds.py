@@ -131,7 +131,7 @@ def test_rows_of_each_kind_are_read_back_to_the_last_place(data, dim, metric):
     else:
         rows = unit_directions(rows).astype(np.float32)
     offsets = rows_as_text(rng.normal(size=(3, dim)))
-    layout = Layout(dim, metric, kinds=3, kind_scale=0.25, kind_offsets=offsets)
+    layout = Layout(dim, metric, 2, kinds=3, kind_scale=0.25, kind_offsets=offsets)
     codec = vector_codec(layout)
 
     stored = codec.encode_rows(rows, RowBiases({0: np.ones(6)}, 1, kinds=numbers))

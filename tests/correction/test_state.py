@@ -21,7 +21,6 @@ def state():
     profile = Profile(
         estimator={"name": "NNN", "k": 16, "alpha": 0.75},
         slot=0,
-        standby=1,
         mean_bias=0.1234567890123,
         bank=BankReference(
             collection="b", generation="01", fingerprint="sha256:00", count=3, size=3
@@ -131,7 +130,7 @@ def test_a_state_from_before_half_precision_is_of_float32(state):
 
 
 def test_a_field_of_half_precision_gives_each_number_three_columns(state):
-    halves = state.model_copy(update={"dtype": "bfloat16", "layout": Layout(380, "COSINE")})
+    halves = state.model_copy(update={"dtype": "bfloat16", "layout": Layout(382, "COSINE")})
     assert (halves.layout.width, halves.codec.form.width) == (384, 400)
     assert (
         read_states({"hubness": halves.to_json()}, "products")[state.field].codec.form

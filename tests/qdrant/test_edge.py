@@ -24,7 +24,7 @@ def shelf(metric, quick_folder):
     """A shard in augmented form, biases of `bank` in slot 0, and what went into it."""
     rng = np.random.default_rng(0)
     items, bank, other, query = (vectors(rng, n, DIM) for n in (ITEMS, 50, 60, 1))
-    layout = measured_on(Layout(DIM, metric), items)
+    layout = measured_on(Layout(DIM, metric, slots=2), items)
     params = edge.EdgeVectorParams(size=layout.width, distance=edge.Distance.Dot)
     shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))
     biases = Correction.fit(layout, NNN(8), QueryBank(bank)).centred(items)

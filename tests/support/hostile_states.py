@@ -27,6 +27,7 @@ from milvus_hubness import (
     Blend,
     HubnessError,
     InvertedSoftmax,
+    MigrationOptions,
     QueryBank,
     disable,
     enable,
@@ -34,9 +35,10 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
     refresh,
+    rollback,
     status,
 )
-from milvus_hubness.correction.state import CollectionState, Incoming, Profile
+from milvus_hubness.correction.state import CollectionState, OtherGeneration
 from milvus_hubness.jobs.refresh.refit import samples_for_refresh
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling
 from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts
@@ -237,10 +239,7 @@ def crossed(text: str) -> Iterator[Mutation]:
     }
     for which, estimator in estimators.items():
         yield Mutation(f"an estimator {which}", dumped(with_profile(estimator=estimator)))
-    yield Mutation(
-        "swapped slots", dumped(with_profile(slot=profile["standby"], standby=profile["slot"]))
-    )
-    yield Mutation("one slot twice", dumped(with_profile(standby=profile["slot"])))
+    yield Mutation("the other slot", dumped(with_profile(slot=1 - profile["slot"])))
     yield Mutation("a slot that is none", dumped(with_profile(slot=value["layout"]["slots"])))
     yield Mutation("an active profile that is none", dumped({**value, "active": "nobody"}))
     yield Mutation("no profiles", dumped({**value, "profiles": {}}))
@@ -283,8 +282,7 @@ def crossed(text: str) -> Iterator[Mutation]:
     }
     yield Mutation("10^9 candidates", dumped({**value, "reranking": reranked}))
     in_payloads = {**reranked, "candidates": 50}
-    two_slots = changed(value, ("layout", "slots"), 2)
-    yield Mutation("biases in payloads", dumped({**two_slots, "reranking": in_payloads}))
+    yield Mutation("biases in payloads", dumped({**value, "reranking": in_payloads}))
     for count in (1, 2, 3, 17, 20_000):
         yield Mutation(f"{count} kinds", dumped(changed(value, ("layout", "kinds"), count)))
         values = list(range(count))
@@ -303,23 +301,22 @@ def crossed(text: str) -> Iterator[Mutation]:
     yield Mutation(
         "another generation", dumped(with_profile(bank={**profile["bank"], "generation": "00ff"}))
     )
-    for whose in (name, "nobody"):
-        for slot, standby in (
-            (profile["standby"], profile["slot"]),
-            (profile["slot"], profile["standby"]),
-            (99, 98),
-        ):
-            moved = {"name": whose, "profile": {**profile, "slot": slot, "standby": standby}}
-            yield Mutation(f"incoming of {whose} in {slot}", dumped({**value, "incoming": moved}))
-    former = {key: profile[key] for key in ("estimator", "mean_bias", "strength", "gate", "bank")}
-    yield Mutation(
-        "a former estimator that is none",
-        dumped(with_profile(former={**former, "estimator": {"name": "X"}})),
-    )
-    yield Mutation(
-        "a former mean bias of NaN",
-        dumped(with_profile(former={**former, "mean_bias": Raw("NaN")})),
-    )
+    second = {**profile, "slot": 1 - profile["slot"]}
+    others = {
+        "in the other slot": second,
+        "in the slot that searches read": profile,
+        "in a third slot": {**profile, "slot": 99},
+        "of an estimator that is none": {**second, "estimator": {"name": "X"}},
+        "with a mean bias of NaN": {**second, "mean_bias": Raw("NaN")},
+        "of a bank that is not there": {
+            **second,
+            "bank": {**profile["bank"], "collection": "nowhere"},
+        },
+    }
+    for use in ("filling", "returning", "former", "spare"):
+        for which, generation in others.items():
+            other = {"use": use, "profile": generation}
+            yield Mutation(f"a {use} generation {which}", dumped({**value, "other": other}))
     yield Mutation("a gate of 10^9", dumped(with_profile(gate=10**9)))
     yield Mutation("mean bias 3e38", dumped(with_profile(mean_bias=Raw("3e38"))))
     yield Mutation("strength 1e38", dumped(with_profile(strength=Raw("1e38"))))
@@ -363,7 +360,7 @@ class World:
                     for key, row in rows
                 ],
             )
-        if self.place == "beside":
+        if self.place in ("beside", "refreshing"):
             plan = plan_enable(
                 self.store,
                 name,
@@ -392,13 +389,13 @@ class World:
 
     def _complete(self) -> None:
         """Add what the place asks for beyond a first correction."""
-        if self.place in ("profiles", "refreshing"):
+        if self.place == "profiles":
             self._refresh(bank=self.bank, profile="text", estimator=InvertedSoftmax())
         if self.place == "refreshing":
-            self._refresh(estimator=NNN(5))
+            refresh(self.store, self.name, estimator=NNN(5), force=True)
             state = self.state
-            incoming = Incoming(name="default", profile=_turned(state.profile))
-            moving = state.model_copy(update={"incoming": incoming})
+            other = OtherGeneration(use="filling", profile=state.other.profile)
+            moving = state.model_copy(update={"other": other})
             self.store.write_property(self.name, "hubness", moving)
         if self.place == "records":
             start_sampling(self.store, self.name, rate=0.5)
@@ -505,7 +502,7 @@ class World:
             "refresh pending": lambda: refresh(s, n, client_ttl=0.0),
             "upsert of a part": lambda: c.upsert(n, [{"id": 4, "group": 3}], partial_update=True),
             "describe index": lambda: c.describe_index(n, "vector"),
-            "revert plan": lambda: refresh(s, n, revert=True, plan=True, client_ttl=0.0),
+            "rollback": lambda: rollback(s, n, options=MigrationOptions(client_ttl=0.0)),
             "search of a profile": lambda: c.search(n, data=self.query, limit=5, profile="default"),
             "disable": lambda: disable(s, n),
             "search iterator": lambda: c.search_iterator(n, data=self.query, batch_size=4).next(),
@@ -515,11 +512,6 @@ class World:
             ),
             "drop": lambda: c.drop_collection(n),
         }
-
-
-def _turned(profile: Profile) -> Profile:
-    """Return the profile with its slots in each other's place, as before and after a refresh."""
-    return profile.model_copy(update={"slot": profile.standby, "standby": profile.slot})
 
 
 WRITES = {

@@ -74,7 +74,7 @@ class Switching:
         # The biases are in other columns than those of `first`, which are there, too, and hold 0.
         columns = state.layout.slots
         layout = replace(state.layout, slots=2 * columns)
-        changed = {"slot": columns, "standby": columns + 1, "strength": WEAK}
+        changed = {"slot": columns, "strength": WEAK}
         profile = state.profile.model_copy(update=changed)
         migration = Migration(
             source=self.first,

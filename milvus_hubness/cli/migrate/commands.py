@@ -9,7 +9,7 @@ import typer
 
 from milvus_hubness.cli.console import say, show_facts, show_json, show_result
 from milvus_hubness.cli.migrate import options, show
-from milvus_hubness.cli.options import AsJson, Connection
+from milvus_hubness.cli.options import AsJson, Connection, Field
 
 
 def plan(
@@ -112,18 +112,29 @@ def rollback(
     watching: options.Watching,
     connection: Connection,
     target: options.Target = None,
+    field: Field = None,
     as_json: options.AsEvents = False,
 ) -> None:
     """Carry rows written since the switch back to the source, and move the application's name back to it.
+
+    For biases beside the vectors: let searches read those before the last refresh again.
 
     Example: milvus-hubness migrate rollback products
     """
     from milvus_hubness.cli.migrate.session import Session
     from milvus_hubness.jobs.migration.ledger import Ledger
-    from milvus_hubness.jobs.migration.migrator import rollback
+    from milvus_hubness.jobs.refresh.rollback import is_beside, rollback
 
     session = Session(watching, as_json=as_json)
     store = connection.open()
+    if target is None and is_beside(store, name, field):
+        with session.open() as settings:
+            done = rollback(store, name, field=field, options=settings)
+        facts = {"done": done.reason, "biases written": f"{done.carried:,} rows"}
+        title = f"\nRolled back: {done.source}"
+        show.show_last(as_json, done.to_dict(), lambda: show_facts(title, facts))
+        return
+
     migration = Ledger(store).find(name, target)
     source = migration.source
     target = migration.target
@@ -141,7 +152,7 @@ def rollback(
         "carried back": f"{done.carried:,} rows written since the switch",
         "to drop the copy": f"milvus-hubness migrate clean {source} --drop {target}",
     }
-    show.show_last(as_json, vars(done), lambda: show_facts(f"\nRolled back: {source}", facts))
+    show.show_last(as_json, done.to_dict(), lambda: show_facts(f"\nRolled back: {source}", facts))
 
 
 def clean(

@@ -27,6 +27,8 @@ from milvus_hubness.correction.codec.base import (
     RowCodec,
 )
 
+SLOTS = 2
+"""Slots of entries: that of the generation that searches read, and that of the other one."""
 SLOT_KEYS = (BIAS_FIELD, "hubness_bias_1")
 """Keys of payloads with the biases, by slot, without their suffix."""
 NUMBER_KEYS = (EPOCH_FIELD, "hubness_epoch_1")
@@ -115,7 +117,7 @@ class BesideCodec(RowCodec):
 
     def read_biases(self, columns: Columns) -> Floats:
         """Return the biases (n, slots), NaN where a row has none of the generation of the slot."""
-        biases = np.full((len(columns[self.field]), self.layout.slots), np.nan, np.float32)
+        biases = np.full((len(columns[self.field]), SLOTS), np.nan, np.float32)
         for slot, number in self.generations:
             values = zip(
                 columns[self.slot_keys[slot]], columns[self.number_keys[slot]], strict=True

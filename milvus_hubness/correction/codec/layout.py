@@ -68,8 +68,8 @@ class Layout:
     """Dimension of the user's vectors."""
     metric: Metric
     """The user's metric."""
-    slots: int = 2
-    """Columns for biases; a refresh fills a standby slot and then switches to it."""
+    slots: int = 1
+    """Columns for biases, one a profile."""
     multiple_of: int = ALIGNMENT
     """The width is a multiple of it: 16 suits SIMD code, and product quantisation with m
     sub-vectors needs lcm(16, m)."""

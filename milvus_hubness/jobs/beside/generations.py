@@ -24,9 +24,8 @@ from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 def next_number(state: CollectionState) -> int:
     """Return a number that no entry of this correction has, whoever may still write one."""
-    former = state.profile.former
-    numbers = [number for _, number in state.generations]
-    return 1 + max(*numbers, former.epoch if former is not None else 0)
+    other = [state.other.profile] if state.other is not None else []
+    return 1 + max(profile.epoch for profile in (state.profile, *other))
 
 
 def expect_free_sides(store: Store, source: CollectionInfo, sides: Iterable[str]) -> None:

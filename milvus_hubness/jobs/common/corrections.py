@@ -112,20 +112,16 @@ def load_corrections(
     *,
     unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
-    """Return the corrections of all profiles, and of the incoming one, by bias
+    """Return the corrections of all profiles, and of the generation that a job fills, by bias
     slot. unchecked: profiles whose bank is used even if it was edited by hand.
     """
     corrections: dict[int, Correction] = {}
     load = partial(load_correction, store, state, engine=engine, banks=banks)
     for name, profile in state.profiles.items():
-        correction = load(profile, checked=name not in unchecked)
-        corrections[profile.slot] = correction
-        # Beside the vectors, the other slot has another generation, or none.
-        if not state.codec.leaves_vectors:
-            corrections[profile.standby] = correction
+        corrections[profile.slot] = load(profile, checked=name not in unchecked)
 
-    if coming := state.incoming:
-        corrections[coming.profile.slot] = load(coming.profile)
+    if state.filling is not None:
+        corrections[state.filling.slot] = load(state.filling)
     return corrections
 
 

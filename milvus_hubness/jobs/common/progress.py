@@ -48,6 +48,7 @@ EVENT_NAMES = (
     "copying",
     "after-copy",
     "catching-up",
+    "filling",
     "before-verify",
     "verified",
     "postponed",
@@ -115,6 +116,8 @@ def as_events(progress: Progress) -> Events:
     def show(event: Event) -> None:
         if event.name == "copying":
             progress("copying", event.facts["rows"], event.facts["rows_total"])
+        elif event.name == "filling":
+            progress(event.facts["doing"], event.facts["rows"], event.facts["rows_total"])
         elif event.name == "catching-up":
             doing = f"comparing, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
             progress(doing, event.facts["rows"], event.facts["rows_total"])

@@ -175,24 +175,22 @@ class Rollback(ShownAsTable):
     """It leads to `source` again, unless it is its own name."""
     source: str
     target: str
+    """The copy; `source` itself if the biases are beside the vectors."""
     carried: int
     """Number of rows written since the cutover that were carried back."""
+    reason: str = "the switch to the copy was taken back"
+    """What was taken back."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
         return asdict(self)
 
 
-def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, once it has caught up.
-
-    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over
-    and the name leads to it, CollectionNotFound, NotCaughtUp, and the exceptions of the store.
-    """
-    expect_store(store)
+def roll_back(store: Store, name: str, options: MigrationOptions) -> Rollback:
+    """Let the application read the source of a copy again, as `rollback` does."""
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
-    with opened(store, migration, options or MigrationOptions()) as migrator:
+    with opened(store, migration, options) as migrator:
         return migrator.roll_back()
 
 

@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator
 from milvus_hubness.correction.kernels.ann import IndexSpec
-from milvus_hubness.correction.state import SLOTS_PER_PROFILE, suffix_for
+from milvus_hubness.correction.state import suffix_for
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -504,8 +504,7 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
     layout = Layout(
         vector.dim,
         as_metric(vector.metric),
-        SLOTS_PER_PROFILE,
-        store.width_multiple(vector),
+        multiple_of=store.width_multiple(vector),
         spread=store.bias_spread(info, field),
         multi_vectors=vector.multi_vectors,
     )

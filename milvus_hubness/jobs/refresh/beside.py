@@ -5,14 +5,16 @@ searches read, and then one write of the state moves the searches.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from milvus_hubness.basics.waiting import wait_seconds
 from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.beside import SLOTS
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
-from milvus_hubness.errors import Cancelled
+from milvus_hubness.correction.state import CollectionState, OtherGeneration, Profile
+from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.jobs.beside.filling import Filled, fill_generation, fill_pending
 from milvus_hubness.jobs.beside.generations import (
     flush_generation,
@@ -27,7 +29,7 @@ from milvus_hubness.jobs.common.fits import forget_fits
 from milvus_hubness.jobs.common.inputs import read_gallery
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.enable.plan import measure
-from milvus_hubness.jobs.refresh.biases import Sample, fit
+from milvus_hubness.jobs.refresh.biases import Sample, fit, sampled
 from milvus_hubness.jobs.refresh.plan import RefreshPlan
 from milvus_hubness.jobs.refresh.refreshing import Action, Refreshing, RefreshResult
 
@@ -57,14 +59,12 @@ class Beside(Refreshing):
         layout = self.state.layout
         correction = fit(self.store, self.info, self.state, layout, plan, self.options, None)
         biases = correction.centred(sample.vectors)
-        mean_bias = plan.mean_bias
+        mean_bias = self.state.profile.mean_bias
+        if len(biases):
+            mean_bias = float(biases.mean(dtype=np.float64))
         prior = plan.prior
-        if plan.reference is None:
-            mean_bias = self.state.profile.mean_bias
-            if len(biases):
-                mean_bias = float(biases.mean(dtype=np.float64))
-            if prior is not None:
-                prior = prior.with_factor(correction.spread(sample.vectors, None))
+        if prior is not None:
+            prior = prior.with_factor(correction.spread(sample.vectors, None))
         correction = replace(correction, mean_bias=mean_bias, prior=prior, clicks=plan.bank.clicks)
         return correction.measured(sample.vectors, None)
 
@@ -72,111 +72,89 @@ class Beside(Refreshing):
         return self.result("full", plan.reason, written=self.info.rows)
 
     def adopt(self, plan: RefreshPlan, fresh: Profile, correction: Correction) -> RefreshResult:
-        old = self.state.profile
-        changes = {
-            "slot": old.standby,
-            "standby": old.slot,
-            "epoch": next_number(self.state),
-            "former": Former(**old.model_dump(include=set(Former.model_fields))),
-        }
-        return self._announced(fresh.model_copy(update=changes))._written(plan)
-
-    def full(self, plan: RefreshPlan) -> RefreshResult:
-        # What an unfinished refresh has replaced of the former generation must be filled first.
-        if self.options.revert and self.state.incoming is None and not self.options.plan:
-            return self._gone_back(plan)
-        return super().full(plan)
-
-    def _gone_back(self, plan: RefreshPlan) -> RefreshResult:
-        """Have searches read the former generation, by one write of the state, and then give the rows
-        that were written since their biases in it.
-        """
-        old = self.state.profile
-        assert old.former is not None, "the plan has found it"
-        changes = {name: getattr(old.former, name) for name in Former.model_fields}
-        changes |= {
-            "slot": old.standby,
-            "standby": old.slot,
-            "former": Former(**old.model_dump(include=set(Former.model_fields))),
-            "refreshed_at": now(),
-        }
-        state = self.state.with_profile(old.model_copy(update=changes))
-        state = keep_nearest(self.store, self.info.name, state)
-        awaited = f"all clients to read the new state of {self.info.name!r}"
-        noted = noted_unchecked(self.store, self.info, state.field)
-        with self.lease.explained(), noted:
-            self.write_state(state)
-            wait_seconds(awaited, self.options.client_ttl, self.options.stop)
-            backend = BiasBackend(self.store, self.info, state)
-            correction = load_correction(self.store, state, state.profile, self.options.engine)
-            filled = self._filled(backend, state.profile.slot, correction, "writing biases")
-            backend.wait_visible()
-            self.write_state(self._with_miss_rate(state, plan))
-
-        return self.result(
-            "full",
-            plan.reason,
-            scanned=filled.rows,
-            written=filled.written,
-            epoch=state.profile.epoch,
-        )
+        number = {"slot": SLOTS - 1 - self.state.profile.slot, "epoch": next_number(self.state)}
+        job = self._announced("filling", fresh.model_copy(update=number))
+        return job._written(plan.bank, plan.reason)
 
     def continued(self, plan: RefreshPlan) -> RefreshResult:
         if self.options.plan:
             return self.result("full", plan.reason, written=self.info.rows)
         self.lease.check()
-        return self._written(plan)
+        return self._written(plan.bank, plan.reason)
 
-    def _announced(self, fresh: Profile) -> Beside:
-        """Have clients write old and new biases with every row from now on; return the job with the
-        new state.
+    def taken_back(self) -> RefreshResult:
+        """Let searches read the former generation again, which first gets the biases of the rows that
+        were written since; or give up the refresh that is unfinished. A killed one is carried on.
+
+        Raises InvalidInput without a former generation.
+        """
+        other = self.state.other
+        if other is None:
+            raise InvalidInput(f"{self.info.name!r} has no earlier biases: it was never refreshed")
+        if other.use == "filling":
+            self._replace_other(None)
+            return self.result("none", "the unfinished refresh was given up", scanned=0)
+
+        job = self
+        if other.use == "former":
+            # The rows count as fitted now: what a refit changed would be due again at once.
+            profile = other.profile.model_copy(update={"fitted_at": now()})
+            sample = sampled(self.store, self.info, self.state, None, self.options.progress)
+            self.fit_of(profile).write(sample.key_count, sample.fitted)
+            job = self._announced("returning", profile)
+        bank = self.store.load_bank(other.profile.bank)
+        return job._written(bank, "the last refresh was taken back")
+
+    def _announced(self, use: Literal["filling", "returning"], profile: Profile) -> Beside:
+        """Have clients write the biases of this generation too with every row from now on; return the
+        job with the new state.
         """
         wait_unread(self.info, self.state, self.options.client_ttl, self.options.stop)
-        abandoned = self.state.incoming
-        incoming = Incoming(name=self.state.active, profile=fresh)
-        state = self.state.model_copy(update={"incoming": incoming})
+        return self._replace_other(OtherGeneration(use=use, profile=profile))
+
+    def _replace_other(self, other: OtherGeneration | None) -> Beside:
+        """Write the state with another second generation, and drop the bank of the one before unless
+        it has further use; return the job with the new state.
+        """
+        replaced = self.state.other
+        state = self.state.model_copy(update={"other": other})
 
         # The note comes first: a killed job must not leave a bank that nobody knows of.
-        self.spare.note([abandoned.profile.bank] if abandoned else [])
+        self.spare.note([replaced.profile.bank] if replaced else [])
         self.write_state(state)
         self.spare.drop(self.spare.noted(), state)
-        if abandoned:
-            self._forget_fit(abandoned.profile, abandoned.name, state)
+        if replaced:
+            self._forget_fit(replaced.profile, state)
         return replace(self, state=state)
 
-    def _written(self, plan: RefreshPlan) -> RefreshResult:
-        """Fill the announced generation, and switch to it."""
-        incoming = self.state.incoming
-        assert incoming is not None, "the biases are announced before"
-        slot = incoming.profile.slot
+    def _written(self, bank: StoredBank, reason: str) -> RefreshResult:
+        """Fill the announced generation, and switch to it. bank: its bank."""
+        filling = self.state.filling
+        assert filling is not None, "the generation is announced before"
 
         # From then on all clients write both. A killed job may not have waited so long.
         awaited = f"all clients to read the new state of {self.info.name!r}"
         wait_seconds(awaited, self.options.client_ttl, self.options.stop)
         with self.lease.explained():
             backend = BiasBackend(self.store, self.info, self.state)
-            correction = load_correction(
-                self.store, self.state, incoming.profile, self.options.engine
-            )
-            filled = self._filled(backend, slot, correction, "writing biases")
-            flush_generation(self.store, self.state, slot)
+            correction = load_correction(self.store, self.state, filling, self.options.engine)
+            filled = self._filled(backend, filling.slot, correction, "writing biases")
+            flush_generation(self.store, self.state, filling.slot)
             backend.wait_visible()
 
-            fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
-            state = self.state.model_copy(update={"incoming": None})
-            state = state.with_profile(fresh, incoming.name)
-            state = self._with_miss_rate(state, plan)
+            fresh = filling.model_copy(update={"refreshed_at": now()})
+            former = OtherGeneration(use="former", profile=self.state.profile)
+            state = self.state.model_copy(update={"other": former}).with_profile(fresh)
+            state = self._with_miss_rate(state, bank)
             state = keep_nearest(self.store, self.info.name, state)
 
             # The switch is one write of one property, so that each search reads either only old
-            # biases or only new ones. The note of the replaced bank precedes it.
-            self.spare.note({*self.state.profile.banks} - {*state.profile.banks})
+            # biases or only new ones.
             self.write_state(state)
 
-        self.spare.drop(self.spare.noted(), state)
-        self._forget_fit(self.state.profile, self.state.active, state)
+        self._forget_fit(self.state.profile, state)
         return self.result(
-            "full", plan.reason, scanned=filled.rows, written=filled.written, epoch=fresh.epoch
+            "full", reason, scanned=filled.rows, written=filled.written, epoch=fresh.epoch
         )
 
     def _fill(self, bank: StoredBank) -> int:
@@ -214,15 +192,12 @@ class Beside(Refreshing):
         if rows:
             self.options.throttle.admit(rows)
 
-    def _forget_fit(self, profile: Profile, name: str, state: CollectionState) -> None:
+    def _forget_fit(self, profile: Profile, state: CollectionState) -> None:
         """Delete the note of a fit that the present state does not name."""
-        former = state.model_copy(update={"profiles": {name: profile}, "active": name})
-        named = [state]
-        if state.incoming is not None:
-            named.append(state.with_profile(state.incoming.profile, state.incoming.name))
-        forget_fits(self.store, [former], named)
+        filling = [state.with_profile(state.filling)] if state.filling is not None else []
+        forget_fits(self.store, [state.with_profile(profile)], [state, *filling])
 
-    def _with_miss_rate(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
+    def _with_miss_rate(self, state: CollectionState, bank: StoredBank) -> CollectionState:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
         if state.allowed_miss_rate is None:
             return state
@@ -232,7 +207,7 @@ class Beside(Refreshing):
         measured, _ = measure(
             gallery,
             correction,
-            plan.bank.queries,
+            bank.queries,
             state.profile.strength,
             state.allowed_miss_rate,
             state.codec.side_prefix,

@@ -478,14 +478,11 @@ def fit(
     kinds: Kinds | None = None,
 ) -> Correction:
     """Fit the estimator on the bank, and on the gallery if it needs that, from the stored
-    potentials if the estimator is unchanged. If the plan names a stored bank, restore its fit.
+    potentials if the estimator is unchanged.
 
     layout: that of the rows to write. kinds: the means to compare with.
     """
     bank = plan.bank
-    if plan.reference is not None:
-        return Correction.restore(layout, plan.estimator, bank, kinds=kinds)
-
     backend = BiasBackend(store, info, state)
     gallery = None
     numbers: list[KindNumbers] = []

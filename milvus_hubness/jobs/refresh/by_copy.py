@@ -18,7 +18,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
 from milvus_hubness.correction.fitted import Correction, measured_kinds
 from milvus_hubness.correction.prior import Items
-from milvus_hubness.correction.state import SLOTS_PER_PROFILE, CollectionState, Profile
+from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import LeaseHeld, StoreError
 from milvus_hubness.jobs.common.corrections import keep_nearest
 from milvus_hubness.jobs.common.kinds import KindRequest
@@ -108,7 +108,7 @@ class ByCopy(Refreshing):
         vectors keep each bit from copy to copy.
         """
         bare = self._unhinted(
-            slots=SLOTS_PER_PROFILE * len(self.state.profiles),
+            slots=len(self.state.profiles),
             multiple_of=self.store.width_multiple(self.info.vector_fields[self.state.field]),
         )
         return bare if self._spread == bare.spread else with_spread(bare, self._spread)
@@ -187,8 +187,7 @@ class ByCopy(Refreshing):
 
     def _state(self, fresh: Profile, layout: Layout) -> CollectionState:
         """Return the state of the copy, with the refreshed profile as the active one."""
-        changes = {"layout": layout, "incoming": None}
-        return self.state.model_copy(update=changes).with_profile(fresh)
+        return self.state.model_copy(update={"layout": layout}).with_profile(fresh)
 
     # -- the copy ----------------------------------------------------------------------------
 

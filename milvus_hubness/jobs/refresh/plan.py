@@ -35,7 +35,6 @@ from milvus_hubness.correction.estimators import (
     to_dict,
 )
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
-from milvus_hubness.correction.kinds import KindMeans
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     BankReference,
@@ -97,8 +96,6 @@ class RefreshOptions:
     """Refit with the sampled queries as bank as soon as this share of the rows, above 0 and up to 1, is
     new or changed since the bank was fitted; None for never. Without enough samples, a new bank is due.
     """
-    revert: bool = False
-    """Return to the biases before the last full refresh, where these are beside the vectors."""
     prior: PriorLike | None = None
     """A field of the rows, or clicks by key, that says how often each row is wanted; by default the
     present prior, if there is one. Its values are read again by each refresh.
@@ -170,17 +167,12 @@ class RefreshOptions:
             raise InvalidParameter(f"keep_former is from 0 up, got {self.keep_former}")
         if self.refit_share is not None:
             refit_share(self.refit_share)
-            if self.refit or self.revert:
+            if self.refit:
                 raise InvalidParameter(
-                    "refit_share decides whether to refit: leave out refit and revert, which have "
-                    "decided"
+                    "refit_share decides whether to refit: leave out refit, which has decided"
                 )
-
-        names_prior = self.prior_request != PriorRequest()
-        if self.revert and (self.names_biases or self.refit or names_prior):
-            raise InvalidParameter(
-                "revert returns to the former biases: leave out bank, estimator, prior and refit"
-            )
+        # It raises if what is named of a prior does not go together.
+        _ = self.prior_request
 
     @property
     def judging(self) -> Judging:
@@ -282,12 +274,6 @@ class RefreshPlan:
     """The k of a DynamicGate, which searches have; None for none."""
     prior: Prior | None = None
     """The prior, measured on the values of all rows; its clicks are in the bank."""
-    kinds: KindMeans | None = None
-    """The means of kinds in use, or those that go with `reference`; None without kinds."""
-    mean_bias: float = 0.0
-    """The mean that is subtracted from every bias, if `reference` is set."""
-    reference: BankReference | None = None
-    """The generation of the bank, if it is stored already; the mean is decided then too."""
     carries_on: bool = False
     """Whether this continues an unfinished refresh."""
     unfinished: Migration | None = None
@@ -315,12 +301,8 @@ def plan_refresh(
     state: with the profile to refresh as the active one. is_new: whether the collection lacks this
     profile so far. load_bank: reads the profile's bank. unfinished: the copy that a killed refresh has
     begun. refit_reason: why a refit is due; empty if none is, or none is possible. Raises
-    InvalidInput if biases are reverted that were never refreshed, and for a prior whose values are no
-    numbers from 0 up.
+    InvalidInput for a prior whose values are no numbers from 0 up.
     """
-    if options.revert:
-        return _reverting(store, info, state)
-
     reasons = ["a refit was requested"] if options.refit else []
     begun = _begun_profile(state, unfinished)
     if begun and not options.refit:
@@ -345,7 +327,6 @@ def plan_refresh(
             strength=profile.strength,
             reason="the profile is new",
             prior=prior.prior,
-            kinds=profile.kinds,
             fits_bank=True,
         )
 
@@ -396,7 +377,6 @@ def plan_refresh(
         reason=" and ".join(reasons),
         gate=gate,
         prior=prior.prior,
-        kinds=profile.kinds,
         fits_bank=options.refit or bool(refit_reason) or is_other,
         needs_evaluation=bool(refit_reason),
     )
@@ -448,36 +428,9 @@ def _prior_reason(new: ChosenPrior, former: ChosenPrior) -> str:
     return ""
 
 
-def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
-    """Return the plan to take the last refresh back. Raises InvalidInput if there was none."""
-    if not state.codec.leaves_vectors:
-        raise InvalidInput(
-            f"{info.name!r} has its biases in its vectors: migrate rollback {info.name} takes the last "
-            "refresh back"
-        )
-    former = state.profile.former
-    if former is None:
-        raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
-
-    return RefreshPlan(
-        estimator=from_dict(former.estimator),
-        bank=store.load_bank(former.bank),
-        strength=former.strength,
-        reason="the last refresh is taken back",
-        gate=former.gate,
-        prior=former.prior,
-        kinds=former.kinds,
-        mean_bias=former.mean_bias,
-        reference=former.bank,
-        # Who takes a refit back does not want the same one at the next time.
-        fits_bank=True,
-    )
-
-
 def _begun_profile(state: CollectionState, unfinished: Migration | None) -> Profile | None:
     """Return the active profile as an unfinished refresh will leave it; None without one."""
-    incoming = state.incoming
-    begun = incoming.profile if incoming and incoming.name == state.active else None
+    begun = state.filling
     # A copy that is being prepared is what an interrupted `clean` has left.
     if unfinished and unfinished.state and unfinished.phase != "preparing":
         return unfinished.state.profiles.get(state.active, begun)
@@ -504,9 +457,6 @@ def _continuing(begun: Profile, saved: StoredBank, unfinished: Migration | None)
         reason="one was not finished",
         gate=begun.gate,
         prior=begun.prior,
-        kinds=begun.kinds,
-        mean_bias=begun.mean_bias,
-        reference=begun.bank,
         carries_on=True,
         unfinished=unfinished,
     )
@@ -546,12 +496,10 @@ def with_profile(
         )
 
     active = state.profile
-    taken = {slot for other in state.profiles.values() for slot in (other.slot, other.standby)}
-    free = (slot for slot in count() if slot not in taken)
+    taken = {other.slot for other in state.profiles.values()}
     draft = Profile(
         estimator=to_dict(options.estimator or DEFAULT_ESTIMATOR),
-        slot=next(free),
-        standby=next(free),
+        slot=next(slot for slot in count() if slot not in taken),
         mean_bias=0.0,
         bank=active.bank,
         # Measured on this profile's own bank when it is fitted.

@@ -127,7 +127,7 @@ def samples_for_refresh(
 
 def is_unfinished(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
     """Whether a refresh is unfinished: it is continued first, with the bank that it has."""
-    if state.incoming is not None:
+    if state.filling is not None:
         return True
     return unfinished(refreshes_of(store, info.name), info, state.field) is not None
 

@@ -218,10 +218,8 @@ class Refreshing(ABC):
         sample = sampled(
             self.store, self.info, self.state, options.judgements, options.progress, plan.prior
         )
-        # A bank that is stored already keeps the groups that its biases were fitted with.
-        if plan.reference is None:
-            bank = grouped(self.state.layout, plan.bank.queries, sample.vectors)
-            plan = replace(plan, bank=replace(plan.bank, queries=bank))
+        bank = grouped(self.state.layout, plan.bank.queries, sample.vectors)
+        plan = replace(plan, bank=replace(plan.bank, queries=bank))
         verdict = self._verdict(plan, sample) if self._names_other_bank(plan) else None
         if verdict is not None:
             try:
@@ -232,13 +230,11 @@ class Refreshing(ABC):
             plan = replace(plan, strength=self._strength(plan, verdict))
 
         evaluation = None if self.is_new else self._evaluation(plan, sample)
-        # Who takes a refresh back has decided already.
-        is_decided = options.force or options.revert
-        if evaluation and evaluation.objection and not is_decided:
+        if evaluation and evaluation.objection and not options.force:
             reason = f"{plan.reason}, but {evaluation.objection}"
             return self.result("refused", reason, judged=evaluation, verdict=verdict)
 
-        if plan.needs_evaluation and evaluation is None and not is_decided:
+        if plan.needs_evaluation and evaluation is None and not options.force:
             return self.result("refused", f"{plan.reason}, but {UNEVALUATED}", verdict=verdict)
 
         correction = self.fitted(plan, sample)
@@ -290,13 +286,10 @@ class Refreshing(ABC):
     def _fresh(self, plan: RefreshPlan, correction: Correction) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
         old = self.state.profile
-        reference = plan.reference
-        if reference is None:
-            self.lease.check()
-            potentials = plan.bank.queries.of_queries(correction.fitted.potentials)
-            bank = replace(plan.bank, potentials=potentials)
-            reference = self.spare.save(bank, old.bank, self.state.metric)
-
+        self.lease.check()
+        potentials = plan.bank.queries.of_queries(correction.fitted.potentials)
+        bank = replace(plan.bank, potentials=potentials)
+        reference = self.spare.save(bank, old.bank, self.state.metric)
         return old.model_copy(
             update={
                 "estimator": to_dict(correction.fitted.estimator),

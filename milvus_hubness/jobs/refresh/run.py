@@ -46,8 +46,7 @@ def refresh(
     changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
     UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall,
     InvalidParameter, CannotMigrate for a collection that cannot be copied, InvalidInput if no name can
-    move to a copy, or a target bank, the bank of a new profile or the biases to return to are
-    missing, and the exceptions of a migration.
+    move to a copy, or a target bank or the bank of a new profile is missing, and the exceptions of a migration.
     """
     expect_store(store)
     options = replace(options, **changes) if options else RefreshOptions(**changes)
@@ -209,8 +208,6 @@ def _chosen_profile(
     """
     if options.profile is not None:
         return options.profile
-    if options.names_biases or options.revert:
+    if options.names_biases:
         return state.active
-    if state.incoming is not None:
-        return state.incoming.name
     return str(begun.arguments["profile"]) if begun is not None else state.active

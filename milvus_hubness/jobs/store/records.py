@@ -33,7 +33,6 @@ from milvus_hubness.correction.codec.quantisation import spread_for
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import (
     REMEDY,
-    SLOTS_PER_PROFILE,
     CollectionState,
     PropertyModel,
     StoredEstimator,
@@ -289,7 +288,7 @@ class VectorField:
 
         Raises InvalidParameter for another metric.
         """
-        layout = Layout(self.dim, as_metric(self.metric), SLOTS_PER_PROFILE, width_multiple)
+        layout = Layout(self.dim, as_metric(self.metric), multiple_of=width_multiple)
         return form_of(layout, self.dtype).width
 
     @property

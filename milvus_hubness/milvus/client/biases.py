@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,41 +22,6 @@ from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
 if TYPE_CHECKING:
     from milvus_hubness.correction.fitted import Correction
     from milvus_hubness.correction.guard import RowEvidence
-
-
-class _Target(NamedTuple):
-    """A profile in which new rows get a bias, and how."""
-
-    profile: Profile
-
-    slots: tuple[int, ...]
-    """The bias slots that get it."""
-
-    are_new: bool
-    """Whether rows of one write make room for each other, as rows do that come after the fit."""
-
-
-def _targets(state: CollectionState, *, are_last: bool) -> list[_Target]:
-    """Return the profiles whose biases a write must compute.
-
-    are_last: whether no job will compute the biases of these rows again.
-    """
-    # Both columns of a vector get it: a refresh writes only rows whose standby bias differs from the
-    # new one. Beside the vectors, the other slot is empty, or has another generation.
-    targets = [
-        _Target(
-            profile,
-            (profile.slot,) if state.codec.leaves_vectors else (profile.slot, profile.standby),
-            are_last,
-        )
-        for profile in state.profiles.values()
-    ]
-
-    # During a refresh some clients already read the new slot and some still the old one.
-    if state.incoming is not None:
-        profile = state.incoming.profile
-        targets.append(_Target(profile, (profile.slot,), False))
-    return targets
 
 
 def _epoch_of(state: CollectionState, *, are_last: bool) -> int:
@@ -136,8 +101,8 @@ class Biases:
         hints; and their evidence, if the collection has a hub guard.
 
         are_new: whether these rows are inserted together. While a job computes
-        all biases, new rows get the biases that the job would give them: for incoming profiles, and
-        for a copy that is being filled. watches: whether to gather evidence. Raises BankTooLarge if
+        all biases, new rows get the biases that the job would give them: in a generation and in a copy
+        that are being filled. watches: whether to gather evidence. Raises BankTooLarge if
         the budget has no room for the banks.
         """
         watches = watches and is_guarded(state)
@@ -154,28 +119,29 @@ class Biases:
 
         self._expect_room(collection, state)
         are_last = are_new and state.phase == "ready"
-        targets = _targets(state, are_last=are_last)
+        profiles = state.written_profiles
 
         # Every write needs all of these banks. They must not evict each other: each would be read
         # from the database again at the next write.
-        in_use = {(collection, state.field, target.profile.slot) for target in targets}
+        in_use = {(collection, state.field, profile.slot) for profile in profiles}
 
         biases: dict[int, Floats] = {}
-        for target in targets:
-            cached = yield from self._cached(collection, state, target.profile, in_use)
+        for profile in profiles:
+            cached = yield from self._cached(collection, state, profile, in_use)
             # A fit is restored and evaluated in a thread: both may take long.
             correction: Correction = yield Compute(partial(cached.correction, state))
-            is_active = target.profile is state.profile
+            is_active = profile is state.profile
             column, hints, evidence = yield Compute(
                 partial(
                     correction.of_written,
                     vectors,
                     rows,
-                    are_new=target.are_new,
+                    # A job that fills a generation gives all rows the biases of its formula.
+                    are_new=are_last and profile is not state.filling,
                     guarded=watches and is_active,
                 )
             )
-            biases |= dict.fromkeys(target.slots, column)
+            biases[profile.slot] = column
 
             # The index is shaped by the queries of the active profile alone.
             if is_active:
@@ -196,12 +162,9 @@ class Biases:
         The bank that a refresh replaces stays in memory with the new one, whatever the budget: no
         write fails because of a refresh to a bank that has room.
         """
-        coming_profiles = state.profiles
-        if state.incoming is not None:
-            coming_profiles = {**coming_profiles, state.incoming.name: state.incoming.profile}
-
-        for profiles in (state.profiles, coming_profiles):
-            count = sum(profile.bank.count for profile in profiles.values())
+        coming = [state.filling] if state.filling is not None else []
+        for profiles in (state.profiles.values(), coming):
+            count = sum(profile.bank.count for profile in profiles)
             # Vectors of float32.
             size = 4 * state.dim * count
             if size > self.banks.budget:

@@ -22,7 +22,7 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
 from milvus_hubness.correction.estimators.nnn import NNN
-from milvus_hubness.correction.state import SLOTS_PER_PROFILE, BankReference, CollectionState
+from milvus_hubness.correction.state import BankReference, CollectionState
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.protocols import Store
@@ -235,8 +235,7 @@ def _new_field(
     layout = Layout(
         dim,
         as_metric(vector.metric),
-        SLOTS_PER_PROFILE,
-        multiple_of,
+        multiple_of=multiple_of,
         spread=milvus_schema.bias_spread(vector, dim, vector.metric),
     )
 

@@ -50,9 +50,8 @@ class SideBiases(NamedTuple):
         """Return the generations that get the biases of new rows: that which searches read, and that
         which a refresh is filling.
         """
-        changes = [state.incoming.profile] if state.incoming is not None else []
-        profiles = (state.profile, *changes)
-        return [found for profile in profiles if (found := cls.of(state, profile)) is not None]
+        every = (cls.of(state, profile) for profile in state.written_profiles)
+        return [generation for generation in every if generation is not None]
 
     def bias_in(self, row: Mapping[str, Any]) -> float | None:
         """Return the bias of a row of the side collection; None if it is of another generation."""

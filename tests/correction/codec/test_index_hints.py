@@ -35,11 +35,11 @@ def sets(seed=0, items=50, queries=200, dim=DIM):
     return (rng.normal(size=(n, dim)).astype(np.float32) for n in (items, queries))
 
 
-def fitted(metric="COSINE", factor=1.0, graph_hint=True, dim=DIM, queries=200):
+def fitted(metric="COSINE", factor=1.0, graph_hint=True, dim=DIM, queries=200, slots=1):
     items, bank = sets(dim=dim, queries=queries)
     items *= np.float32(factor)
     layout = measured_on(
-        Layout(dim, metric), items, bank, graph_hint=graph_hint, locality_hints=True
+        Layout(dim, metric, slots), items, bank, graph_hint=graph_hint, locality_hints=True
     )
     return Correction.fit(layout, NNN(4), QueryBank(bank)), items, bank
 
@@ -121,7 +121,7 @@ def test_rows_without_a_bias_have_nothing_there():
 
 @given(st.sampled_from(["IP", "COSINE"]), st.booleans(), st.integers(0, 2**31), st.floats(-2, 2))
 def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, strength):
-    correction, items, _ = fitted(metric, graph_hint=graph_hint)
+    correction, items, _ = fitted(metric, graph_hint=graph_hint, slots=2)
     layout, rng = correction.layout, np.random.default_rng(seed)
     biases, locality_hints = (
         rng.normal(size=(len(items), 2)),
@@ -153,9 +153,9 @@ def test_they_take_what_the_width_has_to_spare():
         ).locality_hint_count
 
     assert count(32) == COLUMNS
-    assert count(DIM) == 9
+    assert count(DIM) == 10
     assert count(32, slots=6) == 9
-    assert count(38) == count(5) == 0
+    assert count(39) == count(6) == 0
     assert (count(1_536), count(1_920), count(2_048)) == (10, 8, 0)
     assert 2 * len(hint_directions(next(sets(items=40, dim=1_920)), 8)) < 45_000, (
         "a record holds as much"
@@ -168,7 +168,7 @@ def test_they_take_what_the_width_has_to_spare():
         measured_on(
             Layout(DIM, "IP"), items, bank, graph_hint=False, locality_hints=True
         ).locality_hint_count
-        == 10
+        == 11
     )
 
 

@@ -201,16 +201,16 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
 
 
 def test_the_link_column_takes_what_the_width_has_to_spare():
-    items = np.random.default_rng(0).normal(size=(50, 30)).astype(np.float32)
-    assert measured_on(Layout(30, "IP"), items).anchor == 0
-    items = items[:, :29]
-    assert measured_on(Layout(29, "IP"), items).anchor > 0
-    assert measured_on(Layout(28, "L2"), items[:, :28]).anchor == 0
-    assert measured_on(Layout(29, "IP"), items, graph_hint=False) == Layout(29, "IP")
+    items = np.random.default_rng(0).normal(size=(50, 31)).astype(np.float32)
+    assert measured_on(Layout(31, "IP"), items).anchor == 0
+    items = items[:, :30]
+    assert measured_on(Layout(30, "IP"), items).anchor > 0
+    assert measured_on(Layout(29, "L2"), items[:, :29]).anchor == 0
+    assert measured_on(Layout(30, "IP"), items, graph_hint=False) == Layout(30, "IP")
     with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
-        Layout(30, "IP", anchor=1.0)
+        Layout(31, "IP", anchor=1.0)
     with pytest.raises(InvalidParameter, match="needs an anchor"):
-        Layout(29, "IP", pull=0.5)
+        Layout(30, "IP", pull=0.5)
 
 
 def test_the_pull_is_in_proportion_to_what_biases_are_of():
@@ -389,8 +389,8 @@ def test_lengths_without_an_anchor_or_of_another_metric_are_refused():
 def test_without_constants_the_half_square_is_stored_as_it_is():
     layout = Layout(2, "L2")
     stored, asked = layout.augment([[3.0, 4.0]], [0.3]), layout.encode_queries([[1.0, 2.0]], 0.7)
-    np.testing.assert_array_equal(stored[0, :6], np.float32([3, 4, 12.5, (12.5 + 1) / 4, 0.3, 0.3]))
-    np.testing.assert_array_equal(asked[0, :6], np.float32([1, 2, 0, -4, -0.7, 0]))
+    np.testing.assert_array_equal(stored[0, :5], np.float32([3, 4, 12.5, (12.5 + 1) / 4, 0.3]))
+    np.testing.assert_array_equal(asked[0, :5], np.float32([1, 2, 0, -4, -0.7]))
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])

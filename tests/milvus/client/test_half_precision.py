@@ -50,7 +50,6 @@ class Field:
         profile = Profile(
             estimator={"name": "NNN", "k": 4, "alpha": 0.75},
             slot=0,
-            standby=1,
             mean_bias=0.0,
             bank=BankReference(collection="b", generation="01", fingerprint="f", count=9, size=9),
             epoch=1,
@@ -89,7 +88,7 @@ class Field:
         """The columns that are sent for rows whose vectors are given like this."""
         rows = [{"id": i, "vector": vector} for i, vector in enumerate(given)]
         found, codec = vectors_of(self.state, rows), self.state.codec
-        columns = codec.encode_rows(found, RowBiases({0: self.biases, 1: self.biases}, 1))
+        columns = codec.encode_rows(found, RowBiases({0: self.biases}, 1))
         stored = with_columns(rows, codec.pack(columns))
         request = Prepare.row_upsert_param("c", stored, "", self.schema["fields"])
         return {column.field_name: column for column in request.fields_data}

@@ -36,7 +36,7 @@ SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 def corrected(metric="COSINE", dtype="float32"):
     reference = BankReference(collection="b", generation="01", fingerprint="", count=9, size=9)
     fixed = {**FIXED, "dtype": dtype}
-    return initial_state(Layout(DIM, metric), NNN(4), reference, strength=0.75, **fixed)
+    return initial_state(Layout(DIM, metric, 2), NNN(4), reference, strength=0.75, **fixed)
 
 
 def answer_to(request, columns=()):
@@ -302,7 +302,7 @@ def test_a_prepared_search_ends_with_the_state_that_it_is_for():
     before = corrected()
     request, server = request_for(before, np.eye(1, DIM, dtype=np.float32)), Server(before)
     server.search(request)
-    refreshed = before.profile.model_copy(update={"slot": 1, "standby": 0})
+    refreshed = before.profile.model_copy(update={"slot": 1})
     server.become(before.model_copy(update={"profiles": {before.active: refreshed}}))
     server.operations.states.forget(NAME)
     server.search(request)

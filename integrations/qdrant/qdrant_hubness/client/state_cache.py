@@ -316,36 +316,21 @@ class StateCache:
         """Return the biases of points with vectors (n, d), (n, slots), and their locality hint
         columns (n, c).
 
-        The biases are of all profiles, and both sets of a running refresh; the hints are by the active
-        bank. Both follow from one product with it.
+        The biases are of all profiles, and of a generation that a job fills; the hints are by the
+        active bank. Both follow from one product with it.
         """
         state.expect_values(items.rows)
-        profile_of_slot: dict[int, Profile] = {}
-        for profile in state.profiles.values():
-            profile_of_slot[profile.slot] = profile
-            # Beside the vectors, the other slot has another generation, or none.
-            if not state.codec.leaves_vectors:
-                profile_of_slot[profile.standby] = profile
-        # During a refresh, one slot of a profile has the former biases and the other one the new.
-        if state.incoming is not None:
-            profile_of_slot[state.incoming.profile.slot] = state.incoming.profile
-
-        # The two slots of a profile have one bias, which is computed once. The index is shaped by
-        # the queries of the active profile alone.
-        needed = {id(profile): profile for profile in profile_of_slot.values()}
-        if state.layout.locality_hint_count:
-            needed[id(state.profile)] = state.profile
-        computed: dict[int, tuple[Floats, Floats]] = {}
-        for number, profile in needed.items():
-            bank = yield from self._bank(collection, state, profile)
-            computed[number] = yield Compute(partial(_of_rows, bank, state, vectors, items))
-
         biases = np.zeros((len(vectors), state.slots), np.float32)
-        for slot, profile in profile_of_slot.items():
-            biases[:, slot] = computed[id(profile)][0]
-        if state.layout.locality_hint_count:
-            return biases, computed[id(state.profile)][1]
-        return biases, np.zeros((len(vectors), 0), np.float32)
+        locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
+        for profile in state.written_profiles:
+            bank = yield from self._bank(collection, state, profile)
+            column, hints = yield Compute(partial(_of_rows, bank, state, vectors, items))
+            biases[:, profile.slot] = column
+
+            # The index is shaped by the queries of the active profile alone.
+            if profile is state.profile:
+                locality_hints = hints
+        return biases, locality_hints
 
     def _bank(
         self, collection: str, state: CollectionState, profile: Profile
