@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-server test-long test-versions crash lint docs audit locks bills bench-gpu clean
+.PHONY: demo test test-server test-long test-triton test-versions crash lint docs audit locks bills bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -15,6 +15,11 @@ test: .venv/installed-for-tests
 # All further cases on servers: Milvus 2.3.5, a model of 2.6, and with a Docker engine the current Milvus and Qdrant.
 test-server: .venv/installed-for-tests
 	$(BIN)/pytest -m "server and not long"
+
+# The kernels of Triton in its interpreter, which needs no GPU but 0.7 GB that no other test does.
+test-triton: .venv/installed-for-tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group triton
+	$(BIN)/pytest -n 0 tests/correction/kernels/test_buffered.py
 
 # Units and Milvus Lite on every Python that is found, and on the oldest of them with the lowest versions that pyproject.toml
 # allows. `make test-versions VERSIONS=3.12` tries one, LOWEST= leaves the lowest out, TESTS=tests/milvus/client takes a part.

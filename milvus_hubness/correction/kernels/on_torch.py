@@ -1,4 +1,4 @@
-"""The primitives on torch: the choice between the dense and the screened kernel, and of devices."""
+"""The primitives on torch: the choice among the dense and the screening kernels, and of devices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from milvus_hubness.correction.kernels import dense, screened
+from milvus_hubness.correction.kernels import buffered, dense, screened
 from milvus_hubness.correction.kernels.checks import Matrix, is_tensor
 from milvus_hubness.correction.kernels.operands import Operands, cuda_devices, full_precision
-from milvus_hubness.correction.kernels.policy import ALL_DEVICES, POLICY, resolve_device
+from milvus_hubness.correction.kernels.policy import (
+    ALL_DEVICES,
+    POLICY,
+    Kernel,
+    resolve_device,
+)
 
 Compute: TypeAlias = Callable[[Operands], tuple[torch.Tensor, ...]]
 """One primitive with its arguments: the results, (n, …), of prepared operands."""
@@ -26,9 +31,12 @@ def topk_mean(X: Matrix, B: Matrix, k: int, device: str) -> Any:
     """Return means of the k largest products, (n,): an array for an array X, else a tensor."""
 
     def compute(operands: Operands) -> tuple[torch.Tensor, ...]:
-        if _is_for_screen(operands, k):
-            return screened.topk_mean(operands, k)
-        return dense.topk_mean(operands, k)
+        by_kernel = {
+            "dense": dense.topk_mean,
+            "screened": screened.topk_mean,
+            "buffered": buffered.topk_mean,
+        }
+        return by_kernel[_kernel_of(operands, k)](operands, k)
 
     [means] = _on_devices(compute, X, B, device)
     return means
@@ -38,9 +46,8 @@ def topk(X: Matrix, B: Matrix, k: int, device: str) -> tuple[Any, Any]:
     """Return values and indices of the k largest products, both (n, k), of the type of X."""
 
     def compute(operands: Operands) -> tuple[torch.Tensor, ...]:
-        if _is_for_screen(operands, k):
-            return screened.topk(operands, k)
-        return dense.topk(operands, k)
+        by_kernel = {"dense": dense.topk, "screened": screened.topk, "buffered": buffered.topk}
+        return by_kernel[_kernel_of(operands, k)](operands, k)
 
     values, indices = _on_devices(compute, X, B, device)
     return values, indices
@@ -59,19 +66,19 @@ def logsumexp(X: Matrix, B: Matrix, tau: float, weights: Matrix | None, device: 
     return sums
 
 
-def _is_for_screen(operands: Operands, k: int) -> bool:
-    """Return whether the screened kernel is the faster one for the k largest products."""
-    if operands.kernel != "screened":
-        return False
+def _kernel_of(operands: Operands, k: int) -> Kernel:
+    """Return the kernel for the k largest products: "dense" where a screen would be slower."""
+    if operands.kernel == "dense":
+        return "dense"
 
     row_count = operands.X.shape[0]
     bank_size, dim = operands.bank.shape
     least_rows, least_products = POLICY.get().least_screened
     if row_count < least_rows or row_count * bank_size * dim < least_products:
-        return False
+        return "dense"
 
     columns = screened.tiles_for(dim, operands.device).columns
-    return min(bank_size, columns) >= SCREENED_SHARE * k
+    return operands.kernel if min(bank_size, columns) >= SCREENED_SHARE * k else "dense"
 
 
 def _on_devices(compute: Compute, X: Matrix, B: Matrix, device: str) -> tuple[Any, ...]:

@@ -24,11 +24,13 @@ from milvus_hubness.errors import InvalidParameter
 if TYPE_CHECKING:
     import torch
 
-Kernel: TypeAlias = Literal["numpy", "screened", "dense"]
+Kernel: TypeAlias = Literal["numpy", "screened", "buffered", "dense"]
 Screen: TypeAlias = Literal["auto", "bfloat16", "float32"]
 
 SCREEN_VARIABLE = "MILVUS_HUBNESS_KERNEL"
 """The environment variable with the default of `KernelPolicy.screen`."""
+INTERPRETER_VARIABLE = "TRITON_INTERPRET"
+"""The environment variable that lets Triton interpret its kernels, for tests without a GPU."""
 ALL_DEVICES = "cuda:all"
 TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 << 29}
 """Default number of scores in memory at once: on NumPy, by torch on a CPU and on a CUDA device, and
@@ -40,7 +42,10 @@ class KernelPolicy:
     """What decides between kernels and between their sizes. Raises InvalidParameter."""
 
     kernel: Kernel | None = None
-    """The kernel of all calls, where "numpy" holds for those on arrays; None chooses by device."""
+    """The kernel of all calls, where "numpy" holds for those on arrays; None chooses by device.
+
+    It never chooses "buffered", which no GPU has run yet, and which is "screened" where Triton does
+    not run."""
 
     screen: Screen = field(
         default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE, "auto"))
@@ -108,10 +113,7 @@ def prefer_torch() -> None:
 
 def has_torch() -> bool:
     """Return whether torch is installed. Nothing else decides what runs without it."""
-    # A module that a process has banned is None there.
-    if "torch" in sys.modules:
-        return sys.modules["torch"] is not None
-    return find_spec("torch") is not None
+    return _is_installed("torch")
 
 
 def uses_numpy(products: int, device: str = "auto") -> bool:
@@ -137,10 +139,18 @@ def uses_numpy(products: int, device: str = "auto") -> bool:
 
 def kernel_on(device: torch.device) -> Kernel:
     """Return the kernel of a torch device: the policy's, or "screened" where that is fast."""
-    policy = POLICY.get()
-    if policy.kernel and policy.kernel != "numpy":
-        return policy.kernel
+    kernel = POLICY.get().kernel
+    if kernel == "buffered" and not runs_triton(device):
+        return "screened"
+    if kernel and kernel != "numpy":
+        return kernel
     return "screened" if screens_in_bfloat16(device) else "dense"
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Return whether Triton is installed, and compiles for the device or interprets."""
+    is_interpreted = os.environ.get(INTERPRETER_VARIABLE) == "1"
+    return (device.type == "cuda" or is_interpreted) and _is_installed("triton")
 
 
 def screens_in_bfloat16(device: torch.device) -> bool:
@@ -183,3 +193,10 @@ def resolve_device(device: str = "auto") -> torch.device:
     if index.isdigit() and int(index) >= device_count:
         raise InvalidParameter(f"device {device!r}: torch sees {device_count} CUDA device(s)")
     return torch.device("cuda" if device == ALL_DEVICES else device)
+
+
+def _is_installed(module: str) -> bool:
+    # A module that a process has banned is None there.
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None

@@ -142,7 +142,10 @@ def _products(X: Matrix, B: Matrix) -> int:
 
 
 def kernel_for(device: str = "auto") -> Kernel:
-    """Return the kernel for large products on a device: "numpy", "screened" or "dense"."""
+    """Return the kernel for large products on a device: "numpy", "screened" or "dense".
+
+    "buffered" only where the policy names it.
+    """
     if uses_numpy(POLICY.get().numpy_below, device):
         return "numpy"
     return kernel_on(resolve_device(device))

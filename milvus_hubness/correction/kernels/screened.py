@@ -14,7 +14,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from milvus_hubness.correction.kernels import dense
@@ -27,6 +26,7 @@ from milvus_hubness.correction.kernels.operands import (
 from milvus_hubness.correction.kernels.policy import POLICY
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
+Primitive: TypeAlias = Callable[[Operands, int], Results]
 
 SECOND_CACHE = 1 << 20
 """Assumed bytes of the cache of a core: the least that CPUs with native bfloat16 have."""
@@ -42,6 +42,8 @@ GROUP = 8
 """Scores of a group."""
 GROUPS_TOGETHER = 8
 """Groups whose maximum is one of the numbers that bound the k-th largest score."""
+WHOLE = GROUP * GROUPS_TOGETHER
+"""Factor of the width of a tile in memory."""
 LEAST_COLUMNS = 1 << 14
 CUDA_ROWS = 8192
 LEAST_GROUPS = 4
@@ -67,7 +69,7 @@ class Tiles(NamedTuple):
     columns: int
 
 
-class _Bank(NamedTuple):
+class RoundedBank(NamedTuple):
     """The bank in two precisions."""
 
     exact: torch.Tensor
@@ -85,6 +87,12 @@ class _Bank(NamedTuple):
 
     error: float
     """The largest norm of a row's rounding error."""
+
+
+Search: TypeAlias = Callable[
+    [torch.Tensor, RoundedBank, int, Tiles], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+]
+"""A search for the k largest products, with the results of `_largest`."""
 
 
 def tiles_for(dim: int, device: torch.device) -> Tiles:
@@ -105,63 +113,70 @@ def tiles_for(dim: int, device: torch.device) -> Tiles:
         fitting_rows = SECOND_CACHE // (4 * dim) // 128 * 128
         rows = min(1024, max(128, fitting_rows))
         scores = THIRD_CACHE // 2
-    whole = GROUP * GROUPS_TOGETHER
-    columns = max(LEAST_COLUMNS, scores // rows) // whole * whole
+    columns = max(LEAST_COLUMNS, scores // rows) // WHOLE * WHOLE
     return Tiles(rows, columns)
 
 
 def topk_mean(operands: Operands, k: int) -> Results:
     """Return means of the k largest products, (n,), summed in float64."""
+    return means_by(_largest, operands, k, dense.topk_mean)
+
+
+def topk(operands: Operands, k: int) -> Results:
+    """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
+    return largest_by(_largest, operands, k, dense.topk)
+
+
+def means_by(search: Search, operands: Operands, k: int, exact: Primitive) -> Results:
+    """Return what `topk_mean` does, by a search and, for rows that it is unsure of, by `exact`."""
     means = operands.empty(operands.X.shape[0])
 
     def mean(values: torch.Tensor, _: torch.Tensor) -> Results:
         return (values.sum(1, dtype=torch.float64) / k,)
 
-    return _screened(operands, k, dense.topk_mean, mean, (means,))
+    return _screened(search, operands, k, exact, mean, (means,))
 
 
-def topk(operands: Operands, k: int) -> Results:
-    """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
+def largest_by(search: Search, operands: Operands, k: int, exact: Primitive) -> Results:
+    """Return what `topk` does, by a search and, for rows that it is unsure of, by `exact`."""
     row_count = operands.X.shape[0]
     values = operands.empty(row_count, k)
     indices = operands.empty(row_count, k, dtype=torch.int64)
-    return _screened(operands, k, dense.topk, lambda *largest: largest, (values, indices))
+    return _screened(search, operands, k, exact, lambda *largest: largest, (values, indices))
 
 
 def _screened(
+    search: Search,
     operands: Operands,
     k: int,
-    exact: Callable[[Operands, int], Results],
+    exact: Primitive,
     reduce: Callable[[torch.Tensor, torch.Tensor], Results],
     results: Results,
 ) -> Results:
-    """Set and return `results`, those of the screen and of the dense kernel for unsure rows.
+    """Set and return `results`, those of the search and of `exact` for the rows left over.
 
-    exact: the dense kernel. reduce: returns the results of the k largest products and their
-    columns, both (rows, k).
+    reduce: returns the results of the k largest products and their columns, both (rows, k).
     """
     bank = _rounded(operands)
     tiles = tiles_for(bank.exact.shape[1], operands.device)
-    unsure = []
+    is_sure = torch.empty(operands.X.shape[0], dtype=torch.bool, device=operands.device)
 
     def work(task: tuple[slice, torch.Tensor]) -> None:
         part, x = task
-        values, columns, is_sure = _largest(x, bank, k, tiles)
+        values, columns, is_sure[part] = search(x, bank, k, tiles)
         for result, rows in zip(results, reduce(values, columns), strict=True):
             result[part] = rows
-        if not is_sure.all():
-            unsure.append(part.start + (~is_sure).nonzero()[:, 0].cpu().numpy())
 
     share_out(work, operands.rows(tiles.rows), operands.threads)
-    if unsure:
-        numbers = np.concatenate(unsure)
-        exact_results = exact(Operands(operands.X[numbers], operands.bank), k)
+    unsure = (~is_sure).nonzero()[:, 0].cpu().numpy()
+    if len(unsure):
+        exact_results = exact(Operands(operands.X[unsure], operands.bank), k)
         for result, rows in zip(results, exact_results, strict=True):
-            result[numbers] = rows
+            result[unsure] = rows
     return results
 
 
-def _rounded(operands: Operands) -> _Bank:
+def _rounded(operands: Operands) -> RoundedBank:
     exact = operands.bank.contiguous()
     row_count, dim = exact.shape
     sample = as_tensor(operands.X[:: max(1, len(operands.X) // 1024)], exact.dtype, exact.device)
@@ -190,35 +205,55 @@ def _rounded(operands: Operands) -> _Bank:
         rounding_error = centered - rounded_rows[:, :dim]
         norms.append(torch.stack([centered.norm(dim=1).max(), rounding_error.norm(dim=1).max()]))
     norm, error = torch.stack(norms).amax(0).tolist()
-    return _Bank(exact, center, rounded, norm, error)
+    return RoundedBank(exact, center, rounded, norm, error)
 
 
-def _largest(
-    x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the k largest products of x (rows, d), falling, and their indices, both (rows, k).
-
-    The third value is whether they are certain, (rows,).
+def rounded_rows(x: torch.Tensor, bank: RoundedBank) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows x (rows, d) as they are multiplied with the rounded bank, (rows, q) bfloat16, and
+    how far a score of each may be off before it is rounded itself, (rows,).
     """
     centered = x - bank.center
     rounded = centered.bfloat16()
 
-    # How far a score in bfloat16 may be off: by rounding x, by rounding the bank, and by the sum.
+    # By rounding x, by rounding the bank, and by the sum.
     error = (centered - rounded).norm(dim=1) * bank.norm
     error = error + rounded.float().norm(dim=1) * bank.error
     terms = x.shape[1] + PARTS
     error += terms * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
 
     # Ones take in the three columns of products with the center.
-    rounded = torch.nn.functional.pad(rounded, (0, bank.rounded.shape[1] - x.shape[1]), value=1.0)
+    missing = bank.rounded.shape[1] - x.shape[1]
+    return torch.nn.functional.pad(rounded, (0, missing), value=1.0), error
+
+
+def kth_largest(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the k-th largest score of each row (rows, p), float32 (rows,)."""
+    return scores.topk(k, dim=1, sorted=False).values.amin(1).float()
+
+
+def least_score(lower_bound: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """Return the least score in bfloat16 that one of the k largest products may have, (rows,).
+
+    lower_bound: of the k-th largest score in bfloat16. error: of `rounded_rows`.
+    """
+    return lower_bound - 2 * (error + HALF_UNIT * (lower_bound.abs() + 2 * error))
+
+
+def _largest(
+    x: torch.Tensor, bank: RoundedBank, k: int, tiles: Tiles
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the k largest products of x (rows, d), falling, and their indices, both (rows, k).
+
+    The third value is whether they are certain, (rows,).
+    """
+    rounded, error = rounded_rows(x, bank)
     scores, columns, threshold = _selected(rounded, bank, k, error, tiles)
     has_enough = (columns >= 0).sum(1) >= k
     if not has_enough.any():
         return x.new_empty(len(x), k), columns.new_empty(len(x), k), has_enough
 
     # A bound by the k-th largest score itself, which is closer than the threshold of the groups.
-    kth_largest = scores.topk(k, dim=1, sorted=False).values.amin(1)
-    cut = kth_largest - 2 * (error + HALF_UNIT * (kth_largest.abs() + 2 * error))
+    cut = least_score(kth_largest(scores, k), error)
     is_sure = has_enough & (threshold <= cut)
     columns[(scores < cut[:, None]) | ~is_sure[:, None]] = -1
     exact = _products(x, bank.exact, columns)
@@ -227,7 +262,7 @@ def _largest(
 
 
 def _selected(
-    x: torch.Tensor, bank: _Bank, k: int, error: torch.Tensor, tiles: Tiles
+    x: torch.Tensor, bank: RoundedBank, k: int, error: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the scores that reach a threshold and their columns, both (rows, p), and the
     threshold.
@@ -237,8 +272,7 @@ def _selected(
     """
     row_count = len(x)
     bank_size = len(bank.rounded)
-    whole = GROUP * GROUPS_TOGETHER
-    memory = x.new_empty(row_count * min(tiles.columns, -(-bank_size // whole) * whole))
+    memory = x.new_empty(row_count * min(tiles.columns, -(-bank_size // WHOLE) * WHOLE))
 
     best = x.new_empty(row_count, 0, dtype=torch.float32)
     group_counts = x.new_zeros(row_count, dtype=torch.int64)
@@ -247,16 +281,14 @@ def _selected(
     scores_by_tile = []
     for start in range(0, bank_size, tiles.columns):
         tile = bank.rounded[start : start + tiles.columns]
-        width = -(-len(tile) // whole) * whole
+        width = -(-len(tile) // WHOLE) * WHOLE
         scores = memory[: row_count * width].view(row_count, width)
         torch.mm(x, tile.T, out=scores[:, : len(tile)])
         scores[:, len(tile) :] = -torch.inf
 
         # The threshold rises from tile to tile, with the k largest maxima of groups so far.
         highest = _highest(scores, GROUP)
-        has_few_groups = highest.shape[1] // GROUPS_TOGETHER < LEAST_GROUPS * k
-        maxima = highest if has_few_groups else _highest(highest, GROUPS_TOGETHER)
-        best = torch.cat([best, maxima.float()], 1)
+        best = torch.cat([best, _bounding(highest, k).float()], 1)
         best = best.topk(min(k, best.shape[1]), dim=1, sorted=False).values
         lower_bound = best.amin(1)
         threshold = (lower_bound - 2 * error - 4 * HALF_UNIT * lower_bound.abs()).to(x.dtype)
@@ -284,6 +316,23 @@ def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
     read as integers, which are compared many times faster.
     """
     return scores.view(torch.int16).view(len(scores), together, -1).amax(1).view(torch.bfloat16)
+
+
+def _bounding(highest: torch.Tensor, k: int) -> torch.Tensor:
+    """Return the numbers whose k-th largest bounds the k-th largest score, (rows, p).
+
+    highest: (rows, groups), the maxima of groups.
+    """
+    has_few_groups = highest.shape[1] // GROUPS_TOGETHER < LEAST_GROUPS * k
+    return highest if has_few_groups else _highest(highest, GROUPS_TOGETHER)
+
+
+def bound_by_groups(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Return a lower bound of the k-th largest of scores (rows, p) in bfloat16, float32 (rows,).
+
+    p is a multiple of WHOLE, and of enough groups for the k.
+    """
+    return kth_largest(_bounding(_highest(scores, GROUP), k), k)
 
 
 def _reaching(
