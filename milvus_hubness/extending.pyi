@@ -47,6 +47,7 @@ from milvus_hubness.jobs.store.protocols import (
 )
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
+    ColumnNeeds,
     DualWrite,
     Fences,
     Record,
@@ -83,6 +84,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "CollectionInfo",
     # A vector field of a collection, with its index.
     "VectorField",
+    # What an index asks of augmented vectors: `Store.column_needs`.
+    "ColumnNeeds",
     # Rows that a store reads and writes.
     "Batch",
     # The key of a row, a number or a text.
@@ -122,7 +125,7 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "RowBiases",
     # The columns and the type of a stored vector, and rows to and from them.
     "StorageFormat",
-    # The multiple of a width at which indexes are fast: `Store.width_multiple`.
+    # The multiple of a width at which indexes are fast: `ColumnNeeds.multiple_of`.
     "ALIGNMENT",
     # The types of vectors that can be corrected: `VectorField.dtype`.
     "Dtype",

@@ -200,7 +200,7 @@ def _kinds_to_try(
         return None, ()
     request.expect_no_targets(target_bank)
     layout = gallery.layout
-    spread = store.bias_spread(info, field)
+    spread = store.column_needs(info, field).spread
     request.expect_possible(replace(layout, kinds=0, kind_offsets="", spread=spread), field)
     state = info.states.get(field)
     if state is not None and state.kind == request.name:

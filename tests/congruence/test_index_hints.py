@@ -18,6 +18,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.milvus.store import schema as milvus_schema
 from tests.support.aliases import aliased
 from tests.support.galleries import plain_collection, single_queries, vectors
 from tests.support.index_hints import BANK, CELLS, DIM, ITEMS, Divided, K
@@ -105,7 +106,7 @@ def test_another_bank_changes_them_where_rows_are_built_anew(backend):
 def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monkeypatch):
     """As an earlier version made it."""
     with monkeypatch.context() as earlier:
-        earlier.setattr(MilvusStore, "takes_locality_hints", lambda *_: False)
+        earlier.setattr(milvus_schema, "takes_locality_hints", lambda field: False)
         here = Divided(
             backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH
         )

@@ -128,15 +128,11 @@ def test_a_quantised_collection_goes_without_a_link_column_and_cell_columns(back
     """Its one range for all columns would be spent on those."""
     store = backend.store()
     info = store.info(backend.fill(np.ones((1, 4), np.float32), "Dot"))
-    assert store.takes_graph_hint(info, "")
-    assert store.takes_locality_hints(info, "")
-    assert store.takes_length_pull(info, "")
+    assert all(store.column_needs(info, "").hints.values())
     described = info.schema["described"]
     scalar = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8"))
     for owner in (described.config, described.config.params.vectors):
         owner.quantization_config = scalar
-        assert not store.takes_graph_hint(info, "")
-        assert not store.takes_locality_hints(info, "")
-        assert not store.takes_length_pull(info, "")
+        assert not any(store.column_needs(info, "").hints.values())
         owner.quantization_config = None
-    assert store.takes_graph_hint(info, "")
+    assert all(store.column_needs(info, "").hints.values())

@@ -313,9 +313,7 @@ def fit_measured(
         layout,
         vectors,
         bank.condensed.vectors,
-        graph_hint=store.takes_graph_hint(info, field),
-        locality_hints=store.takes_locality_hints(info, field),
-        length_pull=store.takes_length_pull(info, field),
+        **store.column_needs(info, field).hints,
     )
     return fit_with_mean(measured, rows, estimator, bank, target_bank, strength, chosen, rule)
 

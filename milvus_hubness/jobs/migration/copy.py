@@ -131,11 +131,12 @@ def _gallery(store: Store, plan: MigrationPlan) -> FitRows:
         )
         return _rows_of(plan, every_page)
 
+    needs = store.column_needs(plan.source, field)
     constants_need = rows_measured(
         plan.layout,
         len(plan.bank),
-        graph_hint=store.takes_graph_hint(plan.source, field),
-        locality_hints=store.takes_locality_hints(plan.source, field),
+        graph_hint=needs.graph_hint,
+        locality_hints=needs.locality_hints,
     )
     needed = SAMPLE_ROWS if constants_need is None else max(constants_need, MEAN_ROWS)
     if plan.kinds.rule is not None:

@@ -372,7 +372,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         sample = sampled_rows(store, info, field, surveyed, layout, SAMPLE_ROWS)
         kinds = chosen_kinds(store, info, request.kinds, layout, sample[0], request.bank)
         layout = with_kinds(layout, kinds.rule, sample[0])
-        if store.takes_kind_offsets(info, field):
+        if store.column_needs(info, field).kind_offsets:
             layout = with_kind_offsets(layout, kinds.rule, *sample)
     verdict = stored_verdict(info, field, request.bank, judging, kinds.source)
     if verdict is None and judging.mode != "skip":
@@ -501,11 +501,12 @@ def _copy_index(
 def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRequest) -> Layout:
     """Return the columns of the copy's vectors. Raises DimensionMismatch, InvalidParameter."""
     vector = info.vector_fields[field]
+    needs = store.column_needs(info, field)
     layout = Layout(
         vector.dim,
         as_metric(vector.metric),
-        multiple_of=store.width_multiple(vector),
-        spread=store.bias_spread(info, field),
+        multiple_of=needs.multiple_of,
+        spread=needs.spread,
         multi_vectors=vector.multi_vectors,
     )
     request.bank.expect_rows(layout.multi_vectors, field_words(field))
@@ -583,7 +584,7 @@ def _has_graph_of_products(store: Store, fitting: Fitting) -> bool:
     if fitting.layout.metric != "IP" or fitting.layout.multi_vectors:
         return False
     has_graph = IndexSpec.of(fitting.vector.index_type, {}).search_parameter == "ef"
-    return has_graph and store.takes_length_pull(fitting.source, fitting.field)
+    return has_graph and store.column_needs(fitting.source, fitting.field).length_pull
 
 
 def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:

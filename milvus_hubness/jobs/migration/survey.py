@@ -387,6 +387,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
         chosen=fitting.chosen,
         rule=fitting.kinds.rule,
     )
+    needs = store.column_needs(info, field)
     valid = ~fitting.layout.invalid(vectors)
     neutral = replace(correction, prior=None).centred(vectors, kinds=rows.kinds)
     return measure_recall(
@@ -397,9 +398,9 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
         vector.index_type,
         vector.index_params,
         rows_total=fitting.survey.rows,
-        graph_hint=store.takes_graph_hint(info, field),
+        graph_hint=needs.graph_hint,
         locality_hints=correction.locality_hints(vectors, kinds=rows.kinds),
-        length_pull=store.takes_length_pull(info, field),
+        length_pull=needs.length_pull,
         kinds=correction.kinds,
         kind_numbers=rows.kinds,
     )

@@ -43,6 +43,7 @@ from milvus_hubness.jobs.refresh.biases import Sample, fit
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
 from milvus_hubness.jobs.refresh.refreshing import CopyPlan, Refreshing, RefreshResult
 from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.records import ColumnNeeds
 
 NO_ROOM = re.compile(r"quota (exceeded|exhausted)|no space left|memory limit exceeded", re.I)
 """What a server says that has no room for more rows: Milvus by its quotas, Qdrant by its disk."""
@@ -87,7 +88,7 @@ class ByCopy(Refreshing):
         _ = self._switch
         kinds = KindRequest.of(self.state.kind or None)
         unhinted = self._unhinted(kinds=0, kind_offsets="")
-        kinds.expect_possible(with_spread(unhinted, self._spread), self.state.field)
+        kinds.expect_possible(with_spread(unhinted, self._needs.spread), self.state.field)
 
     @cached_property
     def _renames(self) -> bool:
@@ -109,14 +110,14 @@ class ByCopy(Refreshing):
         """
         bare = self._unhinted(
             slots=len(self.state.profiles),
-            multiple_of=self.store.width_multiple(self.info.vector_fields[self.state.field]),
+            multiple_of=self._needs.multiple_of,
         )
-        return bare if self._spread == bare.spread else with_spread(bare, self._spread)
+        return bare if self._needs.spread == bare.spread else with_spread(bare, self._needs.spread)
 
     @cached_property
-    def _spread(self) -> int:
-        """In how many columns the field's quantiser needs a bias."""
-        return self.store.bias_spread(self.info, self.state.field)
+    def _needs(self) -> ColumnNeeds:
+        """What the field's index and quantiser ask of augmented vectors."""
+        return self.store.column_needs(self.info, self.state.field)
 
     def _unhinted(self, **changes: Any) -> Layout:
         """Return the present layout without index hints, with these changes."""
@@ -142,18 +143,14 @@ class ByCopy(Refreshing):
 
     def _layout(self, plan: RefreshPlan, sample: Sample) -> Layout:
         """Return the layout of the copy, but for the scale of a spread bias."""
-        store = self.store
-        field = self.state.field
         # Index hints and the scale serve most searches: those by the profile in use.
         bank = plan.bank if self._is_in_use else self._bank_in_use
         return measured_on(
             self._bare_layout,
             sample.vectors,
             bank.queries.condensed.vectors,
-            graph_hint=store.takes_graph_hint(self.info, field),
-            locality_hints=store.takes_locality_hints(self.info, field),
             keeps_mean=True,
-            length_pull=store.takes_length_pull(self.info, field),
+            **self._needs.hints,
         )
 
     def fitted(self, plan: RefreshPlan, sample: Sample) -> Correction:

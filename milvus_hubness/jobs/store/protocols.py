@@ -21,6 +21,7 @@ from milvus_hubness.jobs.store.generations import Batch, Made
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
+    ColumnNeeds,
     Fences,
     QuerySamples,
     Record,
@@ -108,37 +109,13 @@ class Schemas(Protocol):
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         """Return remarks for the user about changes that a copy brings."""
 
-    def width_multiple(self, field: VectorField) -> int:
-        """Return a number of which the stored width must be a multiple, for the field's index."""
+    def column_needs(self, source: CollectionInfo, field: str) -> ColumnNeeds:
+        """Return what the index and the quantiser of a field, corrected or not, ask of the columns of
+        its augmented vectors.
+        """
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         """Raise InvalidParameter if a copy of the source's field cannot have the planned index."""
-
-    def bias_spread(self, source: CollectionInfo, field: str) -> int:
-        """Return in how many columns the quantiser of a field, corrected or not, needs a bias; 1 if
-        one suffices. See Layout.
-        """
-
-    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        """Whether a graph hint column, with its far numbers, costs the field's index nothing.
-
-        See Layout.
-        """
-
-    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the index finds more if the graph hint column falls with the length of a row.
-
-        See Layout.
-        """
-
-    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
-        """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
-
-    def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the field's rows may be stored less the offsets of their kinds. See Layout.
-
-        They need a hidden text field, which changes in one call with the vector.
-        """
 
     def units_moved(self) -> int:
         """Return by how many units in the last place the database may change numbers of a COSINE

@@ -262,6 +262,37 @@ class Fences(Protocol):
 
 
 @dataclass(frozen=True)
+class ColumnNeeds:
+    """What the index and the quantiser of a vector field ask of the columns of augmented vectors. See
+    Layout.
+    """
+
+    multiple_of: int
+    """The stored width must be a multiple of it."""
+    spread: int
+    """In how many columns a bias is stored."""
+    graph_hint: bool
+    """Whether a graph hint column, with its far numbers, costs the index nothing."""
+    length_pull: bool
+    """Whether the index finds more if the graph hint column falls with the length of a row."""
+    locality_hints: bool
+    """Whether locality hint columns help the index and cost it nothing."""
+    kind_offsets: bool
+    """Whether rows may be stored less the offsets of their kinds, which takes a hidden text field that
+    changes in one call with the vector.
+    """
+
+    @property
+    def hints(self) -> dict[str, bool]:
+        """The index hints that it takes, as `measured_on` is told."""
+        return {
+            "graph_hint": self.graph_hint,
+            "length_pull": self.length_pull,
+            "locality_hints": self.locality_hints,
+        }
+
+
+@dataclass(frozen=True)
 class VectorField:
     """A dense float vector field."""
 
@@ -283,12 +314,12 @@ class VectorField:
         """The layout of the vectors as they are. Raises InvalidParameter for another metric."""
         return Layout(self.dim, as_metric(self.metric), multi_vectors=self.multi_vectors)
 
-    def width_of_copy(self, width_multiple: int) -> int:
+    def width_of_copy(self, multiple_of: int) -> int:
         """Return the width of the augmented vectors of a copy with one profile.
 
         Raises InvalidParameter for another metric.
         """
-        layout = Layout(self.dim, as_metric(self.metric), multiple_of=width_multiple)
+        layout = Layout(self.dim, as_metric(self.metric), multiple_of=multiple_of)
         return form_of(layout, self.dtype).width
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +15,7 @@ from milvus_hubness.basics.defaults import OnHub, VerdictMode
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.arrays import ALIGNMENT, as_metric
+from milvus_hubness.correction.codec.arrays import as_metric
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
@@ -226,17 +225,15 @@ def _new_field(
     dim = int(field.params["dim"])
     dtype = milvus_schema.DTYPES[field.dtype]
 
-    # Product quantisation divides a vector into m parts of one length.
-    parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
-    multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
     vector = VectorField(
         field.name, dim, str(index["metric_type"]), str(index.get("index_type")), dict(index), dtype
     )
+    needs = milvus_schema.column_needs(vector, dim, vector.metric)
     layout = Layout(
         dim,
         as_metric(vector.metric),
-        multiple_of=multiple_of,
-        spread=milvus_schema.bias_spread(vector, dim, vector.metric),
+        multiple_of=needs.multiple_of,
+        spread=needs.spread,
     )
 
     bank = QueryBank.of(config.bank)
@@ -246,10 +243,8 @@ def _new_field(
         layout,
         (targets or bank).vectors,
         bank.vectors,
-        graph_hint=milvus_schema.takes_graph_hint(vector),
-        locality_hints=milvus_schema.takes_locality_hints(vector),
         taken_off=config.target_bank is not None,
-        length_pull=milvus_schema.takes_length_pull(vector),
+        **needs.hints,
     )
 
     # Imports that a client without a new collection does not pay for.

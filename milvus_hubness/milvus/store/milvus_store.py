@@ -32,6 +32,7 @@ from milvus_hubness.jobs.store.ownership import (
 )
 from milvus_hubness.jobs.store.records import (
     CollectionInfo,
+    ColumnNeeds,
     Samplings,
     VectorField,
     taken_keys,
@@ -150,34 +151,20 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
 
         return remarks
 
-    width_multiple = staticmethod(milvus_schema.width_multiple)
     schema_facts = staticmethod(milvus_schema.facts)
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         milvus_server.validate_index(planned, source, self._version)
 
-    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+    def column_needs(self, source: CollectionInfo, field: str) -> ColumnNeeds:
         vector = source.vector_fields[field]
-        return milvus_schema.bias_spread(vector, *source.users_shape(field))
-
-    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        return milvus_schema.takes_graph_hint(source.vector_fields[field])
-
-    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
-        return milvus_schema.takes_length_pull(source.vector_fields[field])
-
-    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
-        return milvus_schema.takes_locality_hints(source.vector_fields[field])
+        return milvus_schema.column_needs(vector, *source.users_shape(field))
 
     def named_partitions(self, source: CollectionInfo) -> list[str]:
         return [name for name in source.partitions if name is not None]
 
     def fields_of_copy(self, hidden_fields: Sequence[str]) -> list[str]:
         return list(hidden_fields)
-
-    def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
-        # Half precision would round the difference once more.
-        return source.vector_fields[field].dtype == "float32"
 
     def units_moved(self) -> int:
         return 0

@@ -26,6 +26,7 @@ from milvus_hubness.jobs.store.ownership import side_helpers
 from milvus_hubness.jobs.store.records import (
     SAMPLINGS_PROPERTY,
     CollectionInfo,
+    ColumnNeeds,
     Samplings,
     VectorField,
 )
@@ -288,6 +289,19 @@ def takes_locality_hints(field: VectorField) -> bool:
     keeps columns apart and the hints take one column each.
     """
     return field.index_type in CELLED and field.dtype == "float32" and takes_graph_hint(field)
+
+
+def column_needs(field: VectorField, dim: int, metric: str) -> ColumnNeeds:
+    """Return what the index of a field asks of augmented vectors. dim, metric: as in `bias_spread`."""
+    return ColumnNeeds(
+        multiple_of=width_multiple(field),
+        spread=bias_spread(field, dim, metric),
+        graph_hint=takes_graph_hint(field),
+        length_pull=takes_length_pull(field),
+        locality_hints=takes_locality_hints(field),
+        # Half precision would round the difference once more.
+        kind_offsets=field.dtype == "float32",
+    )
 
 
 WITHOUT_COPY = "milvus-hubness enable corrects without a copy"

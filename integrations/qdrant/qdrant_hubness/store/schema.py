@@ -10,6 +10,7 @@ from milvus_hubness.extending import (
     ALIGNMENT,
     CollectionInfo,
     CollectionState,
+    ColumnNeeds,
     Dtype,
     VectorField,
 )
@@ -87,11 +88,6 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
     return fields
 
 
-def width_multiple(field: VectorField) -> int:
-    """Return ALIGNMENT, for speed: Qdrant's quantisers allow any width."""
-    return ALIGNMENT
-
-
 def quantization(source: CollectionInfo, field: str) -> Any:
     """Return the quantization of the vector, its own or the collection's; None without any."""
     described: Described = source.schema["described"]
@@ -129,6 +125,20 @@ def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
     half precision, in which a hint takes three columns.
     """
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
+
+
+def column_needs(source: CollectionInfo, field: str) -> ColumnNeeds:
+    """Return what the vector's quantiser asks of augmented vectors. Quantisers allow any width."""
+    takes_hints = takes_locality_hints(source, field)
+    return ColumnNeeds(
+        multiple_of=ALIGNMENT,
+        spread=bias_spread(source, field),
+        graph_hint=takes_graph_hint(source, field),
+        length_pull=takes_hints,
+        locality_hints=takes_hints,
+        # A vector changes without its payload, which would have the text.
+        kind_offsets=False,
+    )
 
 
 def obstacles(source: CollectionInfo, field: str) -> list[str]:

@@ -11,10 +11,12 @@ from qdrant_client import models
 
 from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
 from milvus_hubness.extending import (
+    ALIGNMENT,
     NUMBER_KEYS,
     SLOT_KEYS,
     CollectionInfo,
     CollectionState,
+    ColumnNeeds,
     Floats,
     FrozenModel,
     Key,
@@ -101,9 +103,7 @@ class QdrantStore(QdrantBanks):
         copy_width = 0
         if vector is not None and vector.metric in schema.METRICS.values():
             copy_width = (
-                vector.width_of_copy(self.width_multiple(vector))
-                if present is None
-                else present.codec.form.width
+                vector.width_of_copy(ALIGNMENT) if present is None else present.codec.form.width
             )
 
         reasons = schema.obstacles(source, field)
@@ -167,30 +167,14 @@ class QdrantStore(QdrantBanks):
         """As Store.most_candidates."""
         return Limits.of(source.schema["described"]).hits
 
-    def width_multiple(self, field: VectorField) -> int:
-        return schema.width_multiple(field)
-
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         if planned != source:
             raise InvalidParameter(
                 "this database builds the index of a copy as in the source: omit the index options"
             )
 
-    def bias_spread(self, source: CollectionInfo, field: str) -> int:
-        return schema.bias_spread(source, field)
-
-    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        return schema.takes_graph_hint(source, field)
-
-    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
-        return schema.takes_locality_hints(source, field)
-
-    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
-        return schema.takes_locality_hints(source, field)
-
-    def takes_kind_offsets(self, source: CollectionInfo, field: str) -> bool:
-        # A vector changes without its payload, which would have the text.
-        return False
+    def column_needs(self, source: CollectionInfo, field: str) -> ColumnNeeds:
+        return schema.column_needs(source, field)
 
     def named_partitions(self, source: CollectionInfo) -> list[str]:
         # The two kinds of ids, in whose order jobs read points, are no partitions of the user's.
