@@ -73,9 +73,7 @@ def check(
     )
     result.save(output)
     tuning = result.tuning.to_dict()
-    # A collection that has biases already shows them without a bank.
-    is_corrected = collection is not None and _is_corrected(connection, collection, field)
-    to_type = next_command(tuning, collection, bank, connection, field, is_corrected=is_corrected)
+    to_type = next_command(tuning, collection, bank, connection, field)
     if any(fault.is_grave for fault in result.faults):
         to_type = "remedy the data as the first lines say, then check again."
     data = {**result.to_dict(), "next": to_type, "page": str(output)}
@@ -153,11 +151,6 @@ def _checked(
             stores=False,
             progress=progress,
         )
-
-
-def _is_corrected(connection: options.Connection, collection: str, field: str | None) -> bool:
-    info = connection.open().info(collection, counted=False)
-    return info.state_of(field) is not None
 
 
 def _show(result: Check, tuning: dict[str, Any], to_type: str, page: Path, show_all: bool) -> None:

@@ -27,7 +27,6 @@ from milvus_hubness.cli.verdicts import (
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.status import Status
-    from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
     from milvus_hubness.reports.report import Diagnosis
@@ -85,14 +84,7 @@ def tune(
         )
     tuning = tuned.tuning.to_dict()
 
-    to_type = next_command(
-        tuning,
-        collection,
-        bank,
-        connection,
-        field,
-        is_corrected=_is_corrected(store, collection, field),
-    )
+    to_type = next_command(tuning, collection, bank, connection, field)
 
     def show() -> None:
         show_verdict(collection, tuning, to_type)
@@ -103,10 +95,6 @@ def tune(
 
     console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
     store_verdict(store, tuned.title, tuned.unstored)
-
-
-def _is_corrected(store: Store, collection: str, field: str | None) -> bool:
-    return store.info(collection, counted=False).state_of(field) is not None
 
 
 NO_WEIGHT = (

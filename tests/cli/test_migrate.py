@@ -168,6 +168,24 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     assert collections(files) == {"products", LEDGER}
 
 
+def test_a_name_that_a_switch_leaves_on_the_source(run, live):
+    """It is said by all commands that show a switch, with what moves that name instead."""
+    switched = run("migrate", "run", "products", *BANK, "--alias", "other", *AT_ONCE)
+    assert switched.returncode == 0, switched.stderr
+    said = "live still leads to products: applications that read it have no correction"
+    for shown in (switched, run("migrate", "status", "products")):
+        assert said in " ".join(shown.stdout.split())
+    commands = "migrate rollback other, then migrate run products --alias live"
+    assert commands in " ".join(switched.stdout.split())
+
+    assert run("migrate", "rollback", "other", *AT_ONCE).returncode == 0
+    moved = run("migrate", "run", "products", "--alias", "live", *AT_ONCE)
+    assert moved.returncode == 0, moved.stderr
+    assert behind(live, "live") == "products_hubness"
+    # The rollback has moved this one to the source.
+    assert "other still leads to products" in " ".join(moved.stdout.split())
+
+
 def test_step_by_step_under_the_collections_own_name(run, files):
     begun = run("migrate", "run", "products", *BANK, "--no-writers")
     assert begun.returncode == 0, begun.stderr
