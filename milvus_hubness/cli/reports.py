@@ -49,6 +49,14 @@ def tune(
     ] = None,
     kind: options.Kind = None,
     field: options.Field = None,
+    replaces: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Store the verdict even in place of one on this bank that rests on more: on labelled "
+            "queries, or on real ones.",
+        ),
+    ] = False,
     show_all: ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -80,6 +88,7 @@ def tune(
             target_bank=options.read_vectors(store, target_bank),
             prior=preferring.read_prior(),
             kind=kind,
+            replaces=replaces,
             progress=progress,
         )
     tuning = tuned.tuning.to_dict()
@@ -94,7 +103,7 @@ def tune(
             console.say(NO_WEIGHT)
 
     console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
-    store_verdict(store, tuned.title, tuned.unstored)
+    store_verdict(store, tuned.title, tuned.unstored, replaces=replaces)
 
 
 NO_WEIGHT = (

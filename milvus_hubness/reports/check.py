@@ -147,7 +147,7 @@ def check(
     for data in which queries are rows, see `Judgements.ignoring_identical`.
     metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
     of the file. field, kind, target_bank, measure: as in `tune`. The verdict on a collection is stored
-    as by `tune`, unless it has no labels and a stored one on this bank has. stores: False leaves that
+    as by `tune`, unless a stored one on this bank rests on more. stores: False leaves that
     to the caller, see `store_tuned`.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
@@ -178,7 +178,6 @@ def check(
             judgements=judgements,
             measure=chosen_measure,
             kind=kind,
-            replaces_labelled=False,
             seed=seed,
             progress=progress,
         )

@@ -133,9 +133,20 @@ def test_a_stored_verdict_of_labels_stays(shop, run):
     words = ("check", "photos", "--bank", "past.npy")
     labelled = json.loads(run(*words, "--pairs", "pairs.npz", "--json").stdout)["check"]
     alone = run(*words)
-    assert f"the stored verdict on this bank, '{labelled['verdict']}'" in alone.stdout
-    [stored] = json.loads(run("status", "photos", "--json").stdout)["status"]["verdicts"]
-    assert stored["judged_by"] == "labelled queries"
+    said = f"follow the stored verdict on this bank: '{labelled['verdict']}', "
+    assert said in " ".join(alone.stdout.split())
+
+    def judged_by():
+        [stored] = json.loads(run("status", "photos", "--json").stdout)["status"]["verdicts"]
+        return stored["judged_by"]
+
+    assert judged_by() == "labelled queries"
+    kept = run("tune", "photos", "--bank", "past.npy")
+    assert said in " ".join(kept.stdout.split())
+    assert judged_by() == "labelled queries"
+    replaced = run("tune", "photos", "--bank", "past.npy", "--replace")
+    assert "this replaces the stored verdict on this bank: 'apply', " in replaced.stdout
+    assert judged_by().startswith("half of the bank")
 
 
 def test_a_corrected_collection_shows_its_own_biases(shop, run):

@@ -25,7 +25,7 @@ from milvus_hubness.basics.bounds import (
     Text,
     shown,
 )
-from milvus_hubness.basics.texts import field_words
+from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
@@ -99,6 +99,21 @@ class TuningRecord(FrozenModel):
         return {**self.model_dump(mode="json"), "judged_by": self.judged_by}
 
     @property
+    def in_words(self) -> str:
+        """The verdict, its method, and what it was made on."""
+        method = ""
+        if self.choice:
+            method = f", {describe(chosen_parameters(self.choice))} at strength {self.strength:g}"
+        return f"{self.verdict!r}{method}, by {self.judged_by}"
+
+    @property
+    def grounds(self) -> int:
+        """How much the verdict rests on: 2 is labelled queries, 1 real ones, 0 a part of the bank."""
+        if self.labelled:
+            return 2
+        return 1 if self.real_queries else 0
+
+    @property
     def judged_by(self) -> str:
         """What the verdict was made on, in words."""
         if self.labelled:
@@ -142,19 +157,42 @@ class Verdicts(PropertyModel):
             None,
         )
 
-    def with_record(self, record: TuningRecord) -> Verdicts:
-        """Return the verdicts with a new one in place of
-        a former one on the same bank and kinds, or of the oldest.
-        """
+    def former(self, record: TuningRecord) -> list[TuningRecord]:
+        """Return the verdicts whose place a new one would take, the latest first."""
         # A choice against kinds replaces the verdict with them too.
         kinds = {record.kind} if record.kind else {"", record.kind_tried}
-        others = [
+        subject = (record.field, record.bank_fingerprint)
+        return [
             other
             for other in self.records
-            if (other.field, other.bank_fingerprint) != (record.field, record.bank_fingerprint)
-            or other.kind not in kinds
+            if (other.field, other.bank_fingerprint) == subject and other.kind in kinds
         ]
-        return Verdicts(records=(record, *others)[:MOST_VERDICTS])
+
+    def outweighing(self, record: TuningRecord) -> TuningRecord | None:
+        """Return the former verdict that rests on more than a new one; None if there is none.
+
+        On equal grounds a verdict of `tune`, which has tried every method, rests on more than that of
+        a job.
+        """
+        # Against a correction there is no choice, whoever has judged.
+        is_jobs = record.choice is None and record.verdict != "leave it alone"
+        for former in self.former(record):
+            is_richer = former.grounds == record.grounds and is_jobs and former.choice is not None
+            if former.grounds > record.grounds or is_richer:
+                return former
+        return None
+
+    def with_record(self, record: TuningRecord) -> Verdicts:
+        """Return the verdicts with a new one in place of those on the same bank and kinds.
+
+        If they are too many, the oldest of those that rest on the least goes.
+        """
+        former = self.former(record)
+        others = [other for other in self.records if other not in former]
+        if len(others) >= MOST_VERDICTS:
+            least = min(other.grounds for other in others)
+            others.remove([other for other in others if other.grounds == least][-1])
+        return Verdicts(records=(record, *others))
 
 
 class Identity(PropertyModel):
