@@ -61,7 +61,7 @@ PANELS = {
     ),
     "Copy": (
         "target", "alias", "rename", "index_type", "index_param", "keep_former",
-        "restart", "drop", "keep",
+        "restart", "drop", "keep", "keep_samples",
     ),
     "Load": (
         "rows_per_second", "chunk_seconds", "engine", "max_calls", "workers",
