@@ -27,7 +27,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, StoreError
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
-from milvus_hubness.jobs.common.judging import store_verdict
+from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
 from milvus_hubness.jobs.common.kinds import (
     ChosenKinds,
     KindRequest,
@@ -616,8 +616,14 @@ def tune_gallery(
 ) -> tuning.Tuning:
     """Try every method on the items of a gallery, as `quality.tuning.tune` does, and raise as it does.
 
-    judged: judgements about its rows, see `Judgements.within`.
+    judged: judgements about its rows, see `Judgements.within`. Raises InvalidInput for fewer than
+    FEWEST_ITEMS items.
     """
+    if len(gallery.vectors) < FEWEST_ITEMS:
+        raise InvalidInput(
+            f"{len(gallery.vectors)} items are too few for a verdict, as ten answers are a good part "
+            f"of them: {FEWEST_ITEMS} are needed"
+        )
     layout = gallery.layout
     sent = None
     if judged is not None:

@@ -12,7 +12,7 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.correction.codec.arrays import BYTES, as_metric
+from milvus_hubness.correction.codec.arrays import BYTES
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
@@ -503,7 +503,7 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
     vector = info.vector_fields[field]
     layout = Layout(
         vector.dim,
-        as_metric(vector.metric),
+        vector.known_metric,
         SLOTS_PER_PROFILE,
         store.width_multiple(vector),
         spread=store.bias_spread(info, field),

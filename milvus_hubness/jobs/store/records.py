@@ -26,7 +26,7 @@ from milvus_hubness.basics.bounds import (
     shown,
 )
 from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
-from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import spread_for
@@ -40,7 +40,7 @@ from milvus_hubness.correction.state import (
     described_property,
     read_states,
 )
-from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
+from milvus_hubness.errors import CannotMigrate, InvalidInput, InvalidParameter, StateError
 from milvus_hubness.jobs.store.ownership import (
     CollectionId,
     Helper,
@@ -318,31 +318,50 @@ class VectorField:
     """Whether a row has several vectors, which the database scores by MaxSim."""
 
     @property
+    def known_metric(self) -> Metric:
+        """The metric. Raises InvalidParameter for one that cannot be corrected, and without any."""
+        if not self.metric:
+            raise InvalidParameter(
+                f"{field_words(self.name)} has no index, so its metric is unknown: create an index "
+                "first"
+            )
+        try:
+            return as_metric(self.metric)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"{field_words(self.name)}: {error}") from None
+
+    @property
     def plain_layout(self) -> Layout:
         """The layout of the vectors as they are. Raises InvalidParameter for another metric."""
-        return Layout(self.dim, as_metric(self.metric), multi_vectors=self.multi_vectors)
+        return Layout(self.dim, self.known_metric, multi_vectors=self.multi_vectors)
 
     def width_of_copy(self, width_multiple: int) -> int:
         """Return the width of the augmented vectors of a copy with one profile.
 
         Raises InvalidParameter for another metric.
         """
-        layout = Layout(self.dim, as_metric(self.metric), SLOTS_PER_PROFILE, width_multiple)
+        layout = Layout(self.dim, self.known_metric, SLOTS_PER_PROFILE, width_multiple)
         return form_of(layout, self.dtype).width
 
     @property
     def obstacles(self) -> list[str]:
-        """The reason why the field cannot be corrected, if the database computes its vectors.
+        """The reasons why the field cannot be corrected: no metric, another one than the three, and
+        vectors that the database computes.
 
         It takes no augmented vectors then, and queries are texts, which no client can encode.
         """
-        if not self.computed_by:
-            return []
-        return [
-            f"the vectors of {field_words(self.name)} are computed on the server, by "
-            f"{self.computed_by}, which accepts no others: correct a field whose vectors clients "
-            "write, made by the same model"
-        ]
+        reasons = []
+        if self.computed_by:
+            reasons.append(
+                f"the vectors of {field_words(self.name)} are computed on the server, by "
+                f"{self.computed_by}, which accepts no others: correct a field whose vectors "
+                "clients write, made by the same model"
+            )
+        try:
+            _ = self.known_metric
+        except InvalidParameter as error:
+            reasons.append(str(error))
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -489,9 +508,7 @@ class CollectionInfo:
             )
 
     def require_correctable(self, field: str) -> None:
-        """Raise CannotMigrate if the database computes the
-        vectors of this field, and as `require_field` does.
-        """
+        """Raise CannotMigrate if this field has obstacles, and as `require_field` does."""
         self.require_field(field)
         if obstacles := self.vector_fields[field].obstacles:
             raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")

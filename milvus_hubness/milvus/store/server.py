@@ -169,11 +169,13 @@ def plain_client_of(client: Any) -> MilvusClient:
 
 
 def expect_milvus(uri: str) -> None:
-    """Raise InvalidParameter for the address of another database, UnsupportedVersion for a path of
-    Milvus Lite if the installed one is too old or the file is one of Milvus Lite 2, and
-    ServerUnavailable if there is another file.
+    """Raise InvalidParameter for the address of another database and for one without http://,
+    UnsupportedVersion for a path of Milvus Lite if the installed one is too old or the file is one of
+    Milvus Lite 2, and ServerUnavailable if there is another file.
     """
     scheme, separator, _ = uri.partition("://")
+    if not separator and not uri.endswith(".db"):
+        _expect_no_host(uri)
     if separator and "+" in scheme:
         raise InvalidParameter(
             f"{redacted(uri, secrets_in(uri))} is no address of Milvus, which this needs: write "
@@ -183,6 +185,27 @@ def expect_milvus(uri: str) -> None:
         if fault := unsupported_lite():
             raise UnsupportedVersion(fault)
         _expect_no_file(uri)
+
+
+_HOST = re.compile(r"(?:([a-z]+)\+)?((?:[^/@\s]*@)?[\w.-]+|\[[0-9a-fA-F:]+\])(:\d+)?")
+"""What may be the address of a server without its scheme: a database of a package, a host, a port."""
+
+MILVUS_PORT = ":19530"
+
+
+def _expect_no_host(address: str) -> None:
+    """Raise InvalidParameter for an address without its scheme, with the one that may be meant."""
+    matched = _HOST.fullmatch(address)
+    if matched is None or os.path.exists(address):
+        return
+
+    package, host, port = matched.groups()
+    begin = f"{package}+http://" if package else "http://"
+    meant = f"{begin}{host}{port or ('' if package else MILVUS_PORT)}"
+    raise InvalidParameter(
+        f"the address {redacted(address)} has no http:// or https://: write {redacted(meant)}, or a "
+        "path that ends with .db for Milvus Lite"
+    )
 
 
 def supported_version(client: MilvusClient) -> str:

@@ -12,6 +12,7 @@ from milvus_hubness import (
     CorrectionConfig,
     HubnessClient,
     InvalidInput,
+    InvalidParameter,
     MilvusStore,
     QueryBank,
     plan_enable,
@@ -47,6 +48,23 @@ def test_enable_is_the_way_on_for_what_only_a_copy_cannot_have():
 
 def test_what_can_be_copied_has_no_obstacle():
     assert milvus_schema.obstacles(source(), "vector", "", lite=False) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("", "field 'photo' has no index, so its metric is unknown: create an index first"),
+        ("HAMMING", "field 'photo': metric 'HAMMING' cannot be corrected: use one of IP, COSINE"),
+    ],
+)
+def test_a_field_without_a_metric_that_can_be_corrected_is_named(metric, reason):
+    """By all commands: those that read its obstacles, and those that compare its vectors."""
+    field = VectorField("photo", 8, metric, "")
+    assert [text[: len(reason)] for text in field.obstacles] == [reason]
+    for use in (lambda: field.plain_layout, lambda: field.width_of_copy(8)):
+        with pytest.raises(InvalidParameter) as refused:
+            use()
+        assert str(refused.value).startswith(reason)
 
 
 class WithStructs(MilvusClient):

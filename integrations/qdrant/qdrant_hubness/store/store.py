@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Sequence
+from itertools import filterfalse
 from typing import Any, TypeVar
 
 from qdrant_client import models
 
-from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
+from milvus_hubness import (
+    CannotMigrate,
+    CollectionExists,
+    CollectionNotFound,
+    InvalidParameter,
+    MultiVectors,
+)
 from milvus_hubness.extending import (
     NUMBER_KEYS,
     SLOT_KEYS,
@@ -19,6 +26,8 @@ from milvus_hubness.extending import (
     FrozenModel,
     Key,
     VectorField,
+    did_you_mean,
+    is_fence,
     taken_keys,
     wait_until,
 )
@@ -79,7 +88,12 @@ class QdrantStore(QdrantBanks):
     ) -> CollectionInfo:
         aliases = self._aliases(collection)
         name = aliases.get(collection, collection)
-        described = self._described(name)
+        try:
+            described = self._described(name)
+        except CollectionNotFound as error:
+            names = filterfalse(is_fence, [*aliases, *self.collection_names()])
+            meant = did_you_mean(collection, names)
+            raise CollectionNotFound(f"{error}{meant}") from error
         info = CollectionInfo.of_properties(
             self.properties.of(name, described),
             name=name,
