@@ -32,8 +32,9 @@ def check(
     ] = None,
     items: Annotated[
         str | None,
-        "Without a database: vectors of the items, in the forms of --bank. Their keys are those of a "
-        "column `key` or `id`, or else the numbers of the rows, from 0.",
+        "Without a database: vectors of the items, in the forms of --bank. Their keys are those of "
+        "--key-column or of a column such as `key`, `id` or `sku`, or else the numbers of the rows, from "
+        "0.",
     ] = None,
     metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = "COSINE",
     queries: Annotated[
@@ -120,6 +121,7 @@ def _checked(
     field: str | None,
 ) -> Check:
     from milvus_hubness.correction.banks.bank import QueryBank
+    from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.reports.check import check
 
     with console.progress_bars() as progress:
@@ -129,9 +131,10 @@ def _checked(
                 bank=QueryBank.load(bank.bank, bank.bank_column),
                 queries=queries,
                 target_bank=target_bank,
-                judgements=judging.read(),
+                judgements=judging.read(items=items),
                 measure=judging.measure,
                 metric=metric,
+                key_column=key_column_of(items, judging.key_column, judging.pairs),
                 progress=progress,
             )
 

@@ -41,7 +41,7 @@ PANELS = {
     "Source": (
         "uri", "db", "token_file", "application_token_file", "ca", "cert", "cert_key",
         "field", "filter", "vector", "pairs",
-        "pairs_queries", "ignore_identical", "queries",
+        "pairs_queries", "key_column", "ignore_identical", "queries",
         "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "upstream_cert", "upstream_key", "renamed_from",
@@ -94,7 +94,7 @@ METAVARS = {
     "COLLECTION": ("collection", "source", "target", "bank_name", "drop", "renamed_from"),
     "ALIAS": ("alias",),
     "FIELD": ("field", "vector", "kind", "prior", "group_by", "slice_by", "image_field"),
-    "COLUMN": ("bank_column", "column", "query_text"),
+    "COLUMN": ("bank_column", "column", "query_text", "key_column"),
     "PROFILE": ("profile",),
     "ARM": ("control_arm",),
     "METHOD": ("method",),
