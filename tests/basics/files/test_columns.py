@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from milvus_hubness import InvalidInput, Judgements, QueryBank
+from milvus_hubness.basics.requirements import install_line
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
 from milvus_hubness.jobs.common.inputs import key_column_of, read_items
 
@@ -411,7 +412,7 @@ def test_without_pyarrow_one_line_names_the_extra(tmp_path):
     lines = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=True
     ).stdout.splitlines()
-    assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[check]"']
+    assert lines == ["5", f"pyarrow is not installed: {install_line('check')}"]
 
 
 LONG = "9" * 400
