@@ -28,6 +28,7 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
         "5.000% of live queries",
         "products_hubness__query_samples_vector",
         "0 of at most",
+        "about 20,000 searches until 1,000 are sampled",
     ):
         assert fact in begun.stdout
     assert run("bank", "sample", "products_hubness", "--rate", "0.5").returncode == 0

@@ -7,6 +7,8 @@ import pytest
 
 from milvus_hubness import HubnessClient, MilvusStore, connect
 from milvus_hubness.cli import console
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.migration import plan as plans
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
@@ -61,6 +63,22 @@ def test_a_plan_writes_nothing(run, files):
     assert collections(files) == {"products"}
     assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
     assert collections(files) == {"products"}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("migrate", "run"), "--alias"),
+        (("migrate", "plan"), "--target"),
+        (("migrate", "plan"), "--bank-name"),
+        (("enable",), "--bank-name"),
+    ],
+)
+def test_a_name_that_no_server_takes_is_refused_before_the_first_write(run, files, command, option):
+    before = collections(files)
+    refused = run(*command, "products", "--bank", "bank.npy", "--force", option, "bad name!")
+    assert_fails(refused, 2, "'bad name!' is no name for a collection or alias")
+    assert collections(files) == before
 
 
 def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
@@ -166,6 +184,15 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
         "the bank": "products__bank",
     }
     assert collections(files) == {"products", LEDGER}
+
+
+@pytest.mark.parametrize("command", [("migrate", "run"), ("enable",)], ids=" ".join)
+def test_a_second_job_is_refused_before_it_plans(run, files, monkeypatch, command):
+    monkeypatch.setattr(plans, "_planned", lambda *_: pytest.fail("it has planned"))
+    with Lease(MilvusStore(connect("shop.db")), "products"):
+        refused = run(*command, "products", "--bank", "bank.npy")
+    assert_fails(refused, 1, "wait until it ends, or stop it")
+    assert refused.stdout == ""
 
 
 def test_a_name_that_a_switch_leaves_on_the_source(run, live):

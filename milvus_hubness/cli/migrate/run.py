@@ -126,6 +126,7 @@ def _carry_out(
 
     switching: None for a rehearsal.
     """
+    from milvus_hubness.jobs.common.lease import expect_free
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
     store = connection.open()
@@ -147,6 +148,9 @@ def _carry_out(
             )
             return store, migration
 
+    # Before the plan, which takes a while and would be printed.
+    real_name = store.info(source, counted=False).name
+    expect_free(store, real_name, planning.target or f"{real_name}_hubness")
     plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())

@@ -581,8 +581,10 @@ def chosen_switch(
         raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
 
     behind = store.alias_target(alias)
-    if behind is None and store.exists(alias):
-        raise InvalidInput(f"{alias!r} is a collection, not an alias")
+    if behind is None:
+        store.validate_name(alias)
+        if store.exists(alias):
+            raise InvalidInput(f"{alias!r} is a collection, not an alias")
     if behind not in {None, source, target}:
         raise InvalidInput(f"alias {alias!r} points at {behind!r}, not at {source!r}")
 

@@ -73,6 +73,7 @@ from milvus_hubness.jobs.store.protocols import (
     Store,
     capability,
     expect_store,
+    validate_new_names,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.recall import RecallGate
@@ -528,6 +529,8 @@ def _chosen_target(
     Raises CollectionExists, AlreadyCorrected, and as `chosen_switch` does.
     """
     target = request.target or f"{info.name}_hubness"
+    # Those that are derived from the source's are as good as it.
+    validate_new_names(store, request.target, request.bank_collection)
     unfinished = _unfinished(store, info, target, restart=request.restart)
     if request.alias or request.rename:
         chosen_switch(store, info.name, target, request.alias, request.rename)

@@ -330,6 +330,9 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
 
     # -- whole collections -------------------------------------------------------------------------
 
+    def validate_name(self, name: str) -> None:
+        milvus_server.validate_name(name)
+
     def collection_names(self) -> list[str]:
         return list(self.client.list_collections())
 

@@ -24,6 +24,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 from pymilvus.grpc_gen import common_pb2
 
+from milvus_hubness.basics.bounds import LONGEST_NAME, shown
 from milvus_hubness.basics.files.certificates import HTTPS, Certificates
 from milvus_hubness.basics.requirements import naming_extras, unsupported_lite, unsupported_milvus
 from milvus_hubness.errors import (
@@ -243,6 +244,21 @@ def _validate_address(uri: str) -> None:
         raise InvalidParameter(
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
             + "; in a user and a password, percent-encode / ? # and @"
+        )
+
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+
+
+def validate_name(name: str) -> None:
+    """Raise InvalidParameter for a name that no collection or alias of a server can have.
+
+    Milvus Lite takes any: its data may move to a server.
+    """
+    if _NAME.fullmatch(name) is None or len(name) > LONGEST_NAME:
+        raise InvalidParameter(
+            f"{shown(name)!r} is no name for a collection or alias: choose one of letters, digits and "
+            f"underscores, with no digit at the beginning, and at most {LONGEST_NAME} of them"
         )
 
 

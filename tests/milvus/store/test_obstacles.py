@@ -20,6 +20,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
+from qdrant_hubness.store import QdrantStore
 from tests.support.galleries import plain_collection, vectors
 
 KEY = {"name": "id", "type": DataType.INT64, "is_primary": True, "params": {}}
@@ -65,6 +66,29 @@ def test_a_field_without_a_metric_that_can_be_corrected_is_named(metric, reason)
         with pytest.raises(InvalidParameter) as refused:
             use()
         assert str(refused.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "on_milvus", "on_qdrant"),
+    [
+        ("live", True, True),
+        ("_l1", True, True),
+        ("bad alias!", False, True),
+        ("my-products", False, True),
+        ("1st", False, True),
+        ("a/b", False, False),
+        ("a\x1fb", False, False),
+        ("", False, False),
+        ("a" * 256, False, False),
+    ],
+)
+def test_names_of_new_collections_and_aliases(name, on_milvus, on_qdrant):
+    for store, takes in ((MilvusStore, on_milvus), (QdrantStore, on_qdrant)):
+        if takes:
+            store.validate_name(object(), name)
+            continue
+        with pytest.raises(InvalidParameter, match="is no name for a collection or alias"):
+            store.validate_name(object(), name)
 
 
 class WithStructs(MilvusClient):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Callable, Sequence
 from itertools import filterfalse
@@ -53,6 +54,11 @@ SIZED_POINTS = 8
 """Points of each kind of id from which the size of a collection's points is estimated."""
 
 QUERIES_PER_REQUEST = 200
+
+LONGEST_NAME = 255
+NOT_IN_NAMES = '< > : " / \\ | ? *'
+"""Characters that no name of a collection has; the server refuses them."""
+_NO_NAME = re.compile(r"""[<>:"/\\|?*\x00-\x1f]""")
 
 LOCAL = "file://"
 """How the address of a folder of the local mode begins."""
@@ -391,6 +397,13 @@ class QdrantStore(QdrantBanks):
             self.properties.alter(self._real_name(collection), {PAYLOAD_KEYS: ""})
 
     # -- whole collections -------------------------------------------------------------
+
+    def validate_name(self, name: str) -> None:
+        if _NO_NAME.search(name) or not 0 < len(name) <= LONGEST_NAME:
+            raise InvalidParameter(
+                f"{name!r} is no name for a collection or alias: leave out {NOT_IN_NAMES} and control "
+                f"characters, and use at most {LONGEST_NAME} characters"
+            )
 
     def collection_names(self) -> list[str]:
         with turn(self.client), translated("the server"):
