@@ -33,6 +33,17 @@ def test_a_missing_module_of_an_extra_names_the_extra(monkeypatch):
     assert str(raised.value) == f"torch is not installed: {install_line('jobs')}"
 
 
+def installed_from(monkeypatch, origin):
+    """As if the package had been installed from there; None is a package index."""
+
+    class Installed:
+        @staticmethod
+        def read_text(name):
+            return None if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr(requirements, "distribution", lambda name: Installed)
+
+
 @pytest.mark.parametrize(
     ("origin", "line"),
     [
@@ -57,23 +68,19 @@ def test_a_missing_module_of_an_extra_names_the_extra(monkeypatch):
     ids=["index", "clone", "editable", "wheel", "repository"],
 )
 def test_a_missing_extra_comes_from_where_the_package_came_from(monkeypatch, origin, line):
-    class Installed:
-        @staticmethod
-        def read_text(name):
-            return None if origin is None else json.dumps(origin)
-
-    monkeypatch.setattr(requirements, "distribution", lambda name: Installed)
+    installed_from(monkeypatch, origin)
     assert install_line("check") == line
 
 
 def test_the_packages_of_databases_come_from_the_clone_too(monkeypatch):
     root = Path(__file__).parents[1]
-    clone = {"url": root.as_uri(), "dir_info": {}}
-    monkeypatch.setattr(requirements, "_origin", lambda: clone)
+    installed_from(monkeypatch, {"url": root.as_uri(), "dir_info": {}})
     line = install_line_of("qdrant-hubness", "integrations/qdrant")
     assert line == f'pip install "{root}/integrations/qdrant"'
-    monkeypatch.setattr(requirements, "_origin", dict)
     assert install_line_of("qdrant-hubness", "no") == "pip install qdrant-hubness"
+    installed_from(monkeypatch, None)
+    line = install_line_of("qdrant-hubness", "integrations/qdrant")
+    assert line == "pip install qdrant-hubness"
 
 
 def test_other_missing_modules_stay_as_they_are():

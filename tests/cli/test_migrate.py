@@ -8,7 +8,6 @@ import pytest
 from milvus_hubness import HubnessClient, MilvusStore, connect
 from milvus_hubness.cli import console
 from milvus_hubness.jobs.common.lease import Lease
-from milvus_hubness.jobs.migration import plan as plans
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
@@ -187,8 +186,7 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
 
 
 @pytest.mark.parametrize("command", [("migrate", "run"), ("enable",)], ids=" ".join)
-def test_a_second_job_is_refused_before_it_plans(run, files, monkeypatch, command):
-    monkeypatch.setattr(plans, "_planned", lambda *_: pytest.fail("it has planned"))
+def test_a_second_job_is_refused_before_it_prints_a_plan(run, files, command):
     with Lease(MilvusStore(connect("shop.db")), "products"):
         refused = run(*command, "products", "--bank", "bank.npy")
     assert_fails(refused, 1, "wait until it ends, or stop it")
