@@ -1,6 +1,6 @@
 """A BEIR folder with graded judgements, from start to verdict: tune, diagnose, migrate, and runs for evaluators.
 
-pip install "milvus-hubness[jobs,lite]" ir-measures
+pip install ".[jobs,lite]" ir-measures  # in a clone: nothing is on PyPI yet
 python beir_folder.py [FILE.db or http://HOST:PORT]
 """
 

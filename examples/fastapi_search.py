@@ -1,6 +1,6 @@
 """A search service in FastAPI. HubnessClient needs no torch: the base install is enough.
 
-pip install "milvus-hubness[lite]" "fastapi[standard]"
+pip install ".[lite]" "fastapi[standard]"  # in a clone: nothing is on PyPI yet
 python fastapi_search.py         # starts the service, asks one question, and ends
 fastapi dev fastapi_search.py    # serves http://127.0.0.1:8000/search?text=wrap+long+lines
 """

@@ -1,6 +1,6 @@
 """LangChain: HubnessMilvus takes the place of Milvus, for functions of Python's standard library and their docstrings.
 
-pip install langchain-milvus-hubness "milvus-hubness[jobs,lite]"
+pip install integrations/langchain ".[jobs,lite]"  # in a clone: nothing is on PyPI yet
 python langchain_store.py [FILE.db or http://HOST:PORT]
 """
 

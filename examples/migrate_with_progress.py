@@ -1,6 +1,6 @@
 """Migrate a collection from Python: a plan, a line for each event, a limited pace, cutover and rollback.
 
-pip install "milvus-hubness[jobs,lite]"
+pip install ".[jobs,lite]"  # in a clone: nothing is on PyPI yet
 python migrate_with_progress.py [FILE.db or http://HOST:PORT]
 """
 

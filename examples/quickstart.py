@@ -1,6 +1,6 @@
 """Quickstart: correct a plain collection, and compare recall before and after.
 
-pip install "milvus-hubness[jobs,lite]"
+pip install ".[jobs,lite]"  # in a clone: nothing is on PyPI yet
 python quickstart.py [FILE.db or http://HOST:PORT]
 """
 

@@ -1,6 +1,6 @@
 """A refresh that a scheduler calls, such as cron or a Kubernetes CronJob.
 
-pip install "milvus-hubness[jobs,lite]"
+pip install ".[jobs,lite]"  # in a clone: nothing is on PyPI yet
 python scheduled_refresh.py                                        # on a collection of its own
 python scheduled_refresh.py http://HOST:PORT products              # in a scheduler, with $MILVUS_HUBNESS_TOKEN
 python scheduled_refresh.py http://HOST:PORT products queries.npy  # the same, with newer queries

@@ -1,6 +1,6 @@
 """Text to image: vectors shaped like CLIP's, the hubs among the images, and the effect of correction on them.
 
-pip install "milvus-hubness[lite]"
+pip install ".[lite]"  # in a clone: nothing is on PyPI yet
 python text_to_image.py [FILE.db or http://HOST:PORT]
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -254,6 +254,23 @@ class UnsupportedVersion(HubnessError):
 
 class FaissConflict(HubnessError):
     """faiss-cpu and faiss-gpu provide the same module and are both installed."""
+
+
+MOST_SIMILAR = 3
+"""Most names that a message suggests for a mistyped one."""
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message with those of `names` that a mistyped one is near to; empty without
+    any. The others are no concern of the one who asks, and there may be many.
+    """
+    from difflib import get_close_matches
+
+    # In other letters it is as near as can be.
+    by_letters = {other.casefold(): other for other in sorted(names)}
+    similar = get_close_matches(name.casefold(), by_letters, MOST_SIMILAR)
+    meant = dict.fromkeys(by_letters[letters] for letters in similar)
+    return f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:

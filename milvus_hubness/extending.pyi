@@ -32,7 +32,7 @@ from milvus_hubness.correction.state import (
 )
 from milvus_hubness.demo.run import Pair as DemoPair
 from milvus_hubness.demo.run import collect as demo_pairs
-from milvus_hubness.errors import name_some, redacted, secrets_in
+from milvus_hubness.errors import did_you_mean, name_some, redacted, secrets_in
 from milvus_hubness.jobs.common.progress import Event, Events
 from milvus_hubness.jobs.store.generations import BankGenerations, Batch, Made
 from milvus_hubness.jobs.store.helpers import HelperLists
@@ -158,6 +158,8 @@ __all__ = [  # noqa: RUF022 - by what they are for
     "secrets_in",
     # Messages name the first rows of many.
     "name_some",
+    # A message names what may be meant by a mistyped name.
+    "did_you_mean",
     # -- An estimator and a re-ranker
     # What the fit of an estimator gets beside the bank.
     "FitInputs",

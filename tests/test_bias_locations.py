@@ -70,7 +70,7 @@ def test_status_and_stored_state_tell_them_apart(shared_lite, location):
 
 def test_nothing_chooses_the_place():
     assert "where" not in inspect.signature(plan_enable).parameters
-    assert "--where" not in CliRunner().invoke(app, ["enable", "--help"]).output
+    assert "--where" not in CliRunner().invoke(app, ["enable", "--help-all"]).output
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)

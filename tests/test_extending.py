@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -173,3 +174,31 @@ def test_the_page_explains_every_name():
     tables = pages.hooks().extending_reference()
     first_cells = re.findall(r"^\| `(\w+)` \| \S", tables, re.MULTILINE)
     assert sorted(first_cells) == dir(extending)
+
+
+def test_the_package_of_the_page_installs_and_its_estimator_is_found(tmp_path):
+    """As it stands there: pip makes the entry point, by which commands know the class."""
+    page = (pages.DOCS / "concepts" / "extending.md").read_text()
+    files = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL))
+    assert files.keys() == {"meanshift.py", "pyproject.toml"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    packages = tmp_path / "packages"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--target", packages]
+    subprocess.run([*pip, *offline, tmp_path], check=True, capture_output=True, text=True)
+
+    code = (
+        "from milvus_hubness.cli.options import EstimatorOptions\n"
+        "estimator = EstimatorOptions(method='meanshift', param=['share=1']).estimator()\n"
+        "print(*estimator.fit([[1.0, 3.0], [3.0, 1.0]]).bias([[1.0, 2.0]]))\n"
+    )
+    path = os.pathsep.join([str(packages), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "6.0\n", done.stderr

@@ -1,16 +1,24 @@
 """Calls and commands that need an extra name it."""
 
+import json
 import re
 import signal
 import sys
 from collections import defaultdict
 from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 import typer
 
 from milvus_hubness import connect
-from milvus_hubness.basics.requirements import EXTRAS, naming_extras
+from milvus_hubness.basics import requirements
+from milvus_hubness.basics.requirements import (
+    EXTRAS,
+    install_line,
+    install_line_of,
+    naming_extras,
+)
 from milvus_hubness.cli import COMMANDS, main
 from milvus_hubness.cli.console import run
 from milvus_hubness.cli.extras import OF_COMMANDS, with_all_extras
@@ -22,7 +30,57 @@ def test_a_missing_module_of_an_extra_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra) as raised, naming_extras():
         import torch.nn  # noqa: F401
-    assert str(raised.value) == 'torch is not installed: pip install "milvus-hubness[jobs]"'
+    assert str(raised.value) == f"torch is not installed: {install_line('jobs')}"
+
+
+def installed_from(monkeypatch, origin):
+    """As if the package had been installed from there; None is a package index."""
+
+    class Installed:
+        @staticmethod
+        def read_text(name):
+            return None if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr(requirements, "distribution", lambda name: Installed)
+
+
+@pytest.mark.parametrize(
+    ("origin", "line"),
+    [
+        (None, 'pip install "milvus-hubness[check]"'),
+        (
+            {"url": "file:///home/me/my%20clone", "dir_info": {}},
+            'pip install "/home/me/my clone[check]"',
+        ),
+        (
+            {"url": "file:///home/me/clone", "dir_info": {"editable": True}},
+            'pip install -e "/home/me/clone[check]"',
+        ),
+        (
+            {"url": "file:///tmp/m-0.1-py3-none-any.whl", "archive_info": {}},
+            'pip install "milvus-hubness[check] @ file:///tmp/m-0.1-py3-none-any.whl"',
+        ),
+        (
+            {"url": "https://git.example/m.git", "vcs_info": {"vcs": "git"}},
+            'pip install "milvus-hubness[check] @ git+https://git.example/m.git"',
+        ),
+    ],
+    ids=["index", "clone", "editable", "wheel", "repository"],
+)
+def test_a_missing_extra_comes_from_where_the_package_came_from(monkeypatch, origin, line):
+    installed_from(monkeypatch, origin)
+    assert install_line("check") == line
+
+
+def test_the_packages_of_databases_come_from_the_clone_too(monkeypatch):
+    root = Path(__file__).parents[1]
+    installed_from(monkeypatch, {"url": root.as_uri(), "dir_info": {}})
+    line = install_line_of("qdrant-hubness", "integrations/qdrant")
+    assert line == f'pip install "{root}/integrations/qdrant"'
+    assert install_line_of("qdrant-hubness", "no") == "pip install qdrant-hubness"
+    installed_from(monkeypatch, None)
+    line = install_line_of("qdrant-hubness", "integrations/qdrant")
+    assert line == "pip install qdrant-hubness"
 
 
 def test_other_missing_modules_stay_as_they_are():
@@ -33,7 +91,7 @@ def test_other_missing_modules_stay_as_they_are():
 def test_a_file_without_milvus_lite(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "milvus_lite", None)
     with pytest.raises(
-        MissingExtra, match=r'^milvus_lite is not installed: pip install "milvus-hubness\[lite\]"$'
+        MissingExtra, match=r"^milvus_lite is not installed: pip install .*\[lite\]"
     ):
         connect(str(tmp_path / "shop.db"))
 
@@ -51,8 +109,7 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
         run(app)
     assert raised.value.code == 1
     assert (
-        capsys.readouterr().err
-        == 'milvus-hubness: ray is not installed: pip install "milvus-hubness[ray]"\n'
+        capsys.readouterr().err == f"milvus-hubness: ray is not installed: {install_line('ray')}\n"
     )
 
 
@@ -90,9 +147,7 @@ def test_a_base_install_is_told_of_all_extras_of_a_command_at_once(
     names = sorted([*modules.split(", "), *(["milvus_lite"] if "lite" in extras else [])])
     if sys.version_info < (3, 11) and "serve" in extras:
         names = sorted([*names, "tomli"])
-    assert (
-        str(told) == f'{", ".join(names)} are not installed: pip install "milvus-hubness[{extras}]"'
-    )
+    assert str(told) == f"{', '.join(names)} are not installed: {install_line(extras)}"
 
 
 def test_the_command_itself_names_all_of_them(monkeypatch, capsys):
@@ -109,7 +164,7 @@ def test_the_command_itself_names_all_of_them(monkeypatch, capsys):
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
         "milvus-hubness: cronsim, milvus_lite, prometheus_client are not installed: "
-        'pip install "milvus-hubness[lite,serve]"\n'
+        f"{install_line('lite,serve')}\n"
     )
 
 

@@ -322,3 +322,24 @@ def test_what_contributors_read_is_short_and_the_changelog_names_what_comes_next
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 220
     sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert sections[0] == "[Unreleased]"
+
+
+def test_until_a_release_the_lines_of_pip_install_from_a_clone():
+    """No package of the project is on an index: a line that names one would end in an error."""
+    if "Nothing has been released yet" not in (ROOT / "CHANGELOG.md").read_text():
+        pytest.skip("there is a release: its lines may name it")
+    names = "|".join(re.escape(project(folder)["name"]) for folder in package_folders())
+    of_an_index = re.compile(rf"pip install\b[^\n`]*[ \t\"']({names})(?=[\[\s\"'`])")
+    shown = [
+        path
+        for pattern in ("*.md", "docs/**/*.md", "examples/*", "integrations/**/*.md")
+        for path in ROOT.glob(pattern)
+        if path.is_file()
+    ]
+    assert len(shown) > 40
+    assert {
+        path.name: of_an_index.findall(path.read_text())
+        for path in shown
+        if of_an_index.search(path.read_text())
+    } == {}
+    assert of_an_index.search('pip install "milvus-hubness[check]"')

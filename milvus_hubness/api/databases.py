@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from milvus_hubness.api.banks import read_named
 from milvus_hubness.basics.files.certificates import NO_CERTIFICATES, Certificates
+from milvus_hubness.basics.requirements import install_line_of
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.protocols import Store
 
@@ -29,8 +30,8 @@ function takes an address without `NAME+`, a token and the name of a database, b
 is none, and an ssl.SSLContext for TLS, None for the usual one, and returns the Store.
 """
 
-PACKAGES = {"qdrant": "qdrant-hubness"}
-"""The package that offers a database, where its name is known without it."""
+PACKAGES = {"qdrant": ("qdrant-hubness", "integrations/qdrant")}
+"""The package that offers a database, where it is known without it, and its folder in a clone."""
 
 _OF_A_PACKAGE = re.compile(r"(?P<name>[a-z][a-z0-9]*)\+(?P<address>(?P<scheme>[a-z]+)://.*)")
 """An address of a database that a package offers, such as qdrant+http://localhost:6333."""
@@ -131,8 +132,9 @@ def _opener_in(name: str, scheme: str, address: str) -> Opener:
     """Return a function that opens a store by the entry point of that name. Raises InvalidParameter."""
     entry = next(iter(entry_points(group=STORES, name=name)), None)
     if entry is None:
-        package = PACKAGES.get(name)
-        remedy = f"pip install {package}" if package else "install the package that offers it"
+        remedy = "install the package that offers it"
+        if name in PACKAGES:
+            remedy = install_line_of(*PACKAGES[name])
         raise InvalidParameter(f"no store for '{name}+{scheme}': {remedy}")
 
     function: Callable[[str, str, str, ssl.SSLContext | None], Store] = entry.load()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from milvus_hubness.errors import MissingExtra, UnsupportedVersion
 
@@ -33,6 +37,49 @@ _BOUND = re.compile(r"(>=|<|==)\s*([\w.]+)")
 _SERVER = re.compile(r"v?(\d+)\.(\d+)")
 
 
+def install_line(extras: str = "") -> str:
+    """Return the command that installs these extras of this package, from where it came itself.
+
+    That is a package index, a clone, a wheel or a repository.
+    """
+    named = f"[{extras}]" if extras else ""
+    origin = _origin()
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin:
+        option = "-e " if origin["dir_info"].get("editable") else ""
+        return f'pip install {option}"{_path_of(url)}{named}"'
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}"
+    place = f" @ {url}" if url else ""
+    return f'pip install "{PACKAGES[0]}{named}{place}"'
+
+
+def install_line_of(package: str, folder: str) -> str:
+    """Return the command that installs another package, which a clone has in this folder."""
+    origin = _origin()
+    if "dir_info" in origin:
+        path = Path(_path_of(origin["url"]), folder)
+        if path.is_dir():
+            return f'pip install "{path}"'
+    return f"pip install {package}"
+
+
+def _origin() -> dict[str, Any]:
+    """Return where this package was installed from, as in PEP 610; empty for a package index."""
+    clone = Path(__file__).parents[2]
+    try:
+        text = distribution(PACKAGES[0]).read_text("direct_url.json")
+    except PackageNotFoundError:
+        # It runs in a clone, without an installation.
+        is_clone = (clone / "pyproject.toml").exists()
+        return {"url": clone.as_uri(), "dir_info": {"editable": True}} if is_clone else {}
+    return dict(json.loads(text)) if text else {}
+
+
+def _path_of(url: str) -> str:
+    return unquote(urlsplit(url).path)
+
+
 @contextmanager
 def naming_extras() -> Iterator[None]:
     """Raise MissingExtra in place of ModuleNotFoundError where an extra
@@ -46,7 +93,7 @@ def naming_extras() -> Iterator[None]:
         if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
             extra = EXTRAS[module]
             raise MissingExtra(
-                f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra
+                f"{module} is not installed: {install_line(extra)}", extra
             ) from error
 
         if fault := unsupported_libraries():

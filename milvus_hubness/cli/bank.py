@@ -130,6 +130,8 @@ def _start(
 
 
 def _show(collection: str, statuses: list[SamplingStatus]) -> None:
+    from milvus_hubness.jobs.refresh.sampling import ENOUGH
+
     for status in statuses:
         sampling = status.sampling
         facts: dict[str, object] = {
@@ -139,6 +141,11 @@ def _show(collection: str, statuses: list[SamplingStatus]) -> None:
         }
         if status.first is not None and status.last is not None:
             facts["from"] = f"{_moment(status.first)} to {_moment(status.last)} UTC"
+        if status.samples < ENOUGH:
+            facts["takes"] = (
+                f"about {ENOUGH / sampling.rate:,.0f} searches until {ENOUGH:,} are sampled, which are "
+                "enough for a bank"
+            )
         if status.variety is not None:
             facts |= _variety_facts(status.variety)
         console.show_facts(collection, facts)

@@ -32,8 +32,9 @@ def check(
     ] = None,
     items: Annotated[
         str | None,
-        "Without a database: vectors of the items, in the forms of --bank. Their keys are those of a "
-        "column `key` or `id`, or else the numbers of the rows, from 0.",
+        "Without a database: vectors of the items, in the forms of --bank. Their keys are those of "
+        "--key-column or of a column such as `key`, `id` or `sku`, or else the numbers of the rows, from "
+        "0.",
     ] = None,
     metric: Annotated[str, "With --items: how searches compare: COSINE, IP or L2."] = "COSINE",
     queries: Annotated[
@@ -73,9 +74,7 @@ def check(
     )
     result.save(output)
     tuning = result.tuning.to_dict()
-    # A collection that has biases already shows them without a bank.
-    is_corrected = collection is not None and _is_corrected(connection, collection, field)
-    to_type = next_command(tuning, collection, bank, connection, field, is_corrected=is_corrected)
+    to_type = next_command(tuning, collection, bank, connection, field)
     if any(fault.is_grave for fault in result.faults):
         to_type = "remedy the data as the first lines say, then check again."
     data = {**result.to_dict(), "next": to_type, "page": str(output)}
@@ -122,6 +121,7 @@ def _checked(
     field: str | None,
 ) -> Check:
     from milvus_hubness.correction.banks.bank import QueryBank
+    from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.reports.check import check
 
     with console.progress_bars() as progress:
@@ -131,9 +131,10 @@ def _checked(
                 bank=QueryBank.load(bank.bank, bank.bank_column),
                 queries=queries,
                 target_bank=target_bank,
-                judgements=judging.read(),
+                judgements=judging.read(items=items),
                 measure=judging.measure,
                 metric=metric,
+                key_column=key_column_of(items, judging.key_column, judging.pairs),
                 progress=progress,
             )
 
@@ -153,11 +154,6 @@ def _checked(
             stores=False,
             progress=progress,
         )
-
-
-def _is_corrected(connection: options.Connection, collection: str, field: str | None) -> bool:
-    info = connection.open().info(collection, counted=False)
-    return info.state_of(field) is not None
 
 
 def _show(result: Check, tuning: dict[str, Any], to_type: str, page: Path, show_all: bool) -> None:

@@ -41,7 +41,7 @@ PANELS = {
     "Source": (
         "uri", "db", "token_file", "application_token_file", "ca", "cert", "cert_key",
         "field", "filter", "vector", "pairs",
-        "pairs_queries", "ignore_identical", "queries",
+        "pairs_queries", "key_column", "ignore_identical", "queries",
         "query", "query_number", "items", "metric", "query_text", "collection",
         "encoder", "config", "upstream",
         "upstream_tls", "upstream_ca", "upstream_cert", "upstream_key", "renamed_from",
@@ -61,14 +61,14 @@ PANELS = {
     ),
     "Copy": (
         "target", "alias", "rename", "index_type", "index_param", "keep_former",
-        "restart", "drop", "keep",
+        "restart", "drop", "keep", "keep_samples",
     ),
     "Load": (
         "rows_per_second", "chunk_seconds", "engine", "max_calls", "workers",
         "max_message_mib", "max_in_flight_mib", "drain",
     ),
     "Control": (
-        "init", "plan", "yes", "force", "resume", "once", "check", "restart_ttl",
+        "init", "plan", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "host", "port", "tls_cert", "tls_key",
         "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
     ),
@@ -80,6 +80,20 @@ PANELS = {
 }  # fmt: skip
 """The panels of the help in their order, each with the parameters whose options it shows."""
 _PANEL_OF = {parameter: panel for panel, parameters in PANELS.items() for parameter in parameters}
+
+RARE = {
+    "db", "ca", "cert", "cert_key", "application_token_file", "upstream_ca", "upstream_cert", "upstream_key",
+    "pairs_queries", "ignore_identical", "query_text", "bank_column", "bank_name", "target_bank",
+    "param", "k", "alpha", "gate", "profile", "max_miss_rate", "refit_share", "prior_weight", "no_prior",
+    "on_hub", "alert_budget", "index_type", "index_param",
+    "rows_per_second", "chunk_seconds", "engine", "max_calls", "max_message_mib", "max_in_flight_mib", "drain",
+    "control", "client_ttl", "restart_ttl", "max_skewness", "min_gain",
+    "image_field", "image_folder", "save_run", "save_qrels", "run_depth",
+}  # fmt: skip
+"""Parameters whose options only --help-all shows: few users need them, and they would hide the others."""
+
+WIDEST = 110
+"""Columns of the help where the terminal has as many."""
 
 METAVARS = {
     "FILE": (
@@ -94,7 +108,7 @@ METAVARS = {
     "COLLECTION": ("collection", "source", "target", "bank_name", "drop", "renamed_from"),
     "ALIAS": ("alias",),
     "FIELD": ("field", "vector", "kind", "prior", "group_by", "slice_by", "image_field"),
-    "COLUMN": ("bank_column", "column", "query_text"),
+    "COLUMN": ("bank_column", "column", "query_text", "key_column"),
     "PROFILE": ("profile",),
     "ARM": ("control_arm",),
     "METHOD": ("method",),
@@ -114,6 +128,8 @@ METAVARS = {
 """What the help calls the values of options and arguments, by parameter; others by their type."""
 _METAVAR_OF = {parameter: word for word, parameters in METAVARS.items() for parameter in parameters}
 _METAVAR_OF_TYPE = {str: "NAME", int: "N", float: "NUMBER", Path: "FILE"}
+
+WIDTH = {"max_content_width": WIDEST}
 
 # -- command lines ------------------------------------------------------------------------------
 
@@ -135,6 +151,7 @@ def command_line(
     app = typer.Typer(
         cls=Group,
         **_help_and_epilog(text),
+        context_settings=WIDTH,
         no_args_is_help=True,
         add_completion=completion,
         pretty_exceptions_enable=False,
@@ -147,7 +164,7 @@ def command_line(
         settings = _help_and_epilog(inspect.getdoc(function) or "")
         # `import_` is the command `import`, a name that no function can have.
         command = name.rstrip("_").replace("_", "-")
-        app.command(command, cls=Command, **settings)(_for_typer(function))
+        app.command(command, cls=Command, context_settings=WIDTH, **settings)(_for_typer(function))
 
     return app
 
@@ -169,8 +186,35 @@ def _help_and_epilog(text: str) -> dict[str, Any]:
 # -- parameters ---------------------------------------------------------------------------------
 
 
+HELP_ALL = "help_all"
+
+
+def _show_all_help(context: typer.Context, is_requested: bool) -> None:
+    # Typer calls it with False too, when the option is absent.
+    if is_requested:
+        context.meta[HELP_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL_PARAMETER = inspect.Parameter(
+    HELP_ALL,
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool,
+        typer.Option(
+            "--help-all",
+            callback=_show_all_help,
+            is_eager=True,
+            help="Show this message with the rarer options too, and exit.",
+        ),
+    ],
+)
+
+
 def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
-    """Return `function` with a signature that typer can read. Raises KeyError without a panel."""
+    """Return `function` with a signature that typer can read. Raises TypeError without a panel."""
     # Not get_type_hints: on Python 3.10 it makes a type with the default None Optional, which hides
     # Annotated.
     parameters = inspect.signature(function, eval_str=True).parameters.values()
@@ -182,6 +226,7 @@ def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def call_with_groups(**arguments: Any) -> None:
+        arguments.pop(HELP_ALL, None)
         for name, group in groups.items():
             values = {field.name: arguments.pop(field.name) for field in fields(group)}
             arguments[name] = group(**values)
@@ -193,6 +238,8 @@ def _for_typer(function: Callable[..., None]) -> Callable[..., None]:
             options += _parameters_of(groups[parameter.name])
         else:
             options.append(parameter)
+    if any(option.name in RARE for option in options):
+        options.append(_HELP_ALL_PARAMETER)
     signature = inspect.Signature([_with_option(option) for option in options])
 
     # Typer reads inspect.signature, which prefers this attribute to the parameters of the function.
@@ -231,8 +278,13 @@ def _with_option(parameter: inspect.Parameter) -> inspect.Parameter:
 
     option.metavar = option.metavar or _metavar(parameter.name, value_type)
     if isinstance(option, OptionInfo):
-        option.rich_help_panel = _PANEL_OF[parameter.name]
-        if option.metavar and not option.param_decls:
+        option.rich_help_panel = _PANEL_OF.get(parameter.name)
+        if option.rich_help_panel is None and parameter.name != HELP_ALL:
+            raise TypeError(f"the option of {parameter.name!r} is in no panel of PANELS")
+        # Typer keeps the name that an annotation gives as the default of the option: beside a further
+        # one, both would be names of it.
+        has_name = option.param_decls or str(option.default).startswith("--")
+        if option.metavar and not has_name:
             # Typer 0.27 takes a metavar that is the option's name in capitals for its name.
             option.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     return parameter.replace(annotation=Annotated[value_type, option])
@@ -286,14 +338,18 @@ class _HelpWithPanels:
         return [piece.strip("{}") for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, the options by panel, and those without a panel under Help."""
+        """Write the arguments, the options by panel, and those without a panel under Help.
+
+        Rare options are written if all are wanted.
+        """
         rows: dict[str, list[tuple[str, str]]] = {
             heading: [] for heading in ("Arguments", *PANELS, "Help")
         }
         command: Any = self
         for parameter in command.get_params(ctx):
             row = help_row(parameter, ctx)
-            if row is not None:
+            is_shown = HELP_ALL in ctx.meta or parameter.name not in RARE
+            if row is not None and is_shown:
                 rows[_heading_of(parameter)].append(row)
 
         for heading, its_rows in rows.items():

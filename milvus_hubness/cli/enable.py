@@ -39,11 +39,15 @@ def enable(
 
     Example: milvus-hubness enable products --bank queries.npy --plan
     """
+    from milvus_hubness.jobs.common.lease import expect_free
     from milvus_hubness.jobs.enable.enable import enable
     from milvus_hubness.jobs.enable.plan import plan_enable
 
     bank.require(connection, collection, field)
     store = connection.open()
+    if not plan:
+        # Before the plan, which takes a while and would be printed.
+        expect_free(store, store.info(collection, counted=False).name)
     with console.progress_bars() as progress:
         planned = plan_enable(
             store,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from milvus_hubness.basics.requirements import EXTRAS
+from milvus_hubness.basics.requirements import EXTRAS, install_line
 from milvus_hubness.errors import MissingExtra
 
 OF_COMMANDS = {
@@ -47,7 +47,7 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
         return error
 
     return MissingExtra(
-        f'{", ".join(modules)} are not installed: pip install "milvus-hubness[{",".join(named)}]"',
+        f"{', '.join(modules)} are not installed: {install_line(','.join(named))}",
         named[0],
     )
 

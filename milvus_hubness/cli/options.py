@@ -298,6 +298,11 @@ class PairsOptions:
         "how often users send a query, which all measures follow.",
     ] = None
     pairs_queries: PairsQueries = None
+    key_column: Annotated[
+        str | None,
+        "Column with the keys in --pairs, and in the file of --items, if it is not called key, id, sku, "
+        "product_id or the like.",
+    ] = None
     ignore_identical: Annotated[
         bool,
         "Queries of --pairs are rows themselves (as in ArguAna and Quora): the row whose key is the id "
@@ -315,12 +320,14 @@ class PairsOptions:
         if self.ignore_identical and self.pairs is None:
             raise typer.BadParameter("--ignore-identical needs ids of queries: pass --pairs")
 
-    def read(self, text_column: str | None = None) -> Judgements | None:
+    def read(self, text_column: str | None = None, items: str | None = None) -> Judgements | None:
         """Return the judgements; None if none are named.
 
-        text_column: the column with the texts of the queries. Raises as `Measure.of` and
+        text_column: the column with the texts of the queries. items: a file of items, in which the
+        column of keys may be instead. Raises as `Measure.of` and
         `Judgements.load`.
         """
+        from milvus_hubness.jobs.common.inputs import key_column_of
         from milvus_hubness.jobs.common.judgements import Judgements
         from milvus_hubness.quality.retrieval import Measure
 
@@ -330,7 +337,12 @@ class PairsOptions:
             if self.pairs_queries is not None:
                 raise typer.BadParameter("--pairs-queries needs --pairs, which names its queries")
             return None
-        judgements = Judgements.load(self.pairs, self.pairs_queries, text_column=text_column)
+        judgements = Judgements.load(
+            self.pairs,
+            self.pairs_queries,
+            text_column=text_column,
+            key_column=key_column_of(self.pairs, self.key_column, items),
+        )
         return judgements.ignoring_identical() if self.ignore_identical else judgements
 
 

@@ -27,7 +27,6 @@ from milvus_hubness.cli.verdicts import (
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.refresh.status import Status
-    from milvus_hubness.jobs.store.protocols import Store
     from milvus_hubness.quality.groups import Group
     from milvus_hubness.quality.measures import Interval
     from milvus_hubness.reports.report import Diagnosis
@@ -50,6 +49,14 @@ def tune(
     ] = None,
     kind: options.Kind = None,
     field: options.Field = None,
+    replaces: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Store the verdict even in place of one on this bank that rests on more: on labelled "
+            "queries, or on real ones.",
+        ),
+    ] = False,
     show_all: ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -81,18 +88,12 @@ def tune(
             target_bank=options.read_vectors(store, target_bank),
             prior=preferring.read_prior(),
             kind=kind,
+            replaces=replaces,
             progress=progress,
         )
     tuning = tuned.tuning.to_dict()
 
-    to_type = next_command(
-        tuning,
-        collection,
-        bank,
-        connection,
-        field,
-        is_corrected=_is_corrected(store, collection, field),
-    )
+    to_type = next_command(tuning, collection, bank, connection, field)
 
     def show() -> None:
         show_verdict(collection, tuning, to_type)
@@ -102,11 +103,7 @@ def tune(
             console.say(NO_WEIGHT)
 
     console.show_result(as_json, {"tune": {**tuning, "next": to_type}}, show)
-    store_verdict(store, tuned.title, tuned.unstored)
-
-
-def _is_corrected(store: Store, collection: str, field: str | None) -> bool:
-    return store.info(collection, counted=False).state_of(field) is not None
+    store_verdict(store, tuned.title, tuned.unstored, replaces=replaces)
 
 
 NO_WEIGHT = (

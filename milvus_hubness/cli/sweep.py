@@ -45,8 +45,16 @@ def sweep(
     )
 
 
+SAMPLES_CAN_BE_WRITTEN = (
+    "The sampled queries of a copy go with it: milvus-hubness bank export COPY FILE writes them to a "
+    "file first, and migrate clean --drop COPY --keep-samples leaves them."
+)
+
+
 def _show_preview(leftovers: Leftovers) -> None:
     console.show_facts("Would be removed for good", _facts(leftovers))
+    if leftovers.samples:
+        console.say(f"\n{SAMPLES_CAN_BE_WRITTEN}")
     console.say("\nNothing was removed. Repeat the command with --yes to remove it.")
 
 
@@ -54,6 +62,9 @@ def _facts(leftovers: Leftovers) -> dict[str, object]:
     keys = [f"{key} of {count:,} rows" for key, count in leftovers.keys.items()]
     return {
         "copies": ", ".join(leftovers.copies),
+        "query samples": ", ".join(
+            f"{name}, {count:,} queries" for name, count in leftovers.samples.items()
+        ),
         "keys in payloads": ", ".join(keys),
         "properties": ", ".join(leftovers.properties),
         "banks": ", ".join(leftovers.banks),

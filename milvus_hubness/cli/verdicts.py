@@ -17,6 +17,7 @@ from milvus_hubness.basics.texts import (
     visible_line,
 )
 from milvus_hubness.cli import console, options
+from milvus_hubness.cli.migrate.show import ALIAS_WORDS, NO_ALIAS, alias_to_move
 from milvus_hubness.errors import redacted
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def show_verdict(title: str, tuning: dict[str, Any], to_type: str) -> None:
     if tuning["gate"]:
         console.say(GATED)
     console.say(f"Next: {to_type}")
+    if NO_ALIAS in to_type.split():
+        console.say(f"      {ALIAS_WORDS}.")
 
 
 def method_words(choice: dict[str, Any], *, labelled: bool) -> str:
@@ -81,13 +84,13 @@ def next_command(
     bank: options.BankOptions,
     connection: options.Connection,
     field: str | None = None,
-    *,
-    is_corrected: bool = False,
 ) -> str:
     """Return the command to type after a verdict, or that there is none.
 
-    collection: None if there is no database yet.
+    collection: as the user typed it, None if there is no database yet.
     """
+    info = None if collection is None else connection.open().info(collection, counted=False)
+    is_corrected = info is not None and info.state_of(field) is not None
     is_against = tuning["verdict"] == "leave it alone"
     if is_against and tuning["labelled"]:
         return "nothing to do, keep the search as it is."
@@ -106,7 +109,8 @@ def next_command(
     if is_against:
         words += ["--pairs", "PAIRS.npz"]
     elif not is_corrected:
-        words += ["--alias", "live"]
+        alias = NO_ALIAS if info is None else alias_to_move(info, str(collection))
+        words += ["--alias", alias]
     if field:
         words += ["--field", field]
     kinds = tuning["kinds"]
@@ -222,9 +226,11 @@ def _trial_rows(tuning: dict[str, Any], mixed: dict[str, int]) -> list[tuple[str
     return rows
 
 
-def store_verdict(store: Store, collection: str, record: TuningRecord | None) -> None:
+def store_verdict(
+    store: Store, collection: str, record: TuningRecord | None, *, replaces: bool = False
+) -> None:
     """Store a verdict that was shown, and say if that fails: the exit status is that of the result."""
     from milvus_hubness.reports.collections import store_tuned
 
-    if unstored := store_tuned(store, collection, record):
+    if unstored := store_tuned(store, collection, record, replaces=replaces):
         console.say(f"milvus-hubness: {redacted(unstored)}", to_stderr=True)

@@ -22,7 +22,7 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.fitted import grouped
 from milvus_hubness.errors import InvalidInput, redacted
-from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, read_items
+from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, key_column_of, read_items
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.store.protocols import Store, expect_store
 from milvus_hubness.jobs.store.records import TuningRecord
@@ -132,6 +132,7 @@ def check(
     target_bank: BankLike | str | os.PathLike[str] | None = None,
     metric: str = "COSINE",
     keys: Sequence[Key] | None = None,
+    key_column: str | None = None,
     field: str | None = None,
     kind: str | None = None,
     seed: int = 0,
@@ -146,8 +147,9 @@ def check(
     ignore_identical: whether the row that has the id of a query of the judgements is no answer to it,
     for data in which queries are rows, see `Judgements.ignoring_identical`.
     metric, keys: of items that are no collection; their keys are numbers of rows by default, or those
-    of the file. field, kind, target_bank, measure: as in `tune`. The verdict on a collection is stored
-    as by `tune`, unless it has no labels and a stored one on this bank has. stores: False leaves that
+    of the file, from `key_column` or a column of a usual name. field, kind, target_bank, measure: as
+    in `tune`. The verdict on a collection is stored
+    as by `tune`, unless a stored one on this bank rests on more. stores: False leaves that
     to the caller, see `store_tuned`.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
@@ -156,8 +158,18 @@ def check(
     past = _bank_of(bank)
     real = _bank_of(queries)
     targets = _bank_of(target_bank)
-    if judgements is not None and not isinstance(judgements, Judgements):
-        judgements = Judgements.load(judgements)
+    # Files that the caller names: of items, and of judgements.
+    items = source if collection is None and isinstance(source, str | os.PathLike) else None
+    pairs = judgements if isinstance(judgements, str | os.PathLike) else None
+    if key_column is not None and items is None and pairs is None:
+        raise InvalidInput(
+            "key_column is of a file of items or of judgements: pass one by its name"
+        )
+    key_of_items = None if items is None else key_column_of(items, key_column, pairs)
+    if isinstance(judgements, str | os.PathLike):
+        judgements = Judgements.load(
+            judgements, key_column=key_column_of(judgements, key_column, items)
+        )
     if ignore_identical:
         if judgements is None:
             raise InvalidInput("ignore_identical is about judgements, with ids: pass these too")
@@ -178,7 +190,6 @@ def check(
             judgements=judgements,
             measure=chosen_measure,
             kind=kind,
-            replaces_labelled=False,
             seed=seed,
             progress=progress,
         )
@@ -200,7 +211,7 @@ def check(
 
     if hasattr(source, "info") or field is not None or kind is not None:
         raise InvalidInput("no collection to check: name one, or pass items as an array or a file")
-    gallery, title = _items_of(source, metric, keys)
+    gallery, title = _items_of(source, metric, keys, key_of_items)
     if past is None:
         raise InvalidInput("items alone show no hubs: pass past queries as bank")
     of_judgements = None if judgements is None else judgements.queries
@@ -230,7 +241,10 @@ def _bank_of(value: BankLike | str | os.PathLike[str] | None) -> QueryBank | Non
 
 
 def _items_of(
-    source: BankLike | str | os.PathLike[str], metric: str, keys: Sequence[Key] | None
+    source: BankLike | str | os.PathLike[str],
+    metric: str,
+    keys: Sequence[Key] | None,
+    key_column: str | None,
 ) -> tuple[Gallery, str]:
     """Return the items of an array or a file, and what to call them."""
     if isinstance(source, str | os.PathLike):
@@ -242,7 +256,7 @@ def _items_of(
             )
         if keys is not None:
             raise InvalidInput("the keys of a file are in it: leave out keys, or pass an array")
-        return read_items(source, metric), name
+        return read_items(source, metric, key_column), name
     vectors = source.vectors if isinstance(source, QueryBank) else as_vectors(source, "the gallery")
     return gallery_of(vectors, metric, keys, "items"), "items"
 

@@ -27,7 +27,7 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, StoreError
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
-from milvus_hubness.jobs.common.judging import store_verdict
+from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
 from milvus_hubness.jobs.common.kinds import (
     ChosenKinds,
     KindRequest,
@@ -54,10 +54,13 @@ from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
 
 STAYS = (
-    "jobs follow the stored verdict on this bank, {!r}, which labelled queries decided and this one "
-    "does not replace"
+    "jobs follow the stored verdict on this bank: {former}. This one does not replace it, as it rests "
+    "on less: {new}. milvus-hubness tune --replace, or tune(…, replaces=True), stores it all the same"
 )
 """What is said of a stored verdict that stays."""
+
+REPLACES = "this replaces the stored verdict on this bank: {former}. Jobs follow the new one: {new}"
+"""What is said of a stored verdict that another one replaces."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,11 +432,15 @@ def tune(
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
     kind: str | None = None,
+    replaces: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
     """Try every method on a collection's rows, and write the result into one of its properties; if
     that fails, a warning says so.
+
+    A stored result on this bank that rests on more stays, as a remark says, unless `replaces`:
+    labelled queries are more than real ones without labels, and these more than a part of the bank.
 
     bank: by default that of the corrected collection. queries: (n, d), real ones, by default those
     that clients have sampled; or judgements, queries with right rows, on which the measure (R@k,
@@ -457,10 +464,11 @@ def tune(
         target_bank=target_bank,
         prior=prior,
         kind=kind,
+        replaces=replaces,
         seed=seed,
         progress=progress,
     )
-    if unstored := store_tuned(store, tuned.title, tuned.unstored):
+    if unstored := store_tuned(store, tuned.title, tuned.unstored, replaces=replaces):
         log.warning("%s", unstored)
     return tuned.tuning
 
@@ -497,14 +505,14 @@ def tune_collection(
     target_bank: BankLike | None = None,
     prior: PriorLike | None = None,
     kind: str | None = None,
-    replaces_labelled: bool = True,
+    replaces: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuned:
     """Try every method on a collection's rows, as `tune` does; return with the result what it was
     made on. The verdict is not stored yet.
 
-    replaces_labelled: whether a verdict without labels takes the place of one with labels.
+    replaces: whether it takes the place of a stored verdict that rests on more.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -550,30 +558,47 @@ def tune_collection(
         progress=progress,
     )
     chosen = preference.prior if preference is not None else None
-    record: TuningRecord | None = _record_of(field, bank, tuned, chosen)
-    former = info.verdicts.of(field, bank.fingerprint, tuned.kind)
-    if not replaces_labelled and former is not None and former.labelled and not tuned.labelled:
-        remarks = (*remarks, STAYS.format(former.verdict))
-        record = None
+    record = _record_of(field, bank, tuned, chosen)
+    remarks += _former_remarks(info, record, replaces=replaces)
+    stays = not replaces and info.verdicts.outweighing(record) is not None
     tuned = replace(tuned, remarks=remarks)
-    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, record)
+    unstored = None if stays else record
+    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, unstored)
 
 
-def store_tuned(store: Store, collection: str, record: TuningRecord | None) -> str:
-    """Store the verdict of a tuning; return in one line that it could not be stored, or "".
+def _former_remarks(
+    info: CollectionInfo, record: TuningRecord, *, replaces: bool
+) -> tuple[str, ...]:
+    """Return what becomes of a stored verdict with another method; nothing if there is none."""
+    staying = None if replaces else info.verdicts.outweighing(record)
+    if staying is not None:
+        return (STAYS.format(former=staying.in_words, new=record.in_words),)
+    others = [
+        former
+        for former in info.verdicts.former(record)
+        if (former.choice, former.strength) != (record.choice, record.strength)
+    ]
+    return tuple(REPLACES.format(former=former.in_words, new=record.in_words) for former in others)
+
+
+def store_tuned(
+    store: Store, collection: str, record: TuningRecord | None, *, replaces: bool = False
+) -> str:
+    """Store the verdict of a tuning; return in one line that it was not stored, or "".
 
     It is stored after everything else: who may only read gets the result all the same.
     """
     if record is None:
         return ""
     try:
-        store_verdict(store, collection, record)
+        staying = store_verdict(store, collection, record, replaces=replaces)
     except StoreError as error:
         return (
             f"the verdict could not be stored in {collection!r}, so jobs will judge the bank again: "
             f"{error}"
         )
-    return ""
+    # Another process has stored it while this one was measured.
+    return "" if staying is None else STAYS.format(former=staying.in_words, new=record.in_words)
 
 
 def tune_gallery(
@@ -591,8 +616,14 @@ def tune_gallery(
 ) -> tuning.Tuning:
     """Try every method on the items of a gallery, as `quality.tuning.tune` does, and raise as it does.
 
-    judged: judgements about its rows, see `Judgements.within`.
+    judged: judgements about its rows, see `Judgements.within`. Raises InvalidInput for fewer than
+    FEWEST_ITEMS items.
     """
+    if len(gallery.vectors) < FEWEST_ITEMS:
+        raise InvalidInput(
+            f"{len(gallery.vectors)} items are too few for a verdict, as ten answers are a good part "
+            f"of them: {FEWEST_ITEMS} are needed"
+        )
     layout = gallery.layout
     sent = None
     if judged is not None:

@@ -28,6 +28,7 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
         "5.000% of live queries",
         "products_hubness__query_samples_vector",
         "0 of at most",
+        "about 20,000 searches until 1,000 are sampled",
     ):
         assert fact in begun.stdout
     assert run("bank", "sample", "products_hubness", "--rate", "0.5").returncode == 0
@@ -50,6 +51,33 @@ def test_sampling_starts_serves_a_refresh_and_stops(run, files):
     assert "Turned off" in run("bank", "off", "products_hubness").stdout
     assert "is not sampled" in run("bank", "off", "products_hubness").stdout
     assert "products_hubness_r2__query_samples_vector" not in collections(files)
+
+
+def test_what_is_sampled_is_listed_before_it_goes_and_can_stay(run, files):
+    client = connect("shop.db")
+    assert run("enable", "products", "--bank", "bank.npy", "--k", "8", "--force").returncode == 0
+    assert run("bank", "sample", "products").returncode == 0
+    put_queries(MilvusStore(client), "products", np.load("bank.npy"))
+    made = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live")
+    assert run(*made, "--no-writers", "--force").returncode == 0
+    put_queries(MilvusStore(client), "products_hubness", np.load("bank.npy")[:7])
+
+    stored = "products__query_samples_vector"
+    clean = ("migrate", "clean", "live", "--drop", "products")
+    preview = run(*clean)
+    assert f"{stored}, 40 queries" in preview.stdout
+    sides = "products__bias_a, products__bias_b"
+    assert sides in preview.stdout
+    assert "stay with --keep-samples" in preview.stdout
+    assert "query samples" not in run(*clean, "--keep-samples").stdout
+    cleaned = run(*clean, "--keep-samples", "--yes", "--json")
+    assert json.loads(cleaned.stdout)["clean"]["dropped"] == {
+        "the source": "products, 60 rows",
+        "side collections": sides,
+    }
+    assert not collections(files) & {"products", *sides.split(", ")}
+    kept = ("tune", "products_hubness", "--bank", f"collection:{stored}", "--json")
+    assert json.loads(run(*kept).stdout)["tune"]["bank_size"] == 40
 
 
 def test_the_help_calls_values_by_their_units(run):

@@ -37,19 +37,25 @@ def test_two_files_give_a_verdict_and_a_page(shop, run):
     assert first == "items.npy: apply"
     assert second.startswith("Expect about +")
     assert (
-        "Next: milvus-hubness migrate plan COLLECTION --bank past.npy --alias live --uri URI"
+        "Next: milvus-hubness migrate plan COLLECTION --bank past.npy --alias ALIAS --uri URI"
         in (done.stdout)
     )
+    assert "ALIAS is the name by which the application searches" in done.stdout
     assert "hubness.html" in done.stdout
     assert Path("hubness.html").read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_collection_and_its_next_command(shop, run):
-    """The verdict on a collection is stored, so that the next command, as it is printed, follows it."""
-    done = run("check", "photos", "--bank", "past.npy", "--output", "photos.html")
+    """The verdict on a collection is stored, so that the next command, as it is printed, follows it.
+
+    Its names are those that were typed, and those that the collection has.
+    """
+    shop.create_alias("photos", "photo_search")
+    done = run("check", "photo_search", "--bank", "past.npy", "--output", "photos.html")
     assert done.returncode == 0
     [line] = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
-    assert line == "Next: milvus-hubness migrate plan photos --bank past.npy --alias live"
+    words = "plan photo_search --bank past.npy --alias photo_search"
+    assert line == f"Next: milvus-hubness migrate {words}"
     planned = run(*line.split()[2:], "--json")
     assert planned.returncode == 0
     verdict = json.loads(planned.stdout)["plan"]["verdict"]
@@ -127,9 +133,20 @@ def test_a_stored_verdict_of_labels_stays(shop, run):
     words = ("check", "photos", "--bank", "past.npy")
     labelled = json.loads(run(*words, "--pairs", "pairs.npz", "--json").stdout)["check"]
     alone = run(*words)
-    assert f"the stored verdict on this bank, '{labelled['verdict']}'" in alone.stdout
-    [stored] = json.loads(run("status", "photos", "--json").stdout)["status"]["verdicts"]
-    assert stored["judged_by"] == "labelled queries"
+    said = f"follow the stored verdict on this bank: '{labelled['verdict']}', "
+    assert said in " ".join(alone.stdout.split())
+
+    def judged_by():
+        [stored] = json.loads(run("status", "photos", "--json").stdout)["status"]["verdicts"]
+        return stored["judged_by"]
+
+    assert judged_by() == "labelled queries"
+    kept = run("tune", "photos", "--bank", "past.npy")
+    assert said in " ".join(kept.stdout.split())
+    assert judged_by() == "labelled queries"
+    replaced = run("tune", "photos", "--bank", "past.npy", "--replace")
+    assert "this replaces the stored verdict on this bank: 'apply', " in replaced.stdout
+    assert judged_by().startswith("half of the bank")
 
 
 def test_a_corrected_collection_shows_its_own_biases(shop, run):

@@ -69,7 +69,8 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     assert refreshed.returncode == 0, refreshed.stderr
     told = json.loads(refreshed.stdout)["refresh"]
     assert (told["action"], told["scanned"]) == ("full", 60)
-    assert (told["reason"], told["former_copy"]) == ("the parameters changed", "products_hubness")
+    assert told["former_copy"] == "products_hubness"
+    assert told["reason"].startswith("the parameters changed from ")
     assert run("migrate", "rollback", "live", *NOW).returncode == 0
     told = json.loads(run("status", "live", "--json").stdout)["status"]
     assert (told["estimator"]["alpha"], told["epoch"]) == (0.75, 1)

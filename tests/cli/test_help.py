@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+from typing import Annotated
 
 import pytest
 from typer.main import get_command
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from milvus_hubness.cli import COMMANDS as LISTED
 from milvus_hubness.cli import app
-from milvus_hubness.cli.command_line import PANELS, help_row
+from milvus_hubness.cli.command_line import PANELS, RARE, WIDEST, command_line, help_row
 from milvus_hubness.correction.estimators.base import ALIASES
 
 VERBS = {
@@ -62,10 +63,42 @@ def test_the_example_of_a_command_calls_it_and_is_valid(words):
         assert any(option in parameter.opts for parameter in group.params), option
 
 
+def help_of(words, command):
+    """All that the help of a command has, which its usual help may leave out."""
+    has_rare = any(parameter.name in RARE for parameter in command.params)
+    option = "--help-all" if has_rare else "--help"
+    return CliRunner().invoke(app, [*words.split()[1:], option], terminal_width=100).output
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_rare_options_are_behind_help_all_alone(words):
+    command = COMMANDS[words]
+    usual = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100).output
+    rare = {name for each in command.params if each.name in RARE for name in each.opts}
+    assert bool(rare) == ("--help-all" in usual)
+    for option in rare:
+        assert f"  {option} " not in usual
+        assert f"  {option} " in help_of(words, command)
+
+
+def test_a_wide_terminal_is_used(run):
+    for columns, widest in (("70", 70), ("100", 100), ("200", WIDEST)):
+        shown = run("refresh", "--help", COLUMNS=columns).stdout.split("\nExample")[0]
+        width = max(map(len, shown.splitlines()))
+        assert widest - 12 < width <= widest
+
+
+def test_an_option_in_no_panel_is_named():
+    def command(stray: Annotated[bool, "An option."] = False) -> None: ...
+
+    with pytest.raises(TypeError, match="the option of 'stray' is in no panel"):
+        command_line("Text.", command)
+
+
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_option_is_in_a_panel_of_the_help(words):
     command = COMMANDS[words]
-    shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100).output
+    shown = help_of(words, command)
     heading, panel_of = "", {}
     for line in shown.splitlines():
         if line.endswith(":") and not line.startswith(" "):
@@ -80,9 +113,9 @@ def test_every_option_is_in_a_panel_of_the_help(words):
     assert panel_of.pop("--help") == "Help"
     assert panel_of.keys() == own.keys()
     for option, parameter in own.items():
-        of_root = option in ("--version", "--install-completion", "--show-completion")
-        assert panel_of[option] == ("Help" if of_root else parameter.rich_help_panel), option
-        assert of_root or panel_of[option] in PANELS, option
+        is_help = option in ("--version", "--install-completion", "--show-completion", "--help-all")
+        assert panel_of[option] == ("Help" if is_help else parameter.rich_help_panel), option
+        assert is_help or panel_of[option] in PANELS, option
     headings = [
         line[:-1] for line in shown.splitlines() if line[:-1] in PANELS and line.endswith(":")
     ]
@@ -99,7 +132,7 @@ def test_every_option_is_in_a_panel_of_the_help(words):
     ],
 )
 def test_the_help_lists_the_choices_of_an_option(words, choices):
-    assert choices in CliRunner().invoke(app, [*words.split(), "--help"]).output
+    assert choices in CliRunner().invoke(app, [*words.split(), "--help-all"]).output
 
 
 def completed(text):
@@ -159,12 +192,13 @@ def test_one_convention_says_which_commands_write(words):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_each_option_has_its_name_once(words):
-    shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100).output
+    """At a terminal too. No option has a second name that nobody has given it."""
+    shown = help_of(words, COMMANDS[words])
     for parameter in COMMANDS[words].params:
-        names = [*parameter.opts, *parameter.secondary_opts]
-        assert len(names) == len(set(names)), names
+        if parameter.param_type_name == "option":
+            assert [parameter.opts, parameter.secondary_opts] == [parameter.opts[:1], []]
     assert "  --help" in shown
-    assert not re.search(r"(--[\w-]+), \1\b", shown)
+    assert not re.search(r"^  --[\w-]+, ", shown, re.MULTILINE)
 
 
 PYTHON_WORDS = re.compile(r"<[a-z]|\{|\b(TEXT|INTEGER|FLOAT|PATH|DIRECTORY)\b")
@@ -174,8 +208,7 @@ PYTHON_WORDS = re.compile(r"<[a-z]|\{|\b(TEXT|INTEGER|FLOAT|PATH|DIRECTORY)\b")
 @pytest.mark.parametrize("words", COMMANDS)
 def test_values_are_called_by_words_of_users(words):
     command = COMMANDS[words]
-    shown = CliRunner().invoke(app, [*words.split()[1:], "--help"], terminal_width=100)
-    usage = shown.output.split("\n\n")[0]
+    usage = help_of(words, command).split("\n\n")[0]
     context = command.context_class(command, info_name=words)
     rows = [
         row for parameter in command.get_params(context) if (row := help_row(parameter, context))

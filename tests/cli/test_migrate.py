@@ -7,6 +7,7 @@ import pytest
 
 from milvus_hubness import HubnessClient, MilvusStore, connect
 from milvus_hubness.cli import console
+from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
@@ -61,6 +62,22 @@ def test_a_plan_writes_nothing(run, files):
     assert collections(files) == {"products"}
     assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
     assert collections(files) == {"products"}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("migrate", "run"), "--alias"),
+        (("migrate", "plan"), "--target"),
+        (("migrate", "plan"), "--bank-name"),
+        (("enable",), "--bank-name"),
+    ],
+)
+def test_a_name_that_no_server_takes_is_refused_before_the_first_write(run, files, command, option):
+    before = collections(files)
+    refused = run(*command, "products", "--bank", "bank.npy", "--force", option, "bad name!")
+    assert_fails(refused, 2, "'bad name!' is no name for a collection or alias")
+    assert collections(files) == before
 
 
 def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
@@ -166,6 +183,32 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
         "the bank": "products__bank",
     }
     assert collections(files) == {"products", LEDGER}
+
+
+@pytest.mark.parametrize("command", [("migrate", "run"), ("enable",)], ids=" ".join)
+def test_a_second_job_is_refused_before_it_prints_a_plan(run, files, command):
+    with Lease(MilvusStore(connect("shop.db")), "products"):
+        refused = run(*command, "products", "--bank", "bank.npy")
+    assert_fails(refused, 1, "wait until it ends, or stop it")
+    assert refused.stdout == ""
+
+
+def test_a_name_that_a_switch_leaves_on_the_source(run, live):
+    """It is said by all commands that show a switch, with what moves that name instead."""
+    switched = run("migrate", "run", "products", *BANK, "--alias", "other", *AT_ONCE)
+    assert switched.returncode == 0, switched.stderr
+    said = "live still leads to products: applications that read it have no correction"
+    for shown in (switched, run("migrate", "status", "products")):
+        assert said in " ".join(shown.stdout.split())
+    commands = "migrate rollback other, then migrate run products --alias live"
+    assert commands in " ".join(switched.stdout.split())
+
+    assert run("migrate", "rollback", "other", *AT_ONCE).returncode == 0
+    moved = run("migrate", "run", "products", "--alias", "live", *AT_ONCE)
+    assert moved.returncode == 0, moved.stderr
+    assert behind(live, "live") == "products_hubness"
+    # The rollback has moved this one to the source.
+    assert "other still leads to products" in " ".join(moved.stdout.split())
 
 
 def test_step_by_step_under_the_collections_own_name(run, files):

@@ -7,7 +7,13 @@ from functools import partial
 import pytest
 from qdrant_client import QdrantClient
 
-from milvus_hubness import HubnessClient, ServerUnavailable, UnsupportedVersion, connect
+from milvus_hubness import (
+    HubnessClient,
+    InvalidInput,
+    ServerUnavailable,
+    UnsupportedVersion,
+    connect,
+)
 from qdrant_hubness import HubnessQdrantClient
 from qdrant_hubness.store import connect as connect_qdrant
 
@@ -31,6 +37,33 @@ def test_a_command_creates_no_database_at_a_mistyped_path(files, run, words):
     assert done.stderr.count("\n") == 1, done.stderr
     assert "no Milvus Lite database at shp.db: correct the path" in done.stderr
     assert not (files / "shp.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "meant"),
+    [
+        ("localhost:19530", "http://localhost:19530"),
+        ("milvus", "http://milvus:19530"),
+        ("[::1]:19530", "http://[::1]:19530"),
+        ("root:secret@10.0.0.7:19530", "http://***@10.0.0.7:19530"),
+        ("qdrant+localhost:6333", "qdrant+http://localhost:6333"),
+    ],
+)
+def test_an_address_without_its_scheme_is_written_out(address, meant):
+    for call in (connect, HubnessClient):
+        with pytest.raises(InvalidInput, match="has no http:// or https://") as refused:
+            call(address)
+        assert f"write {meant}, " in str(refused.value)
+        assert "secret" not in str(refused.value)
+
+
+def test_a_mistyped_collection_or_alias_is_answered_with_near_ones(files, run):
+    connect("shop.db").create_alias("products", "photo_search")
+    for mistyped, meant in (("prodcts", "products"), ("Photo_Serch", "photo_search")):
+        done = run("status", mistyped)
+        assert done.returncode == 1
+        assert f"no collection or alias {mistyped!r}; did you mean {meant!r}?" in done.stderr
+    assert "did you mean" not in run("status", "elsewhere").stderr
 
 
 def test_an_empty_folder_is_no_database(files, run):

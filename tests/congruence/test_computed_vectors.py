@@ -218,7 +218,7 @@ def test_functions_that_compute_no_dense_vector_are_no_obstacle():
         {"name": "unnamed", "type": FunctionType.RERANK},
     )
     [dense] = milvus_schema.vector_fields(schema, []).values()
-    assert dense.obstacles == []
+    assert dense.computed_by == ""
     assert milvus_schema.computed_by(schema).keys() == {"sparse", "hashes"}
 
 

@@ -209,7 +209,10 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
 
     retrieval.tune(store.info(target).name, strength=0.75)
     done = refresh(store, target)
-    assert done.reason == "the parameters changed"
+    assert done.reason == (
+        "the parameters changed from NNN(k=8, alpha=0.75) to InvertedSoftmax(tau=0.1), which tune chose by "
+        "labelled queries"
+    )
     told = status(store, target)
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75
@@ -323,7 +326,8 @@ def test_a_log_is_judged_and_diagnosed_by_its_groups(lite):
     [finding] = [one for one in told.findings if one.name == "log"]
     assert finding.text.startswith("438 queries are ")
     assert finding.remedy
-    assert tune(store, name, bank).reason.count("groups of near copies") == 1
+    unlabelled = tune(store, name, bank, replaces=True)
+    assert unlabelled.reason.count("groups of near copies") == 1
     assert "groups of near copies" in plan_migration(store, name, bank).verdict.reason
     before = diagnose(store, name, judgements=judged, bank=bank)
     target = migrate(store, plan_migration(store, name, bank, verdict="skip")).target

@@ -77,7 +77,8 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     state, (biases, stored) = kept.state, kept.biases()
     refused = refresh(kept.store, kept.name, estimator=NNN(K, 20.0))
     assert (refused.action, refused.written) == ("refused", 0)
-    assert "the parameters changed, but excess answers taken by hubs rise from" in refused.reason
+    assert "the parameters changed from " in refused.reason
+    assert ", but excess answers taken by hubs rise from" in refused.reason
     assert refused.bias_age_seconds > 0
     assert kept.state == state
     np.testing.assert_array_equal(kept.biases()[1], stored)

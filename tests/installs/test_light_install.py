@@ -8,6 +8,7 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import check, connect
+from milvus_hubness.basics.requirements import install_line
 from tests.support.galleries import hubby_gallery, plain_collection
 from tests.support.installs import OF_JOBS_ALONE, packages_without, run_with
 from tests.support.projects import project
@@ -77,7 +78,7 @@ def test_a_collection_on_milvus_lite(light):
     done = run(*words, MILVUS_HUBNESS_URI=database)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "photos: apply"
-    assert "Next: milvus-hubness migrate plan photos --bank past.npy --alias live\n" in done.stdout
+    assert "Next: milvus-hubness migrate plan photos --bank past.npy --alias ALIAS\n" in done.stdout
 
 
 def test_what_needs_torch_names_the_extra_in_one_line(light):
@@ -86,7 +87,7 @@ def test_what_needs_torch_names_the_extra_in_one_line(light):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "milvus-hubness: safetensors, scipy, sklearn, torch are not installed: "
-        'pip install "milvus-hubness[jobs]"\n'
+        f"{install_line('jobs')}\n"
     )
 
 
@@ -111,7 +112,7 @@ for compute in (
 
 def test_python_calls_that_need_scipy_name_the_extra(packages, tmp_path):
     done = run_with(packages, "-c", WITHOUT_SCIPY, cwd=tmp_path)
-    line = 'scipy is not installed: pip install "milvus-hubness[jobs]"'
+    line = f"scipy is not installed: {install_line('jobs')}"
     assert done.stdout.splitlines() == [line, line], done.stderr
 
 

@@ -287,7 +287,8 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     [line] = capsys.readouterr().err.splitlines()
-    assert line == "milvus-hubness: no store for 'qdrant+http': pip install qdrant-hubness"
+    assert line.startswith("milvus-hubness: no store for 'qdrant+http': pip install ")
+    assert "qdrant" in line.partition("pip install ")[2]
 
 
 @pytest.mark.parametrize("words", ["match items --out out.npz", "demo"])

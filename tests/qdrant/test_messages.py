@@ -20,6 +20,7 @@ import milvus_hubness
 import qdrant_hubness
 from milvus_hubness import (
     NNN,
+    CollectionNotFound,
     MigrationOptions,
     NoMigration,
     QueryBank,
@@ -153,6 +154,8 @@ def test_a_mistyped_name_is_answered_with_near_ones_only(small):
     # The database may have others with near names: the nearest comes first.
     with pytest.raises(NoMigration, match=rf"did you mean {name} -> {name}_hubness( or |\?)"):
         rollback(store, f"{name}_hubnes")
+    with pytest.raises(CollectionNotFound, match=f"did you mean .*'{name}_hubness'"):
+        store.info(f"{name}_hubnes")
     with pytest.raises(NoMigration) as raised:
         rollback(store, "something else")
     assert name not in str(raised.value)

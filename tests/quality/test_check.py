@@ -10,6 +10,7 @@ import pytest
 from milvus_hubness import Judgements, QueryBank, check
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
 from tests.support.pages import assert_accessible
 
@@ -31,6 +32,16 @@ BANK, ASKED, RIGHT = QUERIES[:500], QUERIES[500:], ANSWERS[500:]
 @pytest.fixture(scope="module")
 def judged():
     return check(ITEMS, bank=BANK, judgements=Judgements.of(ASKED, RIGHT))
+
+
+def test_a_few_items_are_not_judged_with_and_without_labels():
+    few = ITEMS[: FEWEST_ITEMS - 1]
+    judgements = Judgements.of(QUERIES[:60], list(range(30)) * 2)
+    for labels in (None, judgements):
+        with pytest.raises(
+            InvalidInput, match=f"49 items are too few .* {FEWEST_ITEMS} are needed"
+        ):
+            check(few, bank=QUERIES[100:200], judgements=labels, metric="IP")
 
 
 def test_the_verdict_is_that_of_tune(judged):

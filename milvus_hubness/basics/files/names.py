@@ -32,6 +32,19 @@ KEY_NAMES = (
 )
 """Names of a column with the keys of right rows. Of several, `key` or `keys` is taken."""
 
+FURTHER_KEY_NAMES = (
+    *("sku", "skus", "asin", "isbn", "gtin", "ean", "uuid", "guid", "slug", "docid", "document_id"),
+    *("article_id", "image_id", "photo_id", "asset_id", "object_id", "listing_id"),
+    *("product", "products", "item", "items", "doc", "docs", "article", "asset"),
+)
+"""Names of a column with keys where none has one of KEY_NAMES."""
+
+KEY_OPTION = "--key-column"
+"""The option of commands that names the column of keys."""
+
+MOST_COLUMNS = 12
+"""Most columns of a file that a message lists."""
+
 COUNT_NAMES = ("count", "counts")
 """Names of a column with how often users sent each query of a bank."""
 
@@ -64,14 +77,37 @@ def vectors_named(
     return next(filter(holds_vectors, candidates), candidates[0] if candidates else None)
 
 
-def key_named(names: Sequence[str], source: str) -> str | None:
-    """Return the name of the column of keys; None without one. Raises InvalidInput for several."""
-    candidates = named_so(names, KEY_NAMES)
+def listed(names: Sequence[str]) -> str:
+    """Return the columns of a file for a message."""
+    return name_some(list(map(repr, names)), MOST_COLUMNS) or "none"
+
+
+def key_named(
+    names: Sequence[str],
+    source: str,
+    chosen: str | None = None,
+    *,
+    holds_vectors: Callable[[str], bool] = lambda name: False,
+) -> str | None:
+    """Return the name of the column of keys; None without one.
+
+    chosen: by the caller. Raises InvalidInput if there is no such column, and for several that may
+    be meant.
+    """
+    if chosen is not None:
+        if chosen in names:
+            return chosen
+        raise InvalidInput(f"{source} has no column {chosen!r}: it has {listed(names)}")
+
+    # Vectors of items may be called `item`, and so may keys.
+    candidates = named_so(names, KEY_NAMES) or [
+        name for name in named_so(names, FURTHER_KEY_NAMES) if not holds_vectors(name)
+    ]
     if not candidates:
         return None
     if candidates[0].lower() in KEY_NAMES[:2] or len(candidates) == 1:
         return candidates[0]
     raise InvalidInput(
         f"{source} has several columns that may hold the keys of right rows, "
-        f"{name_some(list(map(repr, candidates)))}: rename that which does to {KEY_COLUMN!r}"
+        f"{listed(candidates)}: name that which does with {KEY_OPTION}, or rename it to {KEY_COLUMN!r}"
     )

@@ -161,6 +161,9 @@ def clean(
     connection: Connection,
     yes: Annotated[bool, "Drop; without it, only show what would be dropped."] = False,
     target: options.Target = None,
+    keep_samples: Annotated[
+        bool, "Leave the collections of its sampled queries, which --bank collection:NAME takes."
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop the source after a cutover, or the copy before it or after a rollback.
@@ -173,20 +176,28 @@ def clean(
 
     store = connection.open()
     # It refuses what must not be dropped, before anything is shown.
-    dropped = cleaning.would_drop(store, name, drop=drop, target=target)
+    dropped = cleaning.would_drop(store, name, drop=drop, target=target, keep_samples=keep_samples)
     if dropped and not yes:
         show_result(as_json, {"clean": {"would_drop": dropped}}, lambda: _show_preview(dropped))
         return
     if not as_json:
         show_facts("Dropping for good", dropped)
 
-    migration = cleaning.clean(store, name, drop=drop, target=target)
+    migration = cleaning.clean(store, name, drop=drop, target=target, keep_samples=keep_samples)
     if as_json:
         show_json({"clean": {"dropped": dropped, **show.migration_facts(store, migration)}})
+
+
+SAMPLES_CAN_STAY = (
+    "The sampled queries stay with --keep-samples: --bank collection:NAME takes them. milvus-hubness "
+    "bank export writes them to a file."
+)
 
 
 def _show_preview(dropped: dict[str, str]) -> None:
     show_facts("Would be dropped for good", dropped)
     if "the copy" not in dropped:
         say("\nWithout it there is no rollback.")
+    if "query samples" in dropped:
+        say(f"\n{SAMPLES_CAN_STAY}")
     say("\nNothing was dropped. Repeat the command with --yes to drop it.")

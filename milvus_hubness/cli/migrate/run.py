@@ -13,6 +13,9 @@ from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.cli.console import can_ask, say, show_facts
 from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.show import (
+    ALIAS_WORDS,
+    NO_ALIAS,
+    alias_to_move,
     migration_facts,
     migration_words,
     show_before_switch,
@@ -97,15 +100,16 @@ def run(
     show_last(
         as_json,
         {**facts, **session.timeline.to_dict()},
-        lambda: _show_outcome(migration, facts, switching, alias_of(store, migration)),
+        lambda: _show_outcome(migration, facts, switching, _alias(store, migration, source)),
     )
 
 
-def alias_of(store: Store, migration: Migration) -> str:
-    """Return an alias of the source for commands to go on with; ALIAS if it has none."""
+def _alias(store: Store, migration: Migration, named: str) -> str:
+    """Return the alias for commands to go on with, as `alias_to_move` does."""
     # After a switch there is nothing to go on with, and the source may be gone.
-    aliases = () if migration.phase != "verified" else store.info(migration.source).aliases
-    return aliases[0] if aliases else "ALIAS"
+    if migration.phase != "verified":
+        return NO_ALIAS
+    return alias_to_move(store.info(migration.source, counted=False), named)
 
 
 def _carry_out(
@@ -122,6 +126,7 @@ def _carry_out(
 
     switching: None for a rehearsal.
     """
+    from milvus_hubness.jobs.common.lease import expect_free
     from milvus_hubness.jobs.migration.migrator import migrate, resume
 
     store = connection.open()
@@ -143,6 +148,9 @@ def _carry_out(
             )
             return store, migration
 
+    # Before the plan, which takes a while and would be printed.
+    real_name = store.info(source, counted=False).name
+    expect_free(store, real_name, planning.target or f"{real_name}_hubness")
     plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())
@@ -159,9 +167,12 @@ def _show_outcome(
     source, target = quote(migration.source), quote(migration.target)
     if migration.phase == "verified":
         say("\nNo name was moved: applications read the source.")
-        option = "--rename" if switching.rename else f"--alias {quote(switching.alias or alias)}"
+        alias = switching.alias or alias
+        option = "--rename" if switching.rename else f"--alias {quote(alias)}"
         # Each on one line, to be copied.
         say(f"To switch:  milvus-hubness migrate cutover {source} {option}")
+        if alias == NO_ALIAS and not switching.rename:
+            say(f"            {ALIAS_WORDS}")
         say(f"To drop it: milvus-hubness migrate clean {source} --drop {target}")
     elif migration.phase == "switched":
         # By the moved name: a refresh may have moved it on to another copy.
@@ -197,10 +208,9 @@ def rehearse(
     application = _application(connection, application_token_file)
     store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
 
-    # The commands to go on with, with the alias of the source if it has one.
+    alias = _alias(store, migration, source)
     source = migration.source
     target = migration.target
-    alias = alias_of(store, migration)
 
     # Linux counts in KiB, macOS in bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -222,7 +232,7 @@ def rehearse(
         ],
         "clean": f"milvus-hubness migrate clean {source} --drop {target}",
     }
-    show_last(as_json, report, lambda: _show_rehearsal(report, migration))
+    show_last(as_json, report, lambda: _show_rehearsal(report, store, migration))
 
 
 def _application(connection: Connection, token_file: Path | None) -> TriesRights | None:
@@ -266,14 +276,14 @@ def _application_words(tried: dict[str, Any] | None) -> str | None:
     return f"has {has} on the source; lacks {'; '.join(lacking) or 'nothing for the copy'}"
 
 
-def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
+def _show_rehearsal(report: dict[str, Any], store: Store, migration: Migration) -> None:
     rows = report["rows_per_second"]
     mib = report["mib_per_second"]
     facts = {
         **{step: f"{seconds:,.1f} s" for step, seconds in report["seconds"].items()},
         "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,
         "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
-        **migration_words(migration),
+        **migration_words(migration, migration_facts(store, migration)),
         "passes": "; ".join(
             "{carried:,} of {rows:,} rows carried over".format(**facts)
             for facts in report["passes"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from milvus_hubness.cli.console import (
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.common.progress import Event, Listener
     from milvus_hubness.jobs.migration.ledger import Migration
     from milvus_hubness.jobs.store.protocols import Store
+    from milvus_hubness.jobs.store.records import CollectionInfo
 
 RESOLUTION = (
     "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
@@ -67,6 +69,26 @@ def show_plan(plan: dict[str, Any]) -> None:
     show_facts(f"Migration of {plan['source']}", facts)
 
 
+NO_ALIAS = "ALIAS"
+"""What stands in a command for an alias that the user has to choose."""
+
+ALIAS_WORDS = (
+    f"{NO_ALIAS} is the name by which the application searches: it is created if it is new, and moves "
+    "to the copy"
+)
+
+
+def alias_to_move(info: CollectionInfo, named: str) -> str:
+    """Return the alias for a command that switches; NO_ALIAS if the user has to choose it.
+
+    info: of the source. named: the name that the user typed for it.
+    """
+    if named in info.aliases:
+        return named
+    # Which of several the application reads, only the user knows.
+    return info.aliases[0] if len(info.aliases) == 1 else NO_ALIAS
+
+
 BEFORE_SWITCH = (
     "{name} will lead to vectors of {width} numbers, so that plain clients fail when they search or "
     "write it. Have applications use HubnessClient, with the same calls, or milvus-hubness proxy "
@@ -96,22 +118,38 @@ def migration_facts(store: Store, migration: Migration) -> dict[str, Any]:
     )
     # A refresh by a copy moves the name on, and the ledger has one migration for each move.
     name = migration.alias
-    return {**facts, "leads_to": store.alias_target(name) if name else None}
+    return {
+        **facts,
+        "leads_to": store.alias_target(name) if name else None,
+        "stayed": _stayed(store, migration),
+    }
+
+
+def _stayed(store: Store, migration: Migration) -> list[str]:
+    """Return the aliases that lead to the source after a switch; none before it."""
+    source = migration.source_now
+    # Who cleans drops the source, which then has none.
+    if migration.phase != "switched" or not store.exists(source):
+        return []
+    return list(store.info(source, counted=False, checked=False).aliases)
 
 
 def show_migration(migration: Migration, facts: dict[str, Any]) -> None:
     """Print the state of a migration after a command. facts: those of `migration_facts`."""
     show_facts(
         f"\n{migration.source} -> {migration.target}: {migration.phase}",
-        migration_words(migration, facts["leads_to"]),
+        migration_words(migration, facts),
     )
 
 
-def migration_words(migration: Migration, leads_to: str | None = None) -> dict[str, object]:
-    """Return the results of a migration in words.
+STAYED = (
+    "{names} still lead{s} to {source}: applications that read {that} have no correction. To move "
+    "{first} instead: migrate rollback {undo}, then migrate run {run} --alias {first}"
+)
 
-    leads_to: the collection to which the moved name leads now.
-    """
+
+def migration_words(migration: Migration, facts: dict[str, Any]) -> dict[str, object]:
+    """Return the results of a migration in words. facts: those of `migration_facts`."""
     count = migration.invalid
     keys = list(migration.invalid_keys)
     return {
@@ -119,8 +157,24 @@ def migration_words(migration: Migration, leads_to: str | None = None) -> dict[s
         "passes": f"{migration.passes} to catch up" if migration.passes else None,
         "verified": verification_words(migration.verified),
         "bias 0": f"{count:,} rows without a usable vector: {name_some(keys)}" if count else None,
-        "switched": _switch_words(migration, leads_to),
+        "switched": _switch_words(migration, facts["leads_to"]),
+        "not switched": _stayed_words(migration, facts["stayed"]),
     }
+
+
+def _stayed_words(migration: Migration, aliases: list[str]) -> str | None:
+    """Return which aliases a switch has left on the source, and how to move one of them."""
+    if not aliases:
+        return None
+    return STAYED.format(
+        names=", ".join(aliases),
+        s="" if len(aliases) > 1 else "s",
+        source=migration.source_now,
+        that="them" if len(aliases) > 1 else "it",
+        undo=quote(migration.alias or migration.target),
+        run=quote(migration.source),
+        first=quote(aliases[0]),
+    )
 
 
 VERIFICATION = (

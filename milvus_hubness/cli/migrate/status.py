@@ -131,7 +131,7 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
         "chunks": f"{facts['chunks_done']:,} of {migration.chunks:,}",
         "speed": f"{speed:,.0f} rows/s while writing" if speed else None,
         "left": f"{eta:,.0f} s" if eta is not None else None,
-        **show.migration_words(migration, facts["leads_to"]),
+        **show.migration_words(migration, facts),
         "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
         "lease": HOLDER.format(**lease) if lease else "none",
         "started": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",

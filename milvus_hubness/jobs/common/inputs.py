@@ -13,11 +13,13 @@ import numpy as np
 from milvus_hubness.basics.files.columns import (
     FORMATS,
     ONLY,
+    Columns,
     format_of,
     open_columns,
 )
-from milvus_hubness.basics.files.names import ITEM_NAMES, key_named
+from milvus_hubness.basics.files.names import ITEM_NAMES, KEY_OPTION, key_named
 from milvus_hubness.basics.files.opening import open_file
+from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank, as_vectors, vectors_in
 from milvus_hubness.correction.banks.stored import Key
@@ -231,21 +233,66 @@ def read_gallery(
     )
 
 
-def read_items(path: str | os.PathLike[str], metric: str) -> Gallery:
+def key_column_of(
+    path: str | os.PathLike[str], column: str | None, other: str | os.PathLike[str] | None
+) -> str | None:
+    """Return the column of keys that a caller names for two files, as it is for one of them.
+
+    None where only the other file has it: this one has a usual name then. Raises UnreadableFile.
+    """
+    if column is None or other is None or _has_column(path, column):
+        return column
+    return None if _has_column(other, column) else column
+
+
+def _has_column(path: str | os.PathLike[str], column: str) -> bool:
+    if format_of(Path(path)) not in FORMATS:
+        return False
+    with open_columns(path) as columns:
+        return column in columns.names
+
+
+def read_items(path: str | os.PathLike[str], metric: str, key_column: str | None = None) -> Gallery:
     """Read the vectors of a file as the items of a gallery.
 
-    Its keys are those of a column such as `key` or `id`, or else the numbers of the rows. metric: by
+    Its keys are those of `key_column`, by default of a column such as `key` or `id`, or else the
+    numbers of the rows; a warning says so if it has texts that could be keys. metric: by
     which searches compare them. Raises as QueryBank.load, InvalidParameter for another metric,
     InvalidInput and EmptyCollection.
     """
     with open_columns(path, "a file of items") as columns:
         name = vectors_in(columns, ITEM_NAMES)
         vectors = as_vectors(columns.vectors(name), f"the file {path}")
-        of_keys = key_named([other for other in columns.names if other != name], str(path))
+        others = [other for other in columns.names if other != name]
+        of_keys = key_named(others, str(path), key_column, holds_vectors=columns.holds_vectors)
         keys = None
         if of_keys is not None:
             keys = [str(key) if isinstance(key, float) else key for key in columns.values(of_keys)]
+        elif texts := _like_keys(columns, others, len(vectors)):
+            log.warning(
+                "%s has no column of keys, so its rows are numbered from 0: if %s has the keys, name "
+                "it with %s",
+                path,
+                " or ".join(map(repr, texts)),
+                KEY_OPTION,
+            )
     return gallery_of(vectors, metric, keys, str(path))
+
+
+def _like_keys(columns: Columns, names: Sequence[str], count: int) -> list[str]:
+    """Return those of the columns that have another text in each of `count` rows."""
+    found = []
+    for name in names:
+        if columns.holds_vectors(name):
+            continue
+        try:
+            values = columns.values(name)
+        # An array of another shape has no value for each row.
+        except InvalidInput:
+            continue
+        if all(isinstance(value, str) for value in values) and len(set(values)) == count:
+            found.append(name)
+    return found
 
 
 def gallery_of(

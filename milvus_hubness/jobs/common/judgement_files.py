@@ -41,9 +41,11 @@ from milvus_hubness.basics.files.columns import (
     unknown_kind,
 )
 from milvus_hubness.basics.files.names import (
+    KEY_OPTION,
     QUERY_NAMES,
     USUAL_NAMES,
     key_named,
+    listed,
     named_so,
     vectors_named,
 )
@@ -152,15 +154,23 @@ class QueryVectors:
     """The text of each query, if it was read."""
 
 
-def read_rows(path: Path, text_column: str | None = None) -> JudgedRows:
+def read_rows(
+    path: Path, text_column: str | None = None, key_column: str | None = None
+) -> JudgedRows:
     """Return the rows of a file of judgements. Raises UnreadableFile, InvalidInput."""
     if path.is_dir():
         path = qrels_of_folder(path)
-    if path.suffix.lower() == JSON:
-        return _read_dictionary(path)
-    if _is_qrels(path):
-        return _read_qrels(path)
-    with _open_columns(path) as columns:
+    for is_this, read in (
+        (path.suffix.lower() == JSON, _read_dictionary),
+        (_is_qrels(path), _read_qrels),
+    ):
+        if is_this and key_column is not None:
+            raise InvalidInput(
+                f"{path} has its keys in a place of their own: leave out {KEY_OPTION}"
+            )
+        if is_this:
+            return read(path)
+    with _open_columns(path, key=key_column) as columns:
         return columns.rows(text_column)
 
 
@@ -304,10 +314,12 @@ def vectors_of_folder(judged: Path, text_column: str | None = None) -> QueryVect
 class JudgedColumns:
     """The columns of a source, by our names for them.
 
-    ids: further names of a column with ids of queries.
+    ids: further names of a column with ids of queries. key: the column of keys that the caller names.
     """
 
-    def __init__(self, source: str, columns: Columns, ids: Sequence[str] = ()) -> None:
+    def __init__(
+        self, source: str, columns: Columns, ids: Sequence[str] = (), key: str | None = None
+    ) -> None:
         self.source = source
         self._columns = columns
         names = columns.names
@@ -320,10 +332,10 @@ class JudgedColumns:
         # The names of BEIR count only together: a column `score` alone may be anything.
         if BEIR_COLUMNS.keys() <= self._actual.keys():
             self._actual |= {ours: theirs for theirs, ours in BEIR_COLUMNS.items()}
-        else:
-            key = key_named(names, source)
-            if key is not None and key != self._actual.get(QUERY_ID_COLUMN):
-                self._actual[KEY_COLUMN] = key
+        if key is not None or not BEIR_COLUMNS.keys() <= self._actual.keys():
+            named = key_named(names, source, key, holds_vectors=columns.holds_vectors)
+            if named is not None and (key or named != self._actual.get(QUERY_ID_COLUMN)):
+                self._actual[KEY_COLUMN] = named
         queries = vectors_named(names, QUERY_NAMES, columns.holds_vectors)
         if queries is not None and queries != self._actual.get(KEY_COLUMN):
             self._actual[QUERY_COLUMN] = queries
@@ -340,13 +352,15 @@ class JudgedColumns:
         """Raise InvalidInput if there is no column of this name."""
         if self.has(name):
             return
+        columns = listed(self._columns.names)
         problem = f"{self.source} has no column {name!r}"
-        if name == KEY_COLUMN and self.has(QUERY_COLUMN):
+        if name == KEY_COLUMN:
+            swapped = f", or {SWAPPED}" if self.has(QUERY_COLUMN) else ""
             raise InvalidInput(
-                f"{problem} with the keys of right rows, only {some_of(self._columns.names)}: "
-                f"rename it, or {SWAPPED}"
+                f"{problem} with the keys of right rows: its columns are {columns}: name one of them "
+                f"with {KEY_OPTION}{swapped}"
             )
-        raise InvalidInput(f"{problem}: add it, or name another file")
+        raise InvalidInput(f"{problem}, only {columns}: add it, or name another file")
 
     def read(self, name: str) -> list[Any]:
         """Return the values of a column, one for each row. Raises InvalidInput if it is missing."""
@@ -480,10 +494,12 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _open_columns(path: Path, ids: Sequence[str] = ()) -> Iterator[JudgedColumns]:
+def _open_columns(
+    path: Path, ids: Sequence[str] = (), key: str | None = None
+) -> Iterator[JudgedColumns]:
     """Open a file with columns. Raises UnreadableFile, also while it is open, and InvalidInput.
 
-    ids: as for JudgedColumns.
+    ids, key: as for JudgedColumns.
     """
     if format_of(path) not in FORMATS:
         # A missing file, or a pipe, is the fault to name.
@@ -500,7 +516,7 @@ def _open_columns(path: Path, ids: Sequence[str] = ()) -> Iterator[JudgedColumns
             raise InvalidInput(
                 f"{path}: has vectors alone, and judgements have the keys of right rows too: {SWAPPED}"
             )
-        yield JudgedColumns(path.name, columns, ids)
+        yield JudgedColumns(path.name, columns, ids, key)
 
 
 # -- qrels ----------------------------------------------------------------------------------------

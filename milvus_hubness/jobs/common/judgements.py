@@ -100,6 +100,7 @@ class Judgements:
         queries: str | os.PathLike[str] | None = None,
         *,
         text_column: str | None = None,
+        key_column: str | None = None,
     ) -> Judgements:
         """Read a file or a folder of judgements.
 
@@ -115,10 +116,11 @@ class Judgements:
         `queries.parquet` or `queries.npy` of the BEIR folder.
 
         text_column: the column with the texts of the queries, where the vectors are or in the
-        `queries.jsonl` of a BEIR folder. Raises UnreadableFile, InvalidInput, and as QueryBank.
+        `queries.jsonl` of a BEIR folder. key_column: the column with the keys, where its name is not
+        one of the usual ones. Raises UnreadableFile, InvalidInput, and as QueryBank.
         """
         path = Path(path)
-        rows = read_rows(path, text_column)
+        rows = read_rows(path, text_column, key_column)
         if rows.queries is not None:
             if queries is not None:
                 raise InvalidInput(f"{path} has vectors of its own: leave out {os.fspath(queries)}")

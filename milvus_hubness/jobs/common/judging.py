@@ -171,9 +171,18 @@ def _apart_from(bank: QueryBank, queries: QueryBank | None) -> Floats | None:
     return others if len(others) >= FEWEST_QUERIES else None
 
 
-def store_verdict(store: Store, collection: str, record: TuningRecord) -> None:
-    """Store the verdict on a bank; those on other banks stay."""
-    # Read again: another process may have judged another bank meanwhile.
+def store_verdict(
+    store: Store, collection: str, record: TuningRecord, *, replaces: bool = False
+) -> TuningRecord | None:
+    """Store the verdict on a bank; those on other banks stay.
+
+    A stored one that rests on more stays too and is returned, unless `replaces`.
+    """
+    # Read again: another process may have judged a bank meanwhile.
     verdicts = store.info(collection, counted=False).verdicts
-    if record not in verdicts.records:
+    if record in verdicts.records:
+        return None
+    staying = None if replaces else verdicts.outweighing(record)
+    if staying is None:
         store.write_property(collection, TUNING_PROPERTY, verdicts.with_record(record))
+    return staying

@@ -66,6 +66,9 @@ LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
 
+BUSY = "{}: wait until it ends, or stop it"
+
+
 class Lease:
     """The lease on one or more collections: a context manager that renews it in the background.
 
@@ -338,7 +341,7 @@ class Lease:
         token = entries[-1].token if entries else 0
         for entry in entries:
             if entry.token == token and entry.is_held:
-                raise LeaseHeld(f"{entry}: wait until it ends, or stop it")
+                raise LeaseHeld(BUSY.format(entry))
 
         return Entry(
             collection=name,
@@ -597,6 +600,16 @@ def holder_of(store: Store, collection: str) -> Entry | None:
     """Return the record of the process that may be changing a collection; None if there is none."""
     entries = read_entries(store, collection)
     return entries[-1] if entries and entries[-1].is_held else None
+
+
+def expect_free(store: Store, *collections: str) -> None:
+    """Raise LeaseHeld, as a lease would, if another process may be changing one of these.
+
+    Read only: for work that comes before the lease.
+    """
+    for collection in collections:
+        if holder := holder_of(store, collection):
+            raise LeaseHeld(BUSY.format(holder))
 
 
 def forget_leases(store: Ledger, *collections: str) -> None:

@@ -62,6 +62,7 @@ from milvus_hubness.jobs.store.protocols import (
     Store,
     capability,
     expect_store,
+    validate_new_names,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_ranks
@@ -282,6 +283,7 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
             f"{field_words(field)} of {info.name!r} is corrected already: refresh it instead"
         )
 
+    validate_new_names(store, request.bank_collection)
     return info, field
 
 

@@ -16,16 +16,30 @@ from milvus_hubness.jobs.migration.presence import (
     renamed_source,
     require_copy,
 )
+from milvus_hubness.jobs.store.ownership import Helper
 from milvus_hubness.jobs.store.protocols import Collections, Rows, Store, expect_store
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY, identity_in
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    IDENTITY_PROPERTY,
+    CollectionInfo,
+    identity_in,
+)
 
 
-def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
+def clean(
+    store: Store,
+    name: str,
+    *,
+    drop: str,
+    target: str | None = None,
+    keep_samples: bool = False,
+) -> Migration:
     """Drop one side of a migration for good.
 
     name: its source, target or alias. drop: the source, which finishes the migration, or the copy,
     while the application reads the source, which undoes it. target: the copy, if the source has
-    several. Raises LeaseHeld, and as `would_drop` does.
+    several. keep_samples: whether the collections of its sampled queries stay, for use as banks.
+    Raises LeaseHeld, and as `would_drop` does.
     """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
@@ -34,16 +48,23 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
         migration = ledger.reread(migration)
         _validate(lease.store, migration, drop)
         if drop == migration.target:
-            drop_copy(lease, ledger, migration)
+            drop_copy(lease, ledger, migration, keep_samples=keep_samples)
         else:
-            drop_collection(lease, drop, other=migration.target)
+            drop_collection(lease, drop, other=migration.target, keep_samples=keep_samples)
             migration = without_source(ledger, migration)
 
     forget_leases(store, drop)
     return migration
 
 
-def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
+def would_drop(
+    store: Store,
+    name: str,
+    *,
+    drop: str,
+    target: str | None = None,
+    keep_samples: bool = False,
+) -> dict[str, str]:
     """Return the names that `clean` would drop, by kind.
 
     Read only. Raises NoMigration, WrongPhase, InvalidInput if `drop` is not of this migration,
@@ -62,6 +83,11 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
         else:
             what = "the source"
         going[what] = f"{drop}, {_rows(store, drop)}"
+        if sides := _own_sides(store, store.info(drop, counted=False)):
+            going["side collections"] = ", ".join(side.collection for side in sides)
+        if not keep_samples and (samples := samples_with(store, drop)):
+            listed = [f"{of}, {count:,} queries" for of, count in samples.items()]
+            going["query samples"] = "\n".join(listed)
 
     if drop == migration.target and migration.made_bank != "nothing":
         bank = migration.bank_collection
@@ -69,6 +95,26 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
         going["the bank"] = bank if whole else f"what this added to {bank}"
 
     return going
+
+
+def _own_sides(store: Store, info: CollectionInfo) -> list[Helper]:
+    """Return the side collections that go with a collection.
+
+    A copy names those of its source for the fields that it was not made for.
+    """
+    listed = store.listed_helpers(info.collection_id) if info.sides else ()
+    return [
+        side for side in info.sides if side.is_derived_from(info.name) or side.collection in listed
+    ]
+
+
+def samples_with(store: Store, collection: str) -> dict[str, int]:
+    """Return the collections of sampled queries that go with a collection, and how many queries each
+    has.
+    """
+    info = store.info(collection, counted=False)
+    names = [sampling.samples_collection for sampling in info.samplings.fields]
+    return {name: store.count(name) for name in names if store.exists(name)}
 
 
 def replaced_by(ledger: Ledger, name: str, copy: str) -> Migration | None:
@@ -127,7 +173,9 @@ def without_source(ledger: Ledger, migration: Migration) -> Migration:
     return joined
 
 
-def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
+def drop_copy(
+    lease: Lease, ledger: Ledger, migration: Migration, *, keep_samples: bool = False
+) -> None:
     """Remove everything that the migration created; the source is then as before.
 
     Only a copy with the migration's id is dropped: if another collection has its name,
@@ -157,7 +205,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if source_exists:
         _forget_identity(store, ledger, migration)
     if not is_others:
-        drop_collection(lease, target, other=migration.source_now)
+        drop_collection(lease, target, other=migration.source_now, keep_samples=keep_samples)
     if state is not None:
         # A refresh that was interrupted early has no copy yet whose state could be read.
         _forget_fits(store, [state], migration.source_now)
@@ -246,9 +294,11 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         )
 
 
-def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
-    """Drop a collection if it exists, with its query samples and the notes of its fits: no job reads
-    its rows any more, and no client searches it.
+def drop_collection(
+    lease: Lease, collection: str, *, other: str, keep_samples: bool = False
+) -> None:
+    """Drop a collection if it exists, with its side collections, its query samples and the notes of
+    its fits: no job reads its rows any more, and no client searches it.
 
     other: the other side of its migration, which may have been made with the same fits.
     """
@@ -257,8 +307,9 @@ def drop_collection(lease: Lease, collection: str, *, other: str) -> None:
         info = store.info(collection, counted=False)
         _forget_fits(store, [*info.states.values()], other)
         # Before the collection, which names them: whoever repeats this finds them by it.
-        for sampling in info.samplings.fields:
-            lease.drop_helper(sampling.helper, info.collection_id)
+        samples = () if keep_samples else info.samplings.fields
+        for helper in (*_own_sides(store, info), *(sampling.helper for sampling in samples)):
+            lease.drop_helper(helper, info.collection_id)
 
     lease.drop(collection)
     store.forget_helpers(collection)

@@ -28,6 +28,7 @@ from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
+    MOST_SIMILAR,
     CollectionExists,
     HubnessError,
     InvalidInput,
@@ -282,10 +283,6 @@ def _change(name: str, then: object, now: object) -> str:
 def _names_of(migration: Migration) -> set[str]:
     """Return the names of the two collections of a migration."""
     return {migration.source, migration.source_now, migration.target}
-
-
-MOST_SIMILAR = 3
-"""Most names that a message suggests for a mistyped one."""
 
 
 def _similar(name: str, migrations: Iterable[Migration]) -> str:
@@ -589,8 +586,10 @@ def chosen_switch(
         raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
 
     behind = store.alias_target(alias)
-    if behind is None and store.exists(alias):
-        raise InvalidInput(f"{alias!r} is a collection, not an alias")
+    if behind is None:
+        store.validate_name(alias)
+        if store.exists(alias):
+            raise InvalidInput(f"{alias!r} is a collection, not an alias")
     if behind not in {None, source, target}:
         raise InvalidInput(f"alias {alias!r} points at {behind!r}, not at {source!r}")
 

@@ -12,7 +12,7 @@ from milvus_hubness.basics.notebooks import ShownAsTable
 from milvus_hubness.basics.texts import field_words
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.correction.codec.arrays import BYTES, as_metric
+from milvus_hubness.correction.codec.arrays import BYTES
 from milvus_hubness.correction.codec.index_hints import lengths_vary
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, to_dict
@@ -73,6 +73,7 @@ from milvus_hubness.jobs.store.protocols import (
     Store,
     capability,
     expect_store,
+    validate_new_names,
 )
 from milvus_hubness.jobs.store.records import CollectionInfo, TuningRecord
 from milvus_hubness.quality.recall import RecallGate
@@ -504,7 +505,7 @@ def _layout(store: Store, info: CollectionInfo, field: str, request: MigrationRe
     needs = store.column_needs(info, field)
     layout = Layout(
         vector.dim,
-        as_metric(vector.metric),
+        vector.known_metric,
         multiple_of=needs.multiple_of,
         spread=needs.spread,
         multi_vectors=vector.multi_vectors,
@@ -528,6 +529,8 @@ def _chosen_target(
     Raises CollectionExists, AlreadyCorrected, and as `chosen_switch` does.
     """
     target = request.target or f"{info.name}_hubness"
+    # Those that are derived from the source's are as good as it.
+    validate_new_names(store, request.target, request.bank_collection)
     unfinished = _unfinished(store, info, target, restart=request.restart)
     if request.alias or request.rename:
         chosen_switch(store, info.name, target, request.alias, request.rename)

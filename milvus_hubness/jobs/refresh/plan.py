@@ -23,7 +23,7 @@ from milvus_hubness.basics.defaults import (
     VerdictMode,
 )
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import field_words
+from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
@@ -357,7 +357,7 @@ def plan_refresh(
     if (is_other or not holds(profile.bank, stored)) and not refit_reason:
         reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
-        reasons.append("the parameters changed")
+        reasons.append(_method_reason(estimator, profile, tuned))
     if gate != profile.gate:
         reasons.append("the gate changed")
     if reason := _prior_reason(prior, former):
@@ -380,6 +380,15 @@ def plan_refresh(
         fits_bank=options.refit or bool(refit_reason) or is_other,
         needs_evaluation=bool(refit_reason),
     )
+
+
+def _method_reason(estimator: Estimator, profile: Profile, tuned: TuningRecord | None) -> str:
+    """Return from which method to which one a refresh goes, and who chose that."""
+    former, new = (
+        describe(chosen_parameters(one)) for one in (profile.estimator, to_dict(estimator))
+    )
+    chosen = f", which tune chose by {tuned.judged_by}" if tuned is not None else ""
+    return f"the parameters changed from {former} to {new}{chosen}"
 
 
 def _measured_prior(

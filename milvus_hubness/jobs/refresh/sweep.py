@@ -21,6 +21,7 @@ from milvus_hubness.jobs.migration.clean import (
     drop_collection,
     drop_copy,
     replaced_by,
+    samples_with,
     without_source,
 )
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
@@ -49,6 +50,9 @@ class Leftovers(ShownAsTable):
     copies: tuple[str, ...] = ()
     """Copies that nobody reads: former copies of refreshes, and copies after a rollback.
     """
+
+    samples: dict[str, int] = field(default_factory=dict)
+    """The collections of sampled queries that go with the copies, and the number of queries in each."""
 
     keys: dict[str, int] = field(default_factory=dict)
     """The number of rows with each key in which a correction without a copy kept its biases."""
@@ -161,6 +165,9 @@ class _Search:
         return Leftovers(
             collection=self._name,
             copies=copies,
+            samples={
+                name: count for copy in copies for name, count in samples_with(store, copy).items()
+            },
             keys=keys,
             properties=properties,
             banks=tuple(sorted(banks)),

@@ -54,6 +54,9 @@ class Collections(Protocol):
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name exists."""
 
+    def validate_name(self, name: str) -> None:
+        """Raise InvalidParameter for a name that no new collection or alias can have."""
+
     def collection_names(self) -> list[str]:
         """Return the names of all collections, without aliases."""
 
@@ -440,6 +443,15 @@ def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
     if not isinstance(store, cast(type, kind)):
         raise UnsupportedOperation(f"this database {_MISSING[kind]}")
     return cast(Capability, store)
+
+
+def validate_new_names(store: Store, *names: str | None) -> None:
+    """Raise InvalidParameter for a name that a caller gives and that no new collection or alias can
+    have. None counts as no name.
+    """
+    for name in names:
+        if name is not None and not store.exists(name):
+            store.validate_name(name)
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:

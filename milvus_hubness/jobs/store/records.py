@@ -25,8 +25,8 @@ from milvus_hubness.basics.bounds import (
     Text,
     shown,
 )
-from milvus_hubness.basics.texts import field_words
-from milvus_hubness.correction.codec.arrays import Dtype, Floats, as_metric
+from milvus_hubness.basics.texts import chosen_parameters, describe, field_words
+from milvus_hubness.correction.codec.arrays import Dtype, Floats, Metric, as_metric
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import spread_for
@@ -39,7 +39,7 @@ from milvus_hubness.correction.state import (
     described_property,
     read_states,
 )
-from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
+from milvus_hubness.errors import CannotMigrate, InvalidInput, InvalidParameter, StateError
 from milvus_hubness.jobs.store.ownership import (
     CollectionId,
     Helper,
@@ -98,6 +98,21 @@ class TuningRecord(FrozenModel):
         return {**self.model_dump(mode="json"), "judged_by": self.judged_by}
 
     @property
+    def in_words(self) -> str:
+        """The verdict, its method, and what it was made on."""
+        method = ""
+        if self.choice:
+            method = f", {describe(chosen_parameters(self.choice))} at strength {self.strength:g}"
+        return f"{self.verdict!r}{method}, by {self.judged_by}"
+
+    @property
+    def grounds(self) -> int:
+        """How much the verdict rests on: 2 is labelled queries, 1 real ones, 0 a part of the bank."""
+        if self.labelled:
+            return 2
+        return 1 if self.real_queries else 0
+
+    @property
     def judged_by(self) -> str:
         """What the verdict was made on, in words."""
         if self.labelled:
@@ -141,19 +156,42 @@ class Verdicts(PropertyModel):
             None,
         )
 
-    def with_record(self, record: TuningRecord) -> Verdicts:
-        """Return the verdicts with a new one in place of
-        a former one on the same bank and kinds, or of the oldest.
-        """
+    def former(self, record: TuningRecord) -> list[TuningRecord]:
+        """Return the verdicts whose place a new one would take, the latest first."""
         # A choice against kinds replaces the verdict with them too.
         kinds = {record.kind} if record.kind else {"", record.kind_tried}
-        others = [
+        subject = (record.field, record.bank_fingerprint)
+        return [
             other
             for other in self.records
-            if (other.field, other.bank_fingerprint) != (record.field, record.bank_fingerprint)
-            or other.kind not in kinds
+            if (other.field, other.bank_fingerprint) == subject and other.kind in kinds
         ]
-        return Verdicts(records=(record, *others)[:MOST_VERDICTS])
+
+    def outweighing(self, record: TuningRecord) -> TuningRecord | None:
+        """Return the former verdict that rests on more than a new one; None if there is none.
+
+        On equal grounds a verdict of `tune`, which has tried every method, rests on more than that of
+        a job.
+        """
+        # Against a correction there is no choice, whoever has judged.
+        is_jobs = record.choice is None and record.verdict != "leave it alone"
+        for former in self.former(record):
+            is_richer = former.grounds == record.grounds and is_jobs and former.choice is not None
+            if former.grounds > record.grounds or is_richer:
+                return former
+        return None
+
+    def with_record(self, record: TuningRecord) -> Verdicts:
+        """Return the verdicts with a new one in place of those on the same bank and kinds.
+
+        If they are too many, the oldest of those that rest on the least goes.
+        """
+        former = self.former(record)
+        others = [other for other in self.records if other not in former]
+        if len(others) >= MOST_VERDICTS:
+            least = min(other.grounds for other in others)
+            others.remove([other for other in others if other.grounds == least][-1])
+        return Verdicts(records=(record, *others))
 
 
 class Identity(PropertyModel):
@@ -310,31 +348,50 @@ class VectorField:
     """Whether a row has several vectors, which the database scores by MaxSim."""
 
     @property
+    def known_metric(self) -> Metric:
+        """The metric. Raises InvalidParameter for one that cannot be corrected, and without any."""
+        if not self.metric:
+            raise InvalidParameter(
+                f"{field_words(self.name)} has no index, so its metric is unknown: create an index "
+                "first"
+            )
+        try:
+            return as_metric(self.metric)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"{field_words(self.name)}: {error}") from None
+
+    @property
     def plain_layout(self) -> Layout:
         """The layout of the vectors as they are. Raises InvalidParameter for another metric."""
-        return Layout(self.dim, as_metric(self.metric), multi_vectors=self.multi_vectors)
+        return Layout(self.dim, self.known_metric, multi_vectors=self.multi_vectors)
 
     def width_of_copy(self, multiple_of: int) -> int:
         """Return the width of the augmented vectors of a copy with one profile.
 
         Raises InvalidParameter for another metric.
         """
-        layout = Layout(self.dim, as_metric(self.metric), multiple_of=multiple_of)
+        layout = Layout(self.dim, self.known_metric, multiple_of=multiple_of)
         return form_of(layout, self.dtype).width
 
     @property
     def obstacles(self) -> list[str]:
-        """The reason why the field cannot be corrected, if the database computes its vectors.
+        """The reasons why the field cannot be corrected: no metric, another one than the three, and
+        vectors that the database computes.
 
         It takes no augmented vectors then, and queries are texts, which no client can encode.
         """
-        if not self.computed_by:
-            return []
-        return [
-            f"the vectors of {field_words(self.name)} are computed on the server, by "
-            f"{self.computed_by}, which accepts no others: correct a field whose vectors clients "
-            "write, made by the same model"
-        ]
+        reasons = []
+        if self.computed_by:
+            reasons.append(
+                f"the vectors of {field_words(self.name)} are computed on the server, by "
+                f"{self.computed_by}, which accepts no others: correct a field whose vectors "
+                "clients write, made by the same model"
+            )
+        try:
+            _ = self.known_metric
+        except InvalidParameter as error:
+            reasons.append(str(error))
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -481,9 +538,7 @@ class CollectionInfo:
             )
 
     def require_correctable(self, field: str) -> None:
-        """Raise CannotMigrate if the database computes the
-        vectors of this field, and as `require_field` does.
-        """
+        """Raise CannotMigrate if this field has obstacles, and as `require_field` does."""
         self.require_field(field)
         if obstacles := self.vector_fields[field].obstacles:
             raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")

@@ -18,7 +18,7 @@ from milvus_hubness.basics.files.writing import whole_file
 from milvus_hubness.basics.requirements import naming_extras
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, as_metric, decode, encode
+from milvus_hubness.correction.codec.arrays import Floats, decode, encode
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators.matching import (
     Pairs,
@@ -237,7 +237,7 @@ def match(
     search["anns_field"] = field
     state = info.state_of(field)
     vector = info.vector_fields[field]
-    layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
+    layout = state.layout if state else Layout(vector.dim, vector.known_metric)
     bank.expect_dim(layout.dim, "the field")
     if with_bank:
         if state is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from milvus_hubness.basics.defaults import OnHub, VerdictMode
 from milvus_hubness.basics.words import expect_word
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.arrays import as_metric
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
@@ -177,11 +176,6 @@ def new_fields(
                 f"collection {collection!r} needs an anns_field: its vector fields are {names}"
             )
 
-        if obstacles := described[name].obstacles:
-            raise InvalidInput(
-                f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}"
-            )
-
         if any(field.name == name for field in fields):
             raise InvalidInput(
                 f"field {name!r} is named twice: pass one CorrectionConfig for each field"
@@ -190,6 +184,12 @@ def new_fields(
         if not indexes.get(name, {}).get("metric_type"):
             raise InvalidInput(
                 f"the metric of field {name!r} is unknown: give its index in index_params"
+            )
+
+        vector = replace(described[name], metric=str(indexes[name]["metric_type"]))
+        if obstacles := vector.obstacles:
+            raise InvalidInput(
+                f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}"
             )
 
         if config.prior is not None:
@@ -231,7 +231,7 @@ def _new_field(
     needs = milvus_schema.column_needs(vector, dim, vector.metric)
     layout = Layout(
         dim,
-        as_metric(vector.metric),
+        vector.known_metric,
         multiple_of=needs.multiple_of,
         spread=needs.spread,
     )

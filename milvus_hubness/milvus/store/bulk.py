@@ -13,6 +13,7 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.basics.requirements import install_line
 from milvus_hubness.errors import MissingExtra, StoreError
 from milvus_hubness.jobs.store.generations import Row
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -116,7 +117,7 @@ def _bulk_writer() -> Any:
         module = import_module("pymilvus.bulk_writer")
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f'the bulk writer lacks a package: pip install "milvus-hubness[bulk]" ({error})'
+            f"the bulk writer lacks a package: {install_line('bulk')} ({error})"
         ) from error
     finally:
         root.handlers[:] = handlers

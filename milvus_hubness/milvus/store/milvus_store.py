@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import filterfalse
 from typing import Any
 
 from pymilvus.exceptions import MilvusException
@@ -19,8 +20,10 @@ from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
     CannotMigrate,
     CollectionExists,
+    CollectionNotFound,
     StateError,
     StoreError,
+    did_you_mean,
     redacted,
 )
 from milvus_hubness.jobs.migration.rights import Grant, Right
@@ -35,6 +38,7 @@ from milvus_hubness.jobs.store.records import (
     ColumnNeeds,
     Samplings,
     VectorField,
+    is_fence,
     taken_keys,
 )
 from milvus_hubness.milvus.pymilvus_private import reason_of_failed_index
@@ -44,7 +48,13 @@ from milvus_hubness.milvus.store.banks import MilvusQuerySamples
 from milvus_hubness.milvus.store.bulk import MilvusBulk
 from milvus_hubness.milvus.store.grants import grant_all, grants_on
 from milvus_hubness.milvus.store.rights import denied
-from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
+from milvus_hubness.milvus.store.server import (
+    in_parts,
+    is_missing,
+    supports,
+    translated,
+    translating,
+)
 
 CHUNK_BYTES = 8_000_000
 """Bytes of the rows that a job copies at a time."""
@@ -87,7 +97,7 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
     def info(
         self, collection: str, *, counted: bool = True, checked: bool = True
     ) -> CollectionInfo:
-        schema = self.client.describe_collection(collection)
+        schema = self._described(collection)
         name = schema["collection_name"]
         properties = schema["properties"]
         info = CollectionInfo.of_properties(
@@ -104,6 +114,23 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
         )
         milvus_schema.expect_side_collections(info.states.values(), name)
         return self._with_own_helpers(info) if checked else info
+
+    def _described(self, collection: str) -> dict[str, Any]:
+        """Return the description of a collection.
+
+        Raises CollectionNotFound, which names those that may be meant.
+        """
+        try:
+            return dict(self.client.describe_collection(collection))
+        except MilvusException as error:
+            if not is_missing(error):
+                raise
+            names = self.client.list_collections()
+            # Milvus 2.3 refuses this list.
+            with suppress(MilvusException):
+                names += self.client.list_aliases("")["aliases"]
+            meant = did_you_mean(collection, filterfalse(is_fence, names))
+            raise CollectionNotFound(f"no collection or alias {collection!r}{meant}") from error
 
     def _partitions(self, schema: dict[str, Any]) -> tuple[str | None, ...]:
         """Return the partitions that a job has to visit; None is the whole collection."""
@@ -289,6 +316,9 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
             self.client.load_collection(side, **self._load_settings(source.name))
 
     # -- whole collections -------------------------------------------------------------------------
+
+    def validate_name(self, name: str) -> None:
+        milvus_server.validate_name(name)
 
     def collection_names(self) -> list[str]:
         return list(self.client.list_collections())

@@ -11,7 +11,7 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, FunctionType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
+from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat
 from milvus_hubness.correction.codec.base import EPOCH_FIELD, HIDDEN_FIELDS
 from milvus_hubness.correction.codec.beside import SIDE_FIELD, SIDE_WIDTH
 from milvus_hubness.correction.codec.quantisation import spread_for
@@ -21,7 +21,7 @@ from milvus_hubness.correction.state import (
     described_property,
     read_states,
 )
-from milvus_hubness.errors import InvalidInput, InvalidParameter, StateError
+from milvus_hubness.errors import InvalidInput, StateError
 from milvus_hubness.jobs.store.ownership import side_helpers
 from milvus_hubness.jobs.store.records import (
     SAMPLINGS_PROPERTY,
@@ -378,16 +378,6 @@ def _field_obstacles(source: CollectionInfo, field: str) -> list[str]:
 
     vector = source.vector_fields[field]
     reasons = list(vector.obstacles)
-    if not vector.metric:
-        reasons.append(
-            f"field {field!r} has no index, so its metric is unknown: create an index first"
-        )
-    else:
-        try:
-            as_metric(vector.metric)
-        except InvalidParameter as error:
-            reasons.append(f"field {field!r}: {error}")
-
     if fields[field].get("nullable"):
         reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     return reasons

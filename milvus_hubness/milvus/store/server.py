@@ -24,6 +24,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 from pymilvus.grpc_gen import common_pb2
 
+from milvus_hubness.basics.bounds import LONGEST_NAME, shown
 from milvus_hubness.basics.files.certificates import HTTPS, Certificates
 from milvus_hubness.basics.requirements import naming_extras, unsupported_lite, unsupported_milvus
 from milvus_hubness.errors import (
@@ -169,11 +170,13 @@ def plain_client_of(client: Any) -> MilvusClient:
 
 
 def expect_milvus(uri: str) -> None:
-    """Raise InvalidParameter for the address of another database, UnsupportedVersion for a path of
-    Milvus Lite if the installed one is too old or the file is one of Milvus Lite 2, and
-    ServerUnavailable if there is another file.
+    """Raise InvalidParameter for the address of another database and for one without http://,
+    UnsupportedVersion for a path of Milvus Lite if the installed one is too old or the file is one of
+    Milvus Lite 2, and ServerUnavailable if there is another file.
     """
     scheme, separator, _ = uri.partition("://")
+    if not separator and not uri.endswith(".db"):
+        _expect_no_host(uri)
     if separator and "+" in scheme:
         raise InvalidParameter(
             f"{redacted(uri, secrets_in(uri))} is no address of Milvus, which this needs: write "
@@ -183,6 +186,27 @@ def expect_milvus(uri: str) -> None:
         if fault := unsupported_lite():
             raise UnsupportedVersion(fault)
         _expect_no_file(uri)
+
+
+_HOST = re.compile(r"(?:([a-z]+)\+)?((?:[^/@\s]*@)?[\w.-]+|\[[0-9a-fA-F:]+\])(:\d+)?")
+"""What may be the address of a server without its scheme: a database of a package, a host, a port."""
+
+MILVUS_PORT = ":19530"
+
+
+def _expect_no_host(address: str) -> None:
+    """Raise InvalidParameter for an address without its scheme, with the one that may be meant."""
+    matched = _HOST.fullmatch(address)
+    if matched is None or os.path.exists(address):
+        return
+
+    package, host, port = matched.groups()
+    begin = f"{package}+http://" if package else "http://"
+    meant = f"{begin}{host}{port or ('' if package else MILVUS_PORT)}"
+    raise InvalidParameter(
+        f"the address {redacted(address)} has no http:// or https://: write {redacted(meant)}, or a "
+        "path that ends with .db for Milvus Lite"
+    )
 
 
 def supported_version(client: MilvusClient) -> str:
@@ -220,6 +244,21 @@ def _validate_address(uri: str) -> None:
         raise InvalidParameter(
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
             + "; in a user and a password, percent-encode / ? # and @"
+        )
+
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+
+
+def validate_name(name: str) -> None:
+    """Raise InvalidParameter for a name that no collection or alias of a server can have.
+
+    Milvus Lite takes any: its data may move to a server.
+    """
+    if _NAME.fullmatch(name) is None or len(name) > LONGEST_NAME:
+        raise InvalidParameter(
+            f"{shown(name)!r} is no name for a collection or alias: choose one of letters, digits and "
+            f"underscores, with no digit at the beginning, and at most {LONGEST_NAME} of them"
         )
 
 

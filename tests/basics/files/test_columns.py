@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from milvus_hubness import InvalidInput, Judgements, QueryBank
+from milvus_hubness.basics.requirements import install_line
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, NonFiniteVectors, UnreadableFile
-from milvus_hubness.jobs.common.inputs import read_items
+from milvus_hubness.jobs.common.inputs import key_column_of, read_items
 
 ROWS = np.random.default_rng(0).standard_normal((5, 12)).astype(np.float32)
 KEYS = ["SKU-1", "SKU-2", "SKU-3", "SKU-4", "SKU-5"]
@@ -81,7 +82,8 @@ def test_counts_of_a_bank(tmp_path, suffix, name):
     ("queries", "keys"),
     [
         *(("query", "key"), ("queries", "keys"), ("embedding", "label"), ("vectors", "ids")),
-        *(("Vector", "ID"), ("query_embedding", "doc_id")),
+        *(("Vector", "ID"), ("query_embedding", "doc_id"), ("query", "product"), ("query", "sku")),
+        *(("query", "item"), ("query", "Image_ID")),
     ],
 )
 def test_pairs_in_every_format_and_under_every_name(tmp_path, suffix, queries, keys):
@@ -305,12 +307,13 @@ BAD_PAIRS = {
     "no keys": (
         "a.parquet",
         lambda p: write(p, {"query": ROWS, "text": KEYS}),
-        f"'key' with the keys of right rows, only query, text: rename it, or {SWAPPED}",
+        f"'key' with the keys of right rows: its columns are 'query', 'text': name one of them with "
+        f"--key-column, or {SWAPPED}",
     ),
     "two columns of keys": (
         "a.jsonl",
         lambda p: write(p, {"query": ROWS, "id": [1, 2, 3, 4, 5], "label": KEYS}),
-        "'id', 'label': rename that which does to 'key'",
+        "'id', 'label': name that which does with --key-column, or rename it to 'key'",
     ),
 }
 
@@ -322,6 +325,45 @@ def test_pairs_without_clear_keys_are_one_line(tmp_path, case):
     with pytest.raises(InvalidInput, match=message) as refused:
         Judgements.load(tmp_path / name)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_named_column_has_the_keys(tmp_path):
+    """In place of one with a usual name, too. A missing one lists what there is."""
+    others = [f"S{key}" for key in KEYS]
+    path = write(tmp_path / "a.parquet", {"query": ROWS, "id": KEYS, "stock code": others})
+    judged = Judgements.load(path, key_column="stock code")
+    assert [list(of_query) for of_query in judged.keys] == [[key] for key in others]
+    with pytest.raises(InvalidInput, match="no column 'stck': it has 'query', 'id', 'stock code'"):
+        Judgements.load(path, key_column="stck")
+    (tmp_path / "a.qrels").write_text("1 0 S1 1\n")
+    with pytest.raises(InvalidInput, match="in a place of their own: leave out --key-column"):
+        Judgements.load(tmp_path / "a.qrels", key_column="key")
+
+
+def test_rows_of_items_are_not_numbered_silently(tmp_path, caplog):
+    """Vectors that are called item are no keys, and a text that repeats is none."""
+    codes = list("vwxyz")
+    further = {"brand": list("aabbc"), "code": codes}
+    path = write(tmp_path / "a.parquet", {"item": ROWS, **further})
+    assert read_items(path, "IP").keys == [0, 1, 2, 3, 4]
+    [warning] = caplog.messages
+    assert (
+        "its rows are numbered from 0: if 'code' has the keys, name it with --key-column" in warning
+    )
+    caplog.clear()
+    assert read_items(path, "IP", "code").keys == codes
+    assert read_items(write(tmp_path / "b.parquet", {"item": ROWS}), "IP").keys == [0, 1, 2, 3, 4]
+    assert caplog.messages == []
+
+
+def test_one_name_of_keys_for_two_files(tmp_path):
+    """A file without that column has a usual name; in neither, it is missing in both."""
+    items = write(tmp_path / "items.parquet", {"item": ROWS, "code": list("vwxyz")})
+    pairs = write(tmp_path / "pairs.parquet", {"query": ROWS, "sku": list("vwxyz")})
+    assert key_column_of(items, "code", pairs) == "code"
+    assert key_column_of(pairs, "code", items) is None
+    assert key_column_of(items, "other", pairs) == key_column_of(pairs, "other", items) == "other"
+    assert key_column_of(pairs, "code", None) == "code"
 
 
 @pytest.mark.parametrize(
@@ -370,7 +412,7 @@ def test_without_pyarrow_one_line_names_the_extra(tmp_path):
     lines = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True, check=True
     ).stdout.splitlines()
-    assert lines == ["5", 'pyarrow is not installed: pip install "milvus-hubness[check]"']
+    assert lines == ["5", f"pyarrow is not installed: {install_line('check')}"]
 
 
 LONG = "9" * 400

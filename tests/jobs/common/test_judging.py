@@ -7,23 +7,86 @@ import pytest
 from milvus_hubness.correction.estimators import NNN, to_dict
 from milvus_hubness.errors import CorrectionNotRecommended
 from milvus_hubness.jobs.common.choice import choose
-from milvus_hubness.jobs.common.judging import Judging
-from milvus_hubness.jobs.store.records import TuningRecord
+from milvus_hubness.jobs.common.judging import Judging, store_verdict
+from milvus_hubness.jobs.store.records import MOST_VERDICTS, TuningRecord, Verdicts
 
 REASON = "expect +1.6 points of R@1; 200 pairs cannot tell it from 0, about 2,600 would"
 
 
-def record(verdict, strength=0.5):
+def record(verdict, strength=0.5, *, bank=0, **facts):
+    values = {
+        "choice": to_dict(NNN(7)) if strength else None,
+        "labelled": True,
+        "tuned_at": datetime.now(timezone.utc),
+        **facts,
+    }
     return TuningRecord(
         field="vector",
         verdict=verdict,
-        choice=to_dict(NNN(7)) if strength else None,
         strength=strength,
         reason=REASON,
-        labelled=True,
-        bank_fingerprint=f"sha256:{0:064}",
-        tuned_at=datetime.now(timezone.utc),
+        bank_fingerprint=f"sha256:{bank:064}",
+        **values,
     )
+
+
+LABELLED = record("apply")
+BY_REAL = record("apply weakly", labelled=False, real_queries=30)
+BY_BANK = record("apply", labelled=False)
+BY_JOB = record("apply", labelled=False, real_queries=40, choice=None)
+AGAINST = record("leave it alone", 0.0, labelled=False, real_queries=40)
+KINDS_TRIED = record("apply", labelled=False, kind_tried="modality")
+
+
+class Shelf:
+    """A store of one collection, as far as verdicts are concerned."""
+
+    def __init__(self, *records):
+        self.verdicts = Verdicts(records=records)
+
+    def info(self, name, counted=True):
+        return self
+
+    def write_property(self, name, property_name, verdicts):
+        self.verdicts = verdicts
+
+
+@pytest.mark.parametrize(
+    ("stored", "new", "stays"),
+    [
+        (LABELLED, BY_REAL, True),
+        (LABELLED, BY_BANK, True),
+        (LABELLED, AGAINST, True),
+        (LABELLED, record("apply", 0.75), False),
+        (BY_REAL, BY_BANK, True),
+        (BY_REAL, LABELLED, False),
+        # A job tries no methods: it does not take the place of a choice on equal grounds.
+        (BY_REAL, BY_JOB, True),
+        (BY_BANK, BY_JOB, False),
+        # tune may change its mind on equal grounds.
+        (BY_REAL, AGAINST, False),
+        # One verdict takes the place of two: with the kinds that were tried, and without.
+        (record("apply", kind="modality"), KINDS_TRIED, True),
+        (record("apply", kind="language"), KINDS_TRIED, False),
+    ],
+)
+def test_a_verdict_takes_no_place_of_one_that_rests_on_more(stored, new, stays):
+    shelf = Shelf(stored)
+    assert store_verdict(shelf, "products", new) == (stored if stays else None)
+    assert (new in shelf.verdicts.records) is not stays
+    assert store_verdict(shelf, "products", new, replaces=True) is None
+    assert shelf.verdicts.records[0] == new
+
+
+def test_the_oldest_of_the_weakest_verdicts_goes_first():
+    """Those on eight other banks drive no labelled one out."""
+    shelf = Shelf(LABELLED)
+    for bank in range(1, MOST_VERDICTS + 4):
+        store_verdict(shelf, "products", record("apply", bank=bank, labelled=False))
+    kept = shelf.verdicts.records
+    assert len(kept) == MOST_VERDICTS
+    assert kept[-1] == LABELLED
+    assert [int(one.bank_fingerprint[-2:]) for one in kept[:-1]] == list(range(11, 4, -1))
 
 
 @pytest.mark.parametrize("mode", ["require", "warn"])

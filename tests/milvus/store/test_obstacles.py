@@ -12,6 +12,7 @@ from milvus_hubness import (
     CorrectionConfig,
     HubnessClient,
     InvalidInput,
+    InvalidParameter,
     MilvusStore,
     QueryBank,
     plan_enable,
@@ -19,6 +20,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
+from qdrant_hubness.store import QdrantStore
 from tests.support.galleries import plain_collection, vectors
 
 KEY = {"name": "id", "type": DataType.INT64, "is_primary": True, "params": {}}
@@ -47,6 +49,46 @@ def test_enable_is_the_way_on_for_what_only_a_copy_cannot_have():
 
 def test_what_can_be_copied_has_no_obstacle():
     assert milvus_schema.obstacles(source(), "vector", "", lite=False) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("", "field 'photo' has no index, so its metric is unknown: create an index first"),
+        ("HAMMING", "field 'photo': metric 'HAMMING' cannot be corrected: use one of IP, COSINE"),
+    ],
+)
+def test_a_field_without_a_metric_that_can_be_corrected_is_named(metric, reason):
+    """By all commands: those that read its obstacles, and those that compare its vectors."""
+    field = VectorField("photo", 8, metric, "")
+    assert [text[: len(reason)] for text in field.obstacles] == [reason]
+    for use in (lambda: field.plain_layout, lambda: field.width_of_copy(8)):
+        with pytest.raises(InvalidParameter) as refused:
+            use()
+        assert str(refused.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "on_milvus", "on_qdrant"),
+    [
+        ("live", True, True),
+        ("_l1", True, True),
+        ("bad alias!", False, True),
+        ("my-products", False, True),
+        ("1st", False, True),
+        ("a/b", False, False),
+        ("a\x1fb", False, False),
+        ("", False, False),
+        ("a" * 256, False, False),
+    ],
+)
+def test_names_of_new_collections_and_aliases(name, on_milvus, on_qdrant):
+    for store, takes in ((MilvusStore, on_milvus), (QdrantStore, on_qdrant)):
+        if takes:
+            store.validate_name(object(), name)
+            continue
+        with pytest.raises(InvalidParameter, match="is no name for a collection or alias"):
+            store.validate_name(object(), name)
 
 
 class WithStructs(MilvusClient):

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import Callable, Sequence
+from itertools import filterfalse
 from typing import Any, TypeVar
 
 from qdrant_client import models
 
-from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, MultiVectors
+from milvus_hubness import (
+    CannotMigrate,
+    CollectionExists,
+    CollectionNotFound,
+    InvalidParameter,
+    MultiVectors,
+)
 from milvus_hubness.extending import (
     ALIGNMENT,
     NUMBER_KEYS,
@@ -21,6 +29,8 @@ from milvus_hubness.extending import (
     FrozenModel,
     Key,
     VectorField,
+    did_you_mean,
+    is_fence,
     taken_keys,
     wait_until,
 )
@@ -46,6 +56,11 @@ SIZED_POINTS = 8
 """Points of each kind of id from which the size of a collection's points is estimated."""
 
 QUERIES_PER_REQUEST = 200
+
+LONGEST_NAME = 255
+NOT_IN_NAMES = '< > : " / \\ | ? *'
+"""Characters that no name of a collection has; the server refuses them."""
+_NO_NAME = re.compile(r"""[<>:"/\\|?*\x00-\x1f]""")
 
 LOCAL = "file://"
 """How the address of a folder of the local mode begins."""
@@ -81,7 +96,12 @@ class QdrantStore(QdrantBanks):
     ) -> CollectionInfo:
         aliases = self._aliases(collection)
         name = aliases.get(collection, collection)
-        described = self._described(name)
+        try:
+            described = self._described(name)
+        except CollectionNotFound as error:
+            names = filterfalse(is_fence, [*aliases, *self.collection_names()])
+            meant = did_you_mean(collection, names)
+            raise CollectionNotFound(f"{error}{meant}") from error
         info = CollectionInfo.of_properties(
             self.properties.of(name, described),
             name=name,
@@ -361,6 +381,13 @@ class QdrantStore(QdrantBanks):
             self.properties.alter(self._real_name(collection), {PAYLOAD_KEYS: ""})
 
     # -- whole collections -------------------------------------------------------------
+
+    def validate_name(self, name: str) -> None:
+        if _NO_NAME.search(name) or not 0 < len(name) <= LONGEST_NAME:
+            raise InvalidParameter(
+                f"{name!r} is no name for a collection or alias: leave out {NOT_IN_NAMES} and control "
+                f"characters, and use at most {LONGEST_NAME} characters"
+            )
 
     def collection_names(self) -> list[str]:
         with turn(self.client), translated("the server"):
