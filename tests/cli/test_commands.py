@@ -423,12 +423,12 @@ def test_a_dead_server_is_told(run, arguments):
 
 
 def test_a_file_that_is_no_database_is_told(run, tmp_path):
-    for uri, said in (
-        (str(tmp_path), ".db"),
-        ("shop.txt", ".db"),
-        ("nowhere/shop.db", "correct the path"),
+    for uri, code, said in (
+        (str(tmp_path), 1, ".db"),
+        ("shop.txt", 2, ".db"),
+        ("nowhere/shop.db", 1, "correct the path"),
     ):
-        assert_fails(run("status", "products", uri=uri), 1, uri, said)
+        assert_fails(run("status", "products", uri=uri), code, uri, said)
 
 
 def test_an_error_is_json_too(run, files):

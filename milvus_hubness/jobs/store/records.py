@@ -322,7 +322,7 @@ class ColumnNeeds:
 
     @property
     def hints(self) -> dict[str, bool]:
-        """The index hints that it takes, as `measured_on` is told."""
+        """The index hints that it takes, as arguments of `measured_on`."""
         return {
             "graph_hint": self.graph_hint,
             "length_pull": self.length_pull,
