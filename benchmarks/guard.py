@@ -2,7 +2,7 @@
 
     python -m benchmarks.guard [--seeds 20] [--save] [task …]
 
-Each task's gallery is cut into two halves, by another draw for each seed. The default Blend is fitted on
+Each task's gallery is cut into two halves, by another draw for each seed. The default of jobs is fitted on
 one half, whose quantiles give the limit of the guard; the other half joins in batches of 100 as genuine
 rows. Then 1 to 50 rows are planted in one write, crafted on the task's test queries, none of which is in
 the bank:
@@ -40,10 +40,11 @@ from sklearn.cluster import KMeans
 
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.guard_costs import costs, is_cheap
-from milvus_hubness import NNN, Blend
+from milvus_hubness import NNN
 from milvus_hubness.basics.defaults import ALERT_BUDGET
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.correction.guard import FALSE_ALARMS
 from milvus_hubness.quality.suspicion import scan
@@ -174,7 +175,9 @@ def run(name: str, seeds: int) -> dict[str, Any]:
         made = planted(task, fitted, PLANTED[seed % len(PLANTED)], rng)
         layout = Layout(task.gallery.shape[1], "IP")
         fits = {
-            "guard": Correction.fit(layout, Blend(), bank, gallery=fitted).measured(fitted),
+            "guard": Correction.fit(layout, DEFAULT_ESTIMATOR, bank, gallery=fitted).measured(
+                fitted
+            ),
             "nnn": Correction.fit(layout, NNN(16), bank).measured(fitted),
         }
         measure_guard(tally, fits, fitted, fresh, made)

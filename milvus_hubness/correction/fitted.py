@@ -27,7 +27,6 @@ from milvus_hubness.correction.codec.index_hints import (
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.correction.estimators.base import ITEMS, TargetBank, score_spread
-from milvus_hubness.correction.estimators.finds import gallery_scores
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.guard import (
     MOST_MEASURED,
@@ -278,10 +277,6 @@ class Correction:
             hints[valid] = self._hints_of(near)
         return biases, hints, evidence
 
-    @cached_property
-    def _gallery_scores(self) -> Floats | None:
-        return gallery_scores(self.fitted)
-
     def _reaches(
         self, products: npt.NDArray[np.floating[Any]], valid: npt.NDArray[np.bool_]
     ) -> Floats | None:
@@ -289,7 +284,7 @@ class Correction:
 
         products: those of the valid rows with the bank.
         """
-        scores = self._gallery_scores
+        scores = self.fitted.gallery_scores
         if scores is None:
             return None
         reaches = np.zeros(len(valid), np.float32)
@@ -307,7 +302,7 @@ class Correction:
         It is the share of bank queries whose ten best scores have a mean below the vector's score;
         None if the estimator keeps no scores of the gallery.
         """
-        if self._gallery_scores is None:
+        if self.fitted.gallery_scores is None:
             return None
         items = as_floats(vectors)
         valid = ~self.layout.invalid(items)
@@ -320,7 +315,7 @@ class Correction:
             numbers = None if kinds is None else kinds[some]
             reduced = self.items_of(items[some], numbers)
             products = all_scores(reduced, bank)
-            reaches[some] = reach_of(products, self._gallery_scores)
+            reaches[some] = reach_of(products, self.fitted.gallery_scores)
         return reaches
 
     def measured(self, vectors: Floats, kinds: KindNumbers | None = None) -> Correction:

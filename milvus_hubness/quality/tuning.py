@@ -746,7 +746,7 @@ def _decided(
     if pairs is None or judging.fold is None:
         # Without labels no trial can be chosen: the last one is the default Blend at full strength,
         # which the default takes the demand of the bank from. With kinds it goes without the
-        # agreement, see `suited_to_kinds`.
+        # agreement, as jobs do.
         blend = full_trial(trials) if side.with_kinds else trials[-1]
         default = replace(DEFAULT_ESTIMATOR, estimators=(blend.estimator,))
         chosen = blend._replace(estimator=default)

@@ -18,13 +18,14 @@ from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
-from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Estimator, from_dict
+from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.fitted import Correction, gallery_kinds, grouped, reduced_targets
 from milvus_hubness.correction.kinds import GalleryKinds
 from milvus_hubness.correction.near_copies import with_groups
 from milvus_hubness.correction.prior import Prior
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, StoreError
+from milvus_hubness.jobs.common.choice import default_estimator
 from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.common.judgements import Judgements
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS, store_verdict
@@ -32,7 +33,6 @@ from milvus_hubness.jobs.common.kinds import (
     ChosenKinds,
     KindRequest,
     chosen_kinds,
-    suited_to_kinds,
 )
 from milvus_hubness.jobs.common.priors import (
     NO_PRIOR,
@@ -237,7 +237,7 @@ def computed_biases(
     """
     layout = gallery.layout
     numbers = None if kinds is None else kinds.numbers
-    default = DEFAULT_ESTIMATOR if kinds is None else suited_to_kinds(DEFAULT_ESTIMATOR)
+    default = default_estimator(by_kind=kinds is not None)
     correction = Correction.fit(
         layout,
         estimator or default,

@@ -13,7 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -127,10 +127,15 @@ class Estimator(ABC):
 
     @property
     def share(self) -> float:
-        """The factor on the biases.
+        """The share of its formula that is subtracted, with those of the estimators that it consists of.
 
         Raises InvalidParameter if it is an agreement that no fit has measured yet.
         """
+        return self.factor_on_formula
+
+    @property
+    def factor_on_formula(self) -> float:
+        """The number that `strength` stands for. Raises as `share` does."""
         if self.strength != "agreement":
             return self.strength
         if self.agreement is None:
@@ -156,6 +161,23 @@ class Estimator(ABC):
     def potentials(self) -> int:
         """How many numbers per bank query `fit` finds by iterating over the gallery."""
         return 0
+
+    @property
+    def of_biases(self) -> Estimator:
+        """The estimator without what it adds for demand: here, itself."""
+        return self
+
+    def in_full(self) -> Self:
+        """Return the estimator at strength 1 if its strength is the agreement, else as it is."""
+        return self._replaced({"strength": 1.0} if self.strength == "agreement" else {})
+
+    def gallery_scores(self, potentials: Vectors) -> Vectors | None:
+        """Return the mean of the best scores of each bank query in the gallery, (m,) float32, by which
+        the hub guard measures the reach of a row; None if the estimator does not keep them.
+
+        potentials: (m, p), of the fit.
+        """
+        return None
 
     def fit(
         self,
@@ -433,7 +455,12 @@ class FittedBias:
             raise InvalidInput(
                 f"the products with the bank are not enough for {self.estimator!r}: pass vectors"
             )
-        return self.estimator.share * of_products(products)
+        return self.estimator.factor_on_formula * of_products(products)
+
+    @cached_property
+    def gallery_scores(self) -> Vectors | None:
+        """Those that the estimator has kept, (|bank|,) float32; None if it keeps none."""
+        return self.estimator.gallery_scores(self.potentials)
 
     def _formula(self, *, are_new: bool) -> Formula:
         return self.new_formula if are_new and self.new_formula else self.formula
@@ -444,7 +471,7 @@ class FittedBias:
         # Kernels need a row.
         if not len(items):
             return np.empty(0, np.float32)
-        share = self.estimator.share
+        share = self.estimator.factor_on_formula
         if not is_token_rows(items):
             return (share * formula(items)).astype(np.float32, copy=False)
 

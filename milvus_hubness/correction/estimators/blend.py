@@ -90,6 +90,18 @@ class Blend(Estimator, alias="blend"):
     def potentials(self) -> int:
         return sum(estimator.potentials for estimator in self.estimators)
 
+    @property
+    def share(self) -> float:
+        shares = [estimator.share for estimator in self.estimators]
+        return self.factor_on_formula * float(np.dot(self.weights, shares))
+
+    def gallery_scores(self, potentials: Vectors) -> Vectors | None:
+        for estimator, columns in self.with_columns():
+            scores = estimator.gallery_scores(potentials[:, columns])
+            if scores is not None:
+                return scores
+        return None
+
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         start = None
         if inputs.start is not None:

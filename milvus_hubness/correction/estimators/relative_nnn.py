@@ -52,6 +52,12 @@ class RelativeNNN(Estimator, alias="relative"):
     def potentials(self) -> int:
         return 1
 
+    def gallery_scores(self, potentials: Vectors) -> Vectors | None:
+        # Without a discount, the scores are in none of the potentials.
+        if not self.discount:
+            return None
+        return np.asarray(potentials[:, 0] / -self.discount, np.float32)
+
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
         items = require_gallery(bank, inputs.gallery, type(self).__name__)

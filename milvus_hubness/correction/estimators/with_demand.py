@@ -103,6 +103,16 @@ class WithDemand(Estimator, alias="demand"):
     def potentials(self) -> int:
         return self.of_biases.potentials + 1
 
+    @property
+    def share(self) -> float:
+        return self.factor_on_formula * self.of_biases.share
+
+    def in_full(self) -> WithDemand:
+        return replace(super().in_full(), estimators=(self.of_biases.in_full(),))
+
+    def gallery_scores(self, potentials: Vectors) -> Vectors | None:
+        return self.of_biases.gallery_scores(potentials[:, :-1])
+
     def unmeasured(self) -> WithDemand:
         return replace(super().unmeasured(), estimators=(self.of_biases.unmeasured(),))
 

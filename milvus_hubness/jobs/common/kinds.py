@@ -16,7 +16,6 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of, rows_as_text, unit_directions
 from milvus_hubness.correction.codec.index_hints import room_for_hints
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.estimators import Blend, Estimator, WithDemand
 from milvus_hubness.correction.kinds import (
     AUTO,
     FEWEST_OF_A_KIND,
@@ -288,16 +287,3 @@ def with_kind_offsets(
         offsets[kind] = mean - shortest
     moved = replace(layout, kind_offsets=rows_as_text(offsets))
     return moved if room_for_hints(moved) else layout
-
-
-def suited_to_kinds(estimator: Estimator) -> Estimator:
-    """Return the default method as it suits galleries of several kinds: in full.
-
-    The agreement of the bank's halves, by which the default is weakened, is low where much of the
-    scores is a matter of kinds, and with their means taken off nothing is left to be careful about
-    (`benchmarks.mixed_forms`: with means of vectors no gallery loses at full strength, and three of
-    eleven do with the agreement).
-    """
-    if isinstance(estimator, WithDemand):
-        return replace(estimator, estimators=(suited_to_kinds(estimator.of_biases),))
-    return replace(estimator, strength=1.0) if isinstance(estimator, Blend) else estimator

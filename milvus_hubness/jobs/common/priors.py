@@ -141,7 +141,7 @@ def joined_with(estimator: Estimator, request: PriorRequest, chosen: ChosenPrior
     """Return the estimator that goes with a prior: with the demand of the bank if the caller names
     it, and without it if there is another prior, as popularity would count twice.
     """
-    of_biases = estimator.of_biases if isinstance(estimator, WithDemand) else estimator
+    of_biases = estimator.of_biases
     if request.is_demand:
         weight = WithDemand.weight if request.weight is None else request.weight
         return WithDemand((of_biases,), weight=weight)

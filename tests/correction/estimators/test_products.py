@@ -64,7 +64,7 @@ def logsumexp(values, tau):
 
 def oracle(estimator, scores, potentials):
     """(n,) biases by the definition, from scores (n, m) and potentials (m, p), all in float64."""
-    return estimator.share * at_full_strength(estimator, scores, potentials)
+    return estimator.factor_on_formula * at_full_strength(estimator, scores, potentials)
 
 
 def at_full_strength(estimator, scores, potentials):
