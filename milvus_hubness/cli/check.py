@@ -74,7 +74,8 @@ def check(
     )
     result.save(output)
     tuning = result.tuning.to_dict()
-    to_type = next_command(tuning, collection, bank, connection, field)
+    files = ["--items", str(items), *(["--metric", metric] if metric != "COSINE" else [])]
+    to_type = next_command(tuning, collection, bank, connection, field, files=files)
     if any(fault.is_grave for fault in result.faults):
         to_type = "remedy the data as the first lines say, then check again."
     data = {**result.to_dict(), "next": to_type, "page": str(output)}

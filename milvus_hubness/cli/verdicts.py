@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -84,10 +85,13 @@ def next_command(
     bank: options.BankOptions,
     connection: options.Connection,
     field: str | None = None,
+    *,
+    files: Sequence[str] = (),
 ) -> str:
     """Return the command to type after a verdict, or that there is none.
 
-    collection: as the user typed it, None if there is no database yet.
+    collection: as the user typed it, None if there is no database yet. files: then, the words that
+    name the items.
     """
     info = None if collection is None else connection.open().info(collection, counted=False)
     is_corrected = info is not None and info.state_of(field) is not None
@@ -97,13 +101,14 @@ def next_command(
 
     words = ["milvus-hubness"]
     if is_against:
-        words += ["check", collection or "COLLECTION"]
+        words += ["check", *([collection] if collection else files)]
     elif is_corrected:
         words += ["refresh", str(collection)]
     else:
         words += ["migrate", "plan", collection or "COLLECTION"]
     if bank.bank:
-        words += ["--bank", bank.bank]
+        # What a check of files calls past queries is the bank of a collection.
+        words += ["--queries" if is_against and collection is None else "--bank", bank.bank]
     if bank.bank and bank.bank_column:
         words += ["--bank-column", bank.bank_column]
     if is_against:
@@ -119,7 +124,7 @@ def next_command(
 
     in_environment = connection.uri in map(os.environ.get, URI_VARIABLES)
     if collection is None:
-        words += ["--uri", "URI"]
+        words += [] if is_against else ["--uri", "URI"]
     elif connection.uri != options.DEFAULT_URI and not in_environment:
         words += ["--uri", connection.uri]
     return redacted(shlex.join(words))

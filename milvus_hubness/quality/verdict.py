@@ -400,8 +400,8 @@ def _on_neighbours(figures: Figures) -> Finding:
         f"two halves of the dimensions agree on the neighbours of {figures.item_views:.0%} of the "
         "items",
         fails=is_split,
-        remedy="queries and items agree in too little, as in a recommender: is popularity what your "
-        "users want?",
+        remedy="queries and items agree in too little, as in a recommender, where users may want what "
+        "is popular",
     )
 
 

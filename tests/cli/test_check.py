@@ -45,6 +45,20 @@ def test_two_files_give_a_verdict_and_a_page(shop, run):
     assert Path("hubness.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_after_a_refusal_the_next_command_names_the_files_and_runs(shop, run):
+    np.save("foreign.npy", np.ascontiguousarray(QUERIES[:400, ::-1]))
+    files = ("--items", "items.npy", "--metric", "IP")
+    done = run("check", *files, "--queries", "foreign.npy")
+    assert done.returncode == 3
+    lines = done.stdout.splitlines()
+    assert lines[0] == "items.npy: leave it alone"
+    assert lines[1].endswith("embedded by its model.")
+    [line] = [line for line in lines if line.startswith("Next: ")]
+    words = f"check {' '.join(files)} --queries foreign.npy --pairs PAIRS.npz"
+    assert line == f"Next: milvus-hubness {words}"
+    assert run(*words.replace("PAIRS", "pairs").split()).returncode in (0, 3)
+
+
 def test_a_collection_and_its_next_command(shop, run):
     """The verdict on a collection is stored, so that the next command, as it is printed, follows it.
 

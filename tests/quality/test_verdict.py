@@ -136,6 +136,21 @@ def test_each_figure_alone_can_refuse_and_says_what_to_do(bad, name, remedy):
     assert judged[:3] == ("leave it alone", 0.0, str(failed))
 
 
+def test_no_reason_ends_in_a_mark_as_pages_and_commands_add_the_full_stop():
+    worst = {name: 0.0 for name in ("agreement", "two_views", "item_views", "reach", "alike")}
+    for real in (False, True):
+        bad = GOOD._replace(
+            **worst, best_z=9.0, after=0.5, signal=1.0, logged=900, groups=800, largest_share=0.9,
+            real_queries=real,
+        )  # fmt: skip
+        texts = [str(finding) for finding in findings(bad)]
+        assert len([finding for finding in findings(bad) if finding.fails]) >= 5
+        for figures in (bad, GOOD, GOOD._replace(after=0.31, signal=0.05)):
+            judged = judge_unlabelled(figures)
+            texts += [judged.reason, judged.sentence]
+        assert all(text[-1] not in ".?!:;," for text in texts)
+
+
 def test_half_the_strength_where_hubs_keep_much():
     judged = judge_unlabelled(GOOD._replace(after=0.31, signal=0.05))
     assert (judged.verdict, judged.strength) == ("apply weakly", 0.5)
@@ -227,7 +242,7 @@ def test_a_recommender_is_told_its_reason():
         factors = GOOD._replace(two_views=0.4, item_views=0.1, real_queries=real)
         judged = judge_unlabelled(factors)
         assert judged.verdict == "leave it alone"
-        assert "is popularity what your users want?" in judged.reason
+        assert "users may want what is popular" in judged.reason
         assert judge_unlabelled(factors._replace(two_views=0.8)).verdict == "apply"
         assert judge_unlabelled(factors._replace(item_views=0.5)).verdict == "apply"
     foreign = judge_unlabelled(GOOD._replace(two_views=0.01, real_queries=True))
