@@ -248,7 +248,9 @@ class TestDemand:
         spread = np.sqrt(((scores - scores.mean(1, keepdims=True)) ** 2).mean())
         shares = np.exp((scores - neutral) / (0.2 * spread))
         shares /= shares.sum(1, keepdims=True)
-        counts = condensed.counts
+        # No group counts for more than a fiftieth of the log.
+        counts = np.minimum(condensed.counts, 0.02 * len(log))
+        assert (counts < condensed.counts).any()
         factor = 0.25 * spread * (1 - 3 * counts.mean() / counts.var())
         expected = neutral - factor * np.log(3 + counts @ shares)
         np.testing.assert_allclose(fitted.bias(GALLERY), expected, atol=2e-5)
@@ -292,6 +294,24 @@ class TestDemand:
         bank = QueryBank(INTENTS, counts=counts)
         neutral = Blend(strength=1.0).fit(bank, gallery=GALLERY).bias(GALLERY)
         np.testing.assert_array_equal(self.fitted(bank).bias(GALLERY), neutral)
+
+    @pytest.mark.parametrize("bots", [1, 5])
+    def test_bots_do_not_count_as_demand(self, bots):
+        """A third of a log of even demand is sent by one machine, or by five."""
+        rng = np.random.default_rng(7)
+        wanted = rng.integers(ITEMS, size=2_000)
+        sent = np.concatenate([wanted, np.repeat(rng.integers(ITEMS, size=bots), 900 // bots)])
+        sizes = np.bincount(sent, minlength=ITEMS)
+        bank = QueryBank(INTENTS[sizes > 0], counts=sizes[sizes > 0])
+        neutral = Blend(strength=1.0).fit(bank, gallery=GALLERY).bias(GALLERY)
+        unbounded = self.fitted(bank, largest=1).bias(GALLERY) - neutral
+        moved = self.fitted(bank).bias(GALLERY) - neutral
+        assert np.ptp(moved) < 0.5 * np.ptp(unbounded)
+        assert np.ptp(unbounded) > 0.5 * neutral.std()
+
+    def test_one_query_of_a_small_log_counts_at_least_once(self):
+        bank = QueryBank(INTENTS[:20], counts=np.full(20, 0.5))
+        assert self.fitted(bank).diagnostics.dispersion == 0
 
     def test_counts_of_a_file_are_as_good_as_repeats(self):
         counts = np.random.default_rng(2).integers(1, 40, 60)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import (
+    ASKING_TEMPERATURE,
     Estimator,
     FitInputs,
     FittedBias,
@@ -54,6 +55,8 @@ class WithDemand(Estimator, alias="demand"):
     In theory a score is s − b + λ·log p, with the share p of all queries that want the item. A bank
     that is a log shows p itself. factor = weight · spread of scores · (1 − EVEN_DISPERSION/dispersion),
     at least 0: where all groups are wanted about equally often, it is 0.
+
+    No group counts for more than `largest` of all queries.
     """
 
     estimators: Sequence[Estimator] = (Blend(),)
@@ -62,6 +65,10 @@ class WithDemand(Estimator, alias="demand"):
     """λ, in units of the spread of scores."""
     added: float = 3.0
     """Queries that every item has besides those that are counted: few queries say little."""
+    largest: float = 0.02
+    """The most that n_i may be, as a share of all queries of the log, but at least one query: what is
+    sent so often may come from a machine. 1 for a log of which each query is known to be a user's. The
+    default was chosen on the tasks of the choice in `python -m benchmarks.demand`."""
     tau: float | None = None
     """Temperature of the shares, in units of the score."""
     temperature: float | None = None
@@ -74,10 +81,12 @@ class WithDemand(Estimator, alias="demand"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set_temperatures(temperature=0.2)
+        self._set_temperatures(temperature=ASKING_TEMPERATURE)
         positive_number("added", self.added)
         if self.weight < 0:
             raise InvalidParameter(f"weight must be a number from 0 up, not {self.weight}")
+        if not 0 < self.largest <= 1:
+            raise InvalidParameter(f"largest must be a share above 0, up to 1, not {self.largest}")
 
         # JSON has lists, but a frozen estimator is hashable only with tuples.
         estimators = self.estimators
@@ -141,7 +150,7 @@ class WithDemand(Estimator, alias="demand"):
         self, fitted: FittedBias, shares: npt.NDArray[np.floating[Any]], spread: float
     ) -> FittedBias:
         """Return the fit with these z (m,) of the bank. spread: of its scores."""
-        counts = _counts_of(fitted.bank)
+        counts = self._counts_of(fitted.bank)
         measured = replace(self._with_factor(counts, spread), estimators=(fitted.estimator,))
         of_groups = self._group_potentials(counts, shares)
         potentials = np.column_stack([fitted.potentials, of_groups])
@@ -155,7 +164,7 @@ class WithDemand(Estimator, alias="demand"):
         is even, the very array that is given.
         """
         condensed = bank.condensed
-        counts = _counts_of(condensed)
+        counts = self._counts_of(condensed)
         measured = self.measured(condensed, items)
         demanded = measured._with_factor(counts, score_spread(condensed, items))
         if not demanded.factor:
@@ -166,6 +175,13 @@ class WithDemand(Estimator, alias="demand"):
         of_groups = demanded._group_potentials(counts, shares)
         sums = logsumexp(items, condensed.vectors, tau, of_groups, device=self.device)
         return np.asarray(demanded._biases_less_demand(biases, sums), np.float32)
+
+    def _counts_of(self, bank: QueryBank) -> npt.NDArray[np.float64]:
+        """Return the queries of each group of a condensed bank that count, (m,)."""
+        if bank.counts is None:
+            return np.ones(len(bank))
+        most = max(1.0, self.largest * float(bank.counts.sum()))
+        return np.asarray(np.minimum(bank.counts, most))
 
     def _with_factor(self, counts: npt.NDArray[Any], spread: float) -> WithDemand:
         """Return the estimator with its factor, for the queries of each group, (m,), and the spread
@@ -232,11 +248,6 @@ class WithDemand(Estimator, alias="demand"):
 DEFAULT_ESTIMATOR = WithDemand()
 """What applies where nobody chooses a method and no labels choose one: with even demand, the default
 Blend."""
-
-
-def _counts_of(bank: QueryBank) -> npt.NDArray[Any]:
-    """Return the queries of each group of a condensed bank, (m,)."""
-    return np.ones(len(bank)) if bank.counts is None else bank.counts
 
 
 def dispersion_of(counts: npt.NDArray[np.floating[Any]]) -> float:
