@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
-from milvus_hubness.correction.estimators import WithDemand
-from milvus_hubness.correction.estimators.base import score_spread
-from milvus_hubness.correction.kernels import logsumexp
+from milvus_hubness.correction.estimators.base import ASKING_TEMPERATURE, asked_for, score_spread
 
 Values = npt.NDArray[np.float64]
 
@@ -68,18 +66,13 @@ def demand_of(log: QueryBank, items: Vectors, biases: Vectors) -> Values:
     scores less these biases (n,).
     """
     condensed = log.condensed
-    counts = np.ones(len(condensed)) if condensed.counts is None else condensed.counts
     spread = score_spread(condensed, items)
     # Items that all score alike are wanted alike.
     if not spread:
-        return np.full(len(items), counts.sum() / len(items))
+        count = len(condensed) if condensed.counts is None else condensed.counts.sum()
+        return np.full(len(items), count / len(items))
 
-    tau = (WithDemand().temperature or 1.0) * spread
-    shares = logsumexp(condensed.vectors, items, tau, -biases)
-    of_groups = (tau * np.log(counts) - shares).astype(np.float32)
-    sums = logsumexp(items, condensed.vectors, tau, of_groups)
-    demand: Values = np.exp((sums.astype(np.float64) - biases) / tau)
-    return demand
+    return asked_for(condensed, items, biases, ASKING_TEMPERATURE * spread)
 
 
 def rank_correlation(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> float:

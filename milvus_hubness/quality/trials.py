@@ -29,7 +29,7 @@ from milvus_hubness.correction.estimators import (
 from milvus_hubness.correction.estimators.base import (
     FitInputs,
     FittedBias,
-    correlation,
+    known_to_halves,
     require_target_bank,
     score_spread,
     split_in_half,
@@ -291,6 +291,29 @@ class _SearchedBank(NamedTuple):
         ]
 
 
+class Agreeing(NamedTuple):
+    """What decides how far two halves of a bank agree on biases."""
+
+    halves: Sequence[Vectors]
+    """Their queries (m, d), near copies as one; none of a single query."""
+
+    gallery: Vectors
+
+    def trials(
+        self, estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]
+    ) -> list[Trial]:
+        """Return trials of biases times their agreement, as `FittedBias.with_agreement` has it.
+
+        biases: of the whole bank, then of its halves.
+        """
+        # Without halves nothing shows how much of the biases is noise, so none is applied.
+        agreement = 0.0
+        if self.halves:
+            agreement = known_to_halves(biases[1:], self.halves, self.gallery).agreement
+        agreed = replace(estimator, agreement=agreement)
+        return _at(agreed, np.float32(agreement) * biases[0], strengths)
+
+
 def _by_method(
     whole: _SearchedBank,
     half_banks: Sequence[_SearchedBank],
@@ -316,7 +339,8 @@ def _by_method(
         _relative_biases(whole, gallery, len(bank)),
         *(_relative_biases(half, gallery, smallest) for half in half_banks),
     ]
-    yield _relative_trials(relative, len(bank))
+    agreeing = Agreeing([half.bank.vectors for half in half_banks], gallery)
+    yield _relative_trials(relative, len(bank), agreeing)
 
     yield _softmax_trials(gallery, bank.vectors, targets, unit)
     yield _normalization_trials(bank, gallery)
@@ -337,7 +361,8 @@ def _by_method(
 
     # The halves are fitted in the whole bank's way, so that all three are one method.
     of_half_banks = [_sinkhorn_of_half(half, gallery, neighbors) for half in half_banks]
-    yield _blend_trials(relative, [blended, *of_half_banks], len(bank), in_full=in_full)
+    sinkhorns = [blended, *of_half_banks]
+    yield _blend_trials(relative, sinkhorns, len(bank), agreeing, in_full=in_full)
 
 
 def _mean_trials(ks: Sequence[int], nearest_scores: Vectors) -> list[Trial]:
@@ -367,12 +392,15 @@ def _relative_biases(searched: _SearchedBank, gallery: Vectors, largest_k: int) 
     return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
 
 
-def _relative_trials(relative: Sequence[list[Vectors]], bank_size: int) -> list[Trial]:
+def _relative_trials(
+    relative: Sequence[list[Vectors]], bank_size: int, agreeing: Agreeing
+) -> list[Trial]:
     """Return RelativeNNN of every k. relative: its biases, of the whole bank and of its halves."""
     trials = []
     for k, *biases in zip(RELATIVE_KS, *relative, strict=True):
         estimator = RelativeNNN(k).clamped(bank_size)
-        trials += _agreed(replace(estimator, strength="agreement"), biases, (1.0,))
+        agreed = replace(estimator, strength="agreement")
+        trials += agreeing.trials(agreed, biases, (1.0,))
     return trials
 
 
@@ -465,7 +493,12 @@ def _neighbors(scores: int) -> int | None:
 
 
 def _blend_trials(
-    relative: Sequence[list[Vectors]], sinkhorns: Sequence[Fit], bank_size: int, *, in_full: bool
+    relative: Sequence[list[Vectors]],
+    sinkhorns: Sequence[Fit],
+    bank_size: int,
+    agreeing: Agreeing,
+    *,
+    in_full: bool,
 ) -> list[Trial]:
     """Return the default Blend at every strength, before it also without the agreement if `in_full`.
 
@@ -479,7 +512,7 @@ def _blend_trials(
     relative_nnn = RelativeNNN(RELATIVE_KS[0]).clamped(bank_size)
     blend = Blend((relative_nnn, sinkhorns[0][0].estimator))
     full = _at(replace(blend, strength=1.0), mixes[0], STRENGTHS) if in_full else []
-    return full + _agreed(blend, mixes, STRENGTHS)
+    return full + agreeing.trials(blend, mixes, STRENGTHS)
 
 
 def full_trial(trials: Sequence[Trial]) -> Trial:
@@ -490,16 +523,3 @@ def full_trial(trials: Sequence[Trial]) -> Trial:
 
 def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list[Trial]:
     return [Trial(estimator, strength, np.float32(strength) * bias) for strength in strengths]
-
-
-def _agreed(
-    estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]
-) -> list[Trial]:
-    """Return trials of biases times their agreement, as `FittedBias.with_agreement` has it.
-
-    biases: of the whole bank, then of its halves if it has any.
-    """
-    # Without halves nothing shows how much of the biases is noise, so none is applied.
-    agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
-    agreed = replace(estimator, agreement=agreement)
-    return _at(agreed, np.float32(agreement) * biases[0], strengths)

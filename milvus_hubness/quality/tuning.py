@@ -225,7 +225,8 @@ def _pairs_needed(count: int, variance: float, expected: float) -> str:
 def judge_unlabelled(figures: Figures) -> Judgement:
     """Return the verdict without labels: "apply" unless a finding fails.
 
-    A narrow bank is applied with half the strength. The thresholds are those of `quality.verdict`.
+    A narrow bank, or one for a small gallery, is applied with half the strength. The thresholds are
+    those of `quality.verdict`.
     """
     shown = findings(figures)
     failed = [finding for finding in shown if finding.fails]
@@ -244,14 +245,29 @@ def judge_unlabelled(figures: Figures) -> Judgement:
     gain = f"{expected_gain(figures.excess):+.1f} points of R@1"
     hubs = f"hubs take {figures.excess:.0%} of the answers beyond chance"
     if figures.narrow:
-        reason = f"{reason}: hubs keep many answers, so half the strength"
-        sentence = f"expect less than {gain}: {hubs}, and would keep many of them with this bank"
+        reason = f"{reason}: {_narrow_words(figures)}, so half the strength"
+        sentence = f"expect less than {gain}: {hubs}, but {_narrow_words(figures)}"
         return Judgement("apply weakly", 0.5, reason, None, sentence)
+    if figures.is_small:
+        doubt = (
+            f"{figures.items:,} items are too few to see whether the bank is of queries or of other "
+            "items, so half the strength until real queries (--queries) or labelled pairs show it"
+        )
+        return Judgement(NOT_PROVEN, 0.5, f"{reason}: {doubt}", None, doubt)
 
     sentence = f"expect about {gain}, as other collections gained in the mean where {hubs}"
     if figures.excess < LITTLE_EXCESS:
         sentence = f"expect little: {hubs} only"
     return Judgement("apply", 1.0, reason, None, sentence)
+
+
+def _narrow_words(figures: Figures) -> str:
+    if figures.real_queries:
+        return (
+            f"{figures.apart:.1%} of the variance is between the bank and the real queries, which are of "
+            "other topics"
+        )
+    return f"the bank covers {figures.cover:.0%} of the gallery evenly, as one of few topics does"
 
 
 FEWEST_IN_BANK = 4

@@ -12,23 +12,25 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
-from milvus_hubness.correction.estimators.base import correlation
+from milvus_hubness.correction.estimators.base import known_to_halves
 from milvus_hubness.correction.estimators.with_demand import dispersion_of
 from milvus_hubness.correction.kernels.token_rows import (
     all_scores,
     is_token_rows,
     mapped,
+    pooled,
     row_keys,
     scored,
 )
 from milvus_hubness.correction.kinds import GalleryKinds
-from milvus_hubness.quality.bank_checks import ALIKE, reach, share_between
+from milvus_hubness.quality.bank_checks import ALIKE, AT_LEAST, ROUNDS, reach, share_between
+from milvus_hubness.quality.clusters import clusters_of
 from milvus_hubness.quality.measures import DEPTH, nearest
 from milvus_hubness.quality.outcomes import assess, excess_answers_of, noise_of_change
 
@@ -49,7 +51,7 @@ VIEWS_AGREE = 0.06
 """Two-view agreement below which a bank is foreign. Rows: banks of other data sets."""
 ITEMS_AGREE = 0.2
 """Two-view agreement of items below which vectors may be those of a recommender, if the queries agree
-in less than QUERIES_AGREE too. Rows: own banks, and recommenders."""
+in less than QUERIES_AGREE too; half of it with real queries. Rows: own banks, and recommenders."""
 QUERIES_AGREE = 0.6
 """Two-view agreement of queries from which on they single out even items that have no neighbours."""
 REACHED = 0.35
@@ -57,9 +59,17 @@ REACHED = 0.35
 FIXED_BY_ONE = 0.2
 """Signal above which low reach speaks against a bank. Rows: own banks with strong hubs, and
 foreign ones."""
-FIXED_BY_FEW = 0.04
-"""Signal above which hubs that keep many answers speak for a narrow bank. Rows: banks of one topic,
-and own banks with strong hubs."""
+COVERED = 0.87
+"""Share of the gallery that a bank has to cover evenly, lest it be one of few topics. Rows: banks of
+one topic of four, and own banks."""
+REGIONS = 16
+"""Clusters of items by which the cover is measured."""
+ITEMS_PER_REGION = 8
+"""Mean size of a region of a small gallery, which has fewer of them."""
+FEWEST_ITEMS = 300
+"""Items below which a bank of items cannot be told from one of queries: `alike` of banks of other items
+errs by 0.0007 with 250 items, by 0.0011 with 100 and by 0.0024 with 50, where ALIKE is 0.002. Rows: other items
+of the same kind, in galleries of 50 to 500 items."""
 LEAST_FALL = 0.12
 """Share of the excess answers beyond chance that real queries have to lose. Rows: all kinds of
 banks, with 100 real queries."""
@@ -74,9 +84,6 @@ LITTLE_EXCESS = 0.11
 FAR_BEST = 8.0
 """Standard deviations of the best score above which scores
 are like those of a re-ranker. Rows: `reranker_scores`."""
-EXCESS_TO_HALVE = 0.12
-"""Share of excess answers beyond chance above which half
-the strength is applied. Rows: banks of one topic."""
 LARGEST_GROUPS = 0.01
 """Share of a log's groups whose share of its queries is reported."""
 FEW_TAKE_MOST = 0.2
@@ -102,7 +109,7 @@ class Figures(NamedTuple):
     """What a bank and a gallery show without labels."""
 
     agreement: float
-    """Correlation of the biases from two halves of the bank, at least 0."""
+    """Agreement of two halves of the bank on the biases, see `known_to_halves`."""
 
     two_views: float
     """Share of the queries that find the same item first in both of two random halves of the
@@ -112,7 +119,10 @@ class Figures(NamedTuple):
     """The same share of the queries of the bank, without correction."""
 
     item_views: float
-    """Share of the items that have the same nearest other item in both halves."""
+    """Share of the items that have the same nearest other item in both halves.
+
+    Here and for `bank_views`, what searches is compared less its mean, as the items that are near to
+    this mean would be the nearest of all others: hubs hide neighbours."""
 
     reach: float
     """Number of items that are the nearest of some bank query, over its expectation if all items
@@ -164,6 +174,17 @@ class Figures(NamedTuple):
     dispersion: float = 1.0
     """Variance of the queries of a group over their mean; 1 if users want all equally often."""
 
+    items: int = FEWEST_ITEMS
+    """Number of items that were read, each once."""
+
+    cover: float = 1.0
+    """Share of the gallery that the bank's answers cover evenly, by regions of items: as large as it
+    may be, by two standard errors, as regions get more and fewer answers by chance."""
+
+    apart: float = 0.0
+    """Share of the variance that is between the bank and the real queries; 0 without these, or if
+    either are too few to compare."""
+
     @property
     def is_log(self) -> bool:
         """Whether the bank has near copies, as a log of users' queries has."""
@@ -194,14 +215,16 @@ class Figures(NamedTuple):
 
     @property
     def narrow(self) -> bool:
-        """Whether the bank may be of one topic: hubs keep many answers beyond chance, and few
-        queries fix the biases.
+        """Whether the bank is of fewer topics than the queries of users.
 
-        With real queries the figures before and after decide, and nothing is left to suspect.
+        Real queries show it; without, they may be of all topics that the gallery has.
         """
-        beyond_chance = self.after - self.by_chance
-        keeps_hubs = beyond_chance > EXCESS_TO_HALVE * (1 - self.by_chance)
-        return keeps_hubs and self.signal > FIXED_BY_FEW and not self.real_queries
+        return self.apart >= ALIKE if self.real_queries else self.cover < COVERED
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the gallery is too small to show what a bank is; real queries show what it is worth."""
+        return self.items < FEWEST_ITEMS and not self.real_queries
 
 
 class Finding(NamedTuple):
@@ -252,6 +275,10 @@ def examine(
     # copies are in one half, which is fitted on their means, and only one of them is searched.
     singles, means = _in_random_order(sample)
     alike = share_between(singles, items, at_most=SCORED, seed=seed)
+    apart = 0.0
+    # Few queries show what a bank is worth, but not whether it is of other topics.
+    if queries is not None and min(len(singles), len(queries)) >= AT_LEAST:
+        apart = share_between(singles, queries, at_most=SCORED, seed=seed)
     middle = len(means) // 2
     searched = singles[middle:] if queries is None else queries[:most_queries]
     items = scored(scored(items, singles), searched)
@@ -262,9 +289,18 @@ def examine(
         items = kinds.take(rows).centred_items(items)
         singles, means, searched = map(kinds.centred_queries, (singles, means, searched))
 
-    fitted = means[:middle]
-    bias = biases_of(QueryBank(fitted), items)
-    agreement = correlation(bias, biases_of(QueryBank(means[middle:]), items))
+    fitted, others = means[:middle], means[middle:]
+    biases = biases_of(QueryBank(fitted), items), biases_of(QueryBank(others), items)
+    known = known_to_halves(biases, (fitted, others), items)
+    agreement = known.agreement
+    cover = _cover(((others, biases[0]), (fitted, biases[1])), items)
+    # A log that asks for each item about once pushes all items down alike, and its part pushes down what
+    # it asks for: here, not what is searched.
+    bias = known.biases[0].astype(np.float32)
+    if queries is not None:
+        fitted = means
+        bias = np.mean(known.biases, axis=0, dtype=np.float32)
+
     # As the jobs apply them: with kinds, the default method is applied in full.
     share = np.float32(agreement if kinds is None else 1)
     outcome = assess(searched, items, [np.zeros_like(bias), share * bias])
@@ -284,9 +320,12 @@ def examine(
         searched=len(searched),
         by_chance=chance_excess(answers_per_item),
         alike=alike,
-        signal=agreement / max(1 - agreement, 1e-9) / max(len(fitted), 1),
+        signal=agreement / max(1 - agreement, 1e-9) / max(middle, 1),
         real_queries=queries is not None,
         by_kind=kinds is not None,
+        items=len(items),
+        cover=cover,
+        apart=apart,
         **_demand_in(bank if whole is None else _with_repeats(whole)),
     )
 
@@ -394,7 +433,11 @@ def _on_neighbours(figures: Figures) -> Finding:
     # In a recommender each dimension is a taste of its own: half of them are another model. Items
     # that are described by what they are have the same neighbours in any half; and where they have
     # none, queries still agree on their answers.
-    is_split = figures.item_views < ITEMS_AGREE and figures.two_views < QUERIES_AGREE
+    limit = ITEMS_AGREE
+    # Where real queries show that hubs lose answers, it has to be beyond doubt.
+    if figures.real_queries:
+        limit /= 2
+    is_split = figures.item_views < limit and figures.two_views < QUERIES_AGREE
     return _finding(
         "neighbours",
         f"two halves of the dimensions agree on the neighbours of {figures.item_views:.0%} of the "
@@ -517,7 +560,7 @@ def _two_view_agreements(
         view_fitted, view_searched, view_sample, view_items = vectors
         bias = biases_of(QueryBank(view_fitted), view_items)
         firsts["two_views"].append(nearest(view_searched, view_items, 1, bias)[:, 0])
-        firsts["bank_views"].append(nearest(view_sample, view_items, 1)[:, 0])
+        firsts["bank_views"].append(nearest(_less_mean(view_sample), view_items, 1)[:, 0])
         firsts["item_views"].append(_neighbours(view_items))
     return {name: float((first == second).mean()) for name, (first, second) in firsts.items()}
 
@@ -526,11 +569,39 @@ def _neighbours(items: Vectors) -> npt.NDArray[np.int64]:
     """Return the nearest other item of each of the first items, at most SCORED."""
     # The tokens of a document are many more than those of a query.
     count = COMPARED_DOCUMENTS if is_token_rows(items) else SCORED
-    searching = items[:count]
+    searching = _less_mean(items)[:count]
     two_nearest = nearest(searching, items, min(2, len(items)))
     # An item is its own nearest, but under inner products a longer one may be nearer.
     is_itself = two_nearest[:, 0] == np.arange(len(searching))
     return np.where(is_itself, two_nearest[:, -1], two_nearest[:, 0])
+
+
+def _less_mean(rows: Vectors) -> Vectors:
+    """Return rows (n, d) less their mean; rows of several vectors, whose scores no mean goes with, as
+    they are.
+    """
+    if not is_token_rows(rows):
+        rows = rows - rows.mean(0)
+    return cast(Vectors, rows)
+
+
+def _cover(searches: Sequence[tuple[Vectors, Vectors]], items: Vectors) -> float:
+    """Return `Figures.cover` of queries (m, d) with the biases (n,) of others, each half once."""
+    vectors = pooled(items)
+    count = min(REGIONS, len(items) // ITEMS_PER_REGION)
+    if count < 2:
+        return 1.0
+    region, _ = clusters_of(vectors, count, rounds=ROUNDS).nearest(vectors)
+    firsts = [nearest(queries, items, 1, bias)[:, 0] for queries, bias in searches]
+    answers = np.bincount(region[np.concatenate(firsts)], minlength=count)
+    expected = np.bincount(region, minlength=count) * (answers.sum() / len(items))
+
+    # Pearson's statistic has the mean and half the variance of its degrees of freedom, by chance.
+    has_items = expected > 0
+    statistic = float(((answers - expected)[has_items] ** 2 / expected[has_items]).sum())
+    degrees = int(has_items.sum()) - 1
+    beyond_chance = statistic - degrees - 2 * math.sqrt(2 * degrees)
+    return 1 / (1 + max(0.0, beyond_chance) / float(answers.sum()))
 
 
 def _views(matrices: Sequence[Vectors], rng: np.random.Generator) -> Iterator[list[Vectors]]:

@@ -150,7 +150,8 @@ def test_trials_share_their_passes_over_the_scores(space):
         sys.setprofile(None)
     calls = [frame for frame in passes if "/kernels/on_numpy" not in frame.f_code.co_filename]
     assert len({trial.estimator for trial in trials}) > 60
-    assert 10 < len(calls) < 25
+    # Sixteen of them are over halves of the bank: how far these agree, for each of four biases.
+    assert 10 < len(calls) < 40
 
 
 def test_temperatures_follow_the_scale_of_the_scores(space):

@@ -9,6 +9,7 @@ import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN
+from milvus_hubness.correction.estimators.base import known_to_halves
 from milvus_hubness.quality.bank_checks import reach
 from milvus_hubness.quality.measures import excess_answers, k_occurrence
 from milvus_hubness.quality.tuning import default_biases, judge_bank, judge_unlabelled
@@ -55,9 +56,12 @@ def test_figures_are_their_definitions(world):
         map(bytes, queries)
     )
     first, second = (np.sort(part @ rows.T, 0)[-4:].mean(0) for part in (fitted, asked))
-    assert seen.agreement == pytest.approx(np.corrcoef(first, second)[0, 1], abs=1e-5)
+    halves = fitted.astype(np.float32), asked.astype(np.float32)
+    known = known_to_halves((first, second), halves, items)
+    assert seen.agreement == pytest.approx(known.agreement, abs=1e-5)
+    assert seen.agreement > np.corrcoef(first, second)[0, 1], "each half asks for other items"
     for share, figure in ((0, seen.before), (seen.agreement, seen.after)):
-        answers = np.argsort(share * first - asked @ rows.T, 1)[:, :10]
+        answers = np.argsort(share * known.biases[0] - asked @ rows.T, 1)[:, :10]
         assert figure == pytest.approx(excess_answers(k_occurrence(answers, 400)), abs=1e-3)
     scores = queries.astype(np.float64) @ rows.T
     assert seen.best_z == pytest.approx(
@@ -88,6 +92,24 @@ def test_figures_do_not_change_with_the_scale_of_the_vectors(world):
     items, queries, _ = world
     seen, scaled = examine(queries, items, nnn), examine(10 * queries, 10 * items, nnn)
     np.testing.assert_allclose(seen, scaled, atol=2e-3)
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("real", [False, True], ids=["alone", "with queries"])
+def test_a_log_that_asks_for_each_item_alike_is_applied(copies, real):
+    """Its halves ask for other items, and so disagree on the biases of all of them."""
+    rng = np.random.default_rng(5)
+    made = rng.normal(size=(300, 64)) / 8
+    made[:, 0] += 0.15 * rng.gamma(2, 0.2, 300)
+    items = np.float32(made)
+    queries = np.tile(items, (copies + 1, 1)) + np.float32(
+        rng.normal(size=(300 * (copies + 1), 64)) * 0.06
+    )
+    queries[:, 0] += 1
+    judged = judge_bank(QueryBank(queries[300:]), items, queries=queries[:100] if real else None)
+    assert judged.verdict == "apply"
+    log = QueryBank(queries[300:], groups=np.tile(np.arange(300), copies))
+    assert examine(log, items, default_biases).agreement > 0.7
 
 
 def test_real_queries_show_the_hubs_that_a_bank_hides(world):
@@ -137,7 +159,7 @@ def test_each_figure_alone_can_refuse_and_says_what_to_do(bad, name, remedy):
 
 
 def test_no_reason_ends_in_a_mark_as_pages_and_commands_add_the_full_stop():
-    worst = {name: 0.0 for name in ("agreement", "two_views", "item_views", "reach", "alike")}
+    worst = dict.fromkeys(("agreement", "two_views", "item_views", "reach", "alike"), 0.0)
     for real in (False, True):
         bad = GOOD._replace(
             **worst, best_z=9.0, after=0.5, signal=1.0, logged=900, groups=800, largest_share=0.9,
@@ -145,19 +167,67 @@ def test_no_reason_ends_in_a_mark_as_pages_and_commands_add_the_full_stop():
         )  # fmt: skip
         texts = [str(finding) for finding in findings(bad)]
         assert len([finding for finding in findings(bad) if finding.fails]) >= 5
-        for figures in (bad, GOOD, GOOD._replace(after=0.31, signal=0.05)):
+        for figures in (bad, GOOD, GOOD._replace(cover=0.5), GOOD._replace(items=99)):
             judged = judge_unlabelled(figures)
             texts += [judged.reason, judged.sentence]
         assert all(text[-1] not in ".?!:;," for text in texts)
 
 
-def test_half_the_strength_where_hubs_keep_much():
-    judged = judge_unlabelled(GOOD._replace(after=0.31, signal=0.05))
+def test_half_the_strength_for_a_bank_of_few_topics():
+    judged = judge_unlabelled(GOOD._replace(cover=0.7))
     assert (judged.verdict, judged.strength) == ("apply weakly", 0.5)
-    assert "half the strength" in judged.reason
-    assert judge_unlabelled(GOOD._replace(after=0.31))[:2] == ("apply", 1.0), "strong hubs"
-    real = GOOD._replace(after=0.31, signal=0.05, real_queries=True)
+    assert "the bank covers 70% of the gallery evenly, as one of few topics does" in judged.reason
+    # Real queries show what the bank is, however the gallery lies.
+    real = GOOD._replace(cover=0.7, real_queries=True)
     assert judge_unlabelled(real)[:2] == ("apply", 1.0)
+    judged = judge_unlabelled(real._replace(apart=0.012))
+    assert (judged.verdict, judged.strength) == ("apply weakly", 0.5)
+    assert "1.2% of the variance is between the bank and the real queries" in judged.sentence
+
+
+def test_half_the_strength_for_a_small_gallery_until_real_queries_are_known():
+    judged = judge_unlabelled(GOOD._replace(items=250))
+    assert (judged.verdict, judged.strength) == ("not proven", 0.5)
+    assert judged.sentence.startswith("250 items are too few to see whether the bank is of queries")
+    assert judge_unlabelled(GOOD._replace(items=250, real_queries=True))[:2] == ("apply", 1.0)
+    refused = judge_unlabelled(GOOD._replace(items=250, two_views=0.03))
+    assert refused.verdict == "leave it alone"
+
+
+def test_one_topic_of_four_covers_less_of_the_gallery_and_differs_from_real_queries():
+    """Four clouds of items, each with queries of its own; hubs within each."""
+    rng = np.random.default_rng(4)
+    topic = np.repeat(np.arange(4), 150)
+    centres = np.eye(4, 48) * 0.9
+    items = centres[topic] + rng.normal(size=(600, 48)) / 7
+    queries = items[rng.permutation(600)] + rng.normal(size=(600, 48)) / 14
+    near = (queries @ centres.T).argmax(1)
+    items, queries = np.float32(items), np.float32(queries)
+    half = rng.permutation(600)
+    real = queries[half[300:400]]
+    whole, narrow = queries[half[:300]], queries[half[:300]][near[half[:300]] == 2]
+
+    seen = examine(whole, items, default_biases)
+    assert seen.cover == 1
+    assert not seen.narrow
+    assert examine(narrow, items, default_biases).cover < 0.5
+    assert examine(narrow, items, default_biases).narrow
+    assert not examine(whole, items, default_biases, queries=real).narrow
+    assert examine(narrow, items, default_biases, queries=real).narrow
+
+
+def test_neighbours_that_hubs_hide_are_seen_less_the_mean_of_the_items():
+    """In a narrow cone, all items are nearest to the few that are nearest to its axis."""
+    rng = np.random.default_rng(6)
+    groups = np.repeat(rng.normal(size=(100, 64)), 4, axis=0)
+    items = groups + 0.4 * rng.normal(size=(400, 64))
+    axis = rng.normal(size=64)
+    hubs = 6 * axis + np.outer(rng.gamma(2, 0.3, 400), axis) + items
+    queries = np.float32(items[:200] + 0.4 * rng.normal(size=(200, 64)))
+    plain = examine(queries, np.float32(items), default_biases)
+    hidden = examine(queries + np.float32(axis), np.float32(hubs), default_biases)
+    assert plain.item_views > 0.3
+    assert hidden.item_views > 0.3
 
 
 @pytest.mark.parametrize(
@@ -239,12 +309,16 @@ def test_real_queries_have_to_show_that_hubs_lose_answers():
 
 def test_a_recommender_is_told_its_reason():
     for real in (False, True):
-        factors = GOOD._replace(two_views=0.4, item_views=0.1, real_queries=real)
+        factors = GOOD._replace(two_views=0.4, item_views=0.06, real_queries=real)
         judged = judge_unlabelled(factors)
         assert judged.verdict == "leave it alone"
         assert "users may want what is popular" in judged.reason
         assert judge_unlabelled(factors._replace(two_views=0.8)).verdict == "apply"
         assert judge_unlabelled(factors._replace(item_views=0.5)).verdict == "apply"
+    doubtful = GOOD._replace(two_views=0.4, item_views=0.15)
+    assert judge_unlabelled(doubtful).verdict == "leave it alone"
+    # Where real queries show that hubs lose answers, only a clear sign overrules them.
+    assert judge_unlabelled(doubtful._replace(real_queries=True)).verdict == "apply"
     foreign = judge_unlabelled(GOOD._replace(two_views=0.01, real_queries=True))
     assert "the bank is foreign" in foreign.reason
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.estimator_names import INSTALLED, MEASURED, installed_estimators
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS, Numbers
+from milvus_hubness.correction.kernels import logsumexp
 from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
 from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.kernels.token_rows import all_scores, is_token_rows, scored
@@ -86,9 +87,9 @@ class Estimator(ABC):
     strength: Strength = field(default=1.0, repr=False)
     """Factor on the biases; "agreement" stands for the value of `agreement`."""
     agreement: float | None = field(default=None, repr=False)
-    """ρ, which a fit measures: the correlation of the biases from two random halves of the bank, or
-    0 where it is negative. What the halves do not agree on is noise, so ρ is the share of the bias
-    to apply (as in empirical Bayes)."""
+    """ρ, which a fit measures: the correlation of the biases from two random halves of the bank,
+    without what only one half can know, see `known_to_halves`, and at least 0. What the halves do not
+    agree on is noise, so ρ is the share of the bias to apply (as in empirical Bayes)."""
 
     def __init_subclass__(cls, alias: str | None = None) -> None:
         super().__init_subclass__()
@@ -379,15 +380,81 @@ def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
     return np.split(np.random.default_rng(0).permutation(size), [size // 2])
 
 
-def correlation(first: Vectors, second: Vectors) -> float:
-    """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
-    one = first.astype(np.float64)
-    one -= one.mean()
-    other = second.astype(np.float64)
-    other -= other.mean()
+ASKING_TEMPERATURE = 0.2
+"""Temperature by which a query is shared among the items, in units of the spread of scores. Chosen on
+the tasks of the choice in `python -m benchmarks.demand`."""
 
-    scale = float(np.sqrt((one @ one) * (other @ other)))
-    return max(0.0, float(one @ other) / scale) if scale else 0.0
+
+def asked_for(
+    queries: QueryBank, items: Vectors, biases: Vectors, tau: float, *, device: str = "auto"
+) -> npt.NDArray[np.float64]:
+    """Return how many queries of a condensed bank (m, d) ask for each of the items (n, d), (n,).
+
+    Each query, as often as its count says, is shared among all items by the softmax of its scores less
+    the biases (n,), at the temperature tau.
+    """
+    counts = np.ones(len(queries)) if queries.counts is None else queries.counts
+    shares = logsumexp(queries.vectors, items, tau, -biases, device=device)
+    of_queries = np.asarray(tau * np.log(counts) - shares, np.float32)
+    sums = logsumexp(items, queries.vectors, tau, of_queries, device=device)
+    asked: npt.NDArray[np.float64] = np.exp((sums.astype(np.float64) - biases) / tau)
+    return asked
+
+
+class Halves(NamedTuple):
+    """What two halves of a bank both know of the biases (n,) of items."""
+
+    biases: Sequence[npt.NDArray[np.float64]]
+    """Those of each half, less their mean and without what only one half can know."""
+
+    @property
+    def agreement(self) -> float:
+        """The correlation of the two, at least 0; 0 if one of them is constant."""
+        first, second = self.biases
+        scale = float(np.sqrt((first @ first) * (second @ second)))
+        return max(0.0, float(first @ second) / scale) if scale else 0.0
+
+
+def known_to_halves(
+    biases: Sequence[Vectors],
+    halves: Sequence[Vectors],
+    items: Vectors,
+    *,
+    device: str = "auto",
+) -> Halves:
+    """Return what two halves of a bank (m, d) both know of the biases (n,) of items (n, d).
+
+    A query raises the bias of the very item that it asks for. If a log asks for each item about
+    once, its halves ask for other items, and would disagree on this account alone, while the whole
+    log raises all biases alike. So each half loses β·f·k of its biases: k is how many of its queries
+    ask for an item, by `asked_for` under the biases of the other half; β ≥ 0 the slope of b₁ − b₂ on
+    k₁ − k₂; and f, at least 0, the correlation of k₁ and k₂ with the opposite sign. Where queries
+    ask for items at random, as in a bank from before, f is 0.
+    """
+    first, second = (_less_mean(values) for values in biases)
+    spread = score_spread(QueryBank(halves[0]), items)
+    if not spread:
+        return Halves((first, second))
+
+    tau = ASKING_TEMPERATURE * spread
+    asked = [
+        _less_mean(asked_for(QueryBank(half), items, bias, tau, device=device))
+        for half, bias in zip(halves, reversed(biases), strict=True)
+    ]
+    apart = asked[0] - asked[1]
+    scale = float(np.sqrt((asked[0] @ asked[0]) * (asked[1] @ asked[1])))
+    if not scale or not apart.any():
+        return Halves((first, second))
+
+    slope = max(0.0, float((first - second) @ apart) / float(apart @ apart))
+    unlike = max(0.0, -float(asked[0] @ asked[1]) / scale)
+    return Halves((first - slope * unlike * asked[0], second - slope * unlike * asked[1]))
+
+
+def _less_mean(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return numbers (n,) less their mean."""
+    doubles = values.astype(np.float64)
+    return np.asarray(doubles - doubles.mean())
 
 
 @dataclass(frozen=True)
@@ -504,11 +571,13 @@ class FittedBias:
 
             # At strength 1: otherwise each half would measure an agreement of its own halves.
             estimator = replace(self.estimator, strength=1.0).clamped(smallest)
+            device = getattr(self.estimator, "device", "auto")
             biases = []
             for half in halves:
                 fitted = estimator.fit(half, gallery=sample, target_bank=target_bank)
                 biases.append(fitted.bias(sample))
-            agreement = correlation(*biases)
+            of_halves = [half.condensed.vectors for half in halves]
+            agreement = known_to_halves(biases, of_halves, sample, device=device).agreement
         return replace(self, estimator=replace(self.estimator, agreement=agreement))
 
 

@@ -30,7 +30,25 @@ def agreement(k):
     """By the definition, in float64: the halves of the documented seed."""
     order = np.random.default_rng(0).permutation(len(BANK))
     first, second = BANK[order[:20]], BANK[order[20:]]
-    return np.corrcoef(nnn(first, min(k, 20)), nnn(second, min(k, 20)))[0, 1]
+    biases = nnn(first, min(k, 20)), nnn(second, min(k, 20))
+    asked = [asking(first, biases[1]), asking(second, biases[0])]
+    return without_what_one_half_knows(biases, asked)
+
+
+def asking(bank, bias):
+    """How many queries of the bank ask for each item."""
+    scores = bank.astype(np.float64) @ ITEMS.astype(np.float64).T
+    half = np.random.default_rng(0).permutation(len(BANK))[:20]
+    tau = 0.2 * np.sqrt((BANK[half].astype(np.float64) @ ITEMS.T).var(axis=1).mean())
+    shares = np.exp((scores - bias) / tau)
+    return (shares / shares.sum(1, keepdims=True)).sum(0)
+
+
+def without_what_one_half_knows(biases, asked):
+    (first, second), (mine, other) = biases, asked
+    slope = max(0, np.cov(first - second, mine - other)[0, 1] / np.var(mine - other, ddof=1))
+    share = slope * max(0, -np.corrcoef(mine, other)[0, 1])
+    return np.corrcoef(first - share * mine, second - share * other)[0, 1]
 
 
 @pytest.mark.parametrize("k", [1, 8, 30])
@@ -42,6 +60,28 @@ def test_a_bias_is_scaled_by_the_correlation_of_those_of_two_halves(k):
     np.testing.assert_allclose(
         fitted.bias(new), fitted.estimator.agreement * NNN(k, 1.0).fit(BANK).bias(new), atol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", [NNN(4, 1.0, strength="agreement"), Blend()], ids=["nnn", "blend"])
+def test_a_log_that_asks_for_each_item_once_agrees_like_one_that_asks_for_others(kind):
+    """Half of it raises the biases of half of the items, all of it raises all alike."""
+    rng = np.random.default_rng(5)
+    made = rng.normal(size=(600, 64)) / 8
+    made[:, 0] += 0.15 * rng.gamma(2, 0.2, 600)
+    items = np.float32(made)
+    queries = items + np.float32(rng.normal(size=items.shape) * 0.06)
+    queries[:, 0] += 1
+    gallery, own, others = items[:300], queries[:300], queries[300:]
+
+    full = kind.in_full()
+    halves = np.split(np.random.default_rng(0).permutation(300), 2)
+    plain = [
+        np.corrcoef([full.fit(bank[half], gallery=gallery).bias(gallery) for half in halves])[0, 1]
+        for bank in (own, others)
+    ]
+    assert plain[0] < 0.5 < 0.9 < plain[1]
+    assert kind.fit(own, gallery=gallery).estimator.agreement > 0.8
+    assert kind.fit(others, gallery=gallery).estimator.agreement > 0.9
 
 
 def test_the_default_is_the_mean_of_two_estimators_times_the_agreement():
