@@ -8,10 +8,14 @@ takes the place of the reach.
 A universal hub reaches 40 to 100% of the bank, where the gallery's rows reach 3 to 30% at most. The
 bias alone separates them less well: it is large for popular rows, too. `benchmarks.guard` compares
 both.
+
+Many weak hubs do together what one strong one does. So the rows of one writer count together: those
+with the largest reaches may have no larger mean than as many rows of the gallery would by chance.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -71,6 +75,15 @@ times that of 0.99.
 FREE_TAIL = 0.1
 """A reach up to which quantiles count as they are: a small bank has coarse ones."""
 
+MOST_RISE = 0.1
+"""Share by which the limit may be above that before a refit.
+
+The rows that were let in since are among those that are measured: it must not follow them.
+"""
+
+REMEMBERED = 200
+"""Rows of a writer, before those of a write, that count with these."""
+
 BIAS_MARGIN = 0.2
 """Where there is no reach, a row is stopped whose bias is above the quantile by this part of the
 quantile's distance from the median. Chosen on the same tasks, of 0.1, 0.2 and 0.3.
@@ -96,6 +109,8 @@ class Evidence(FrozenModel):
     """Quantiles of their biases, centred as they are stored, without a prior."""
     reaches: Quantiles = ()
     """Quantiles of their reaches; empty if the estimator keeps no scores of the gallery."""
+    ceiling: Number | None = None
+    """The largest that the limit may be, from the refit before; None for the first fit."""
 
     @classmethod
     def of(cls, biases: Floats, reaches: Floats | None) -> Evidence | None:
@@ -108,14 +123,43 @@ class Evidence(FrozenModel):
             reaches=() if reaches is None else _quantiles(reaches),
         )
 
+    def after(self, former: Evidence | None) -> Evidence:
+        """Return the evidence of a refit, whose limit stays near that of the former one.
+
+        Biases are no reaches, and bound no limit of these, nor the other way round.
+        """
+        if former is None or bool(former.reaches) != bool(self.reaches):
+            return self
+        return self.model_copy(update={"ceiling": former.limit + MOST_RISE * abs(former.limit)})
+
     @property
     def limit(self) -> float:
         """The reach, or without reaches the bias, above which a row is stopped."""
         if self.reaches:
-            longest = max(FREE_TAIL, LONGEST_TAIL * _at(self.reaches, TAIL_LEVEL))
-            return REACH_MARGIN * min(_at(self.reaches, 1 - FALSE_ALARMS), longest)
-        quantile = _at(self.biases, 1 - FALSE_ALARMS)
-        return quantile + BIAS_MARGIN * (quantile - _at(self.biases, 0.5))
+            limit = REACH_MARGIN * float(self._reach_at(1 - FALSE_ALARMS))
+        else:
+            quantile = _at(self.biases, 1 - FALSE_ALARMS)
+            limit = quantile + BIAS_MARGIN * (quantile - _at(self.biases, 0.5))
+        return limit if self.ceiling is None else min(limit, self.ceiling)
+
+    def limits_of_means(self, count: int) -> npt.NDArray[np.float64]:
+        """Return the limits of the mean reach of the 1, 2, … rows of `count` with the largest, (count,).
+
+        j such rows of the gallery have the mean e_j of its upper quantiles, and any j rows are nearer
+        to it the more they are: e_j + (q − e_j) / √j, with the quantile q that is the limit of one row.
+        """
+        levels = 1 - (np.arange(count) + 0.5) / count
+        numbers = 1 + np.arange(count)
+        expected = np.cumsum(self._reach_at(levels)) / numbers
+        of_one = self.limit / REACH_MARGIN
+        expected = np.minimum(expected, of_one)
+        return np.asarray(REACH_MARGIN * (expected + (of_one - expected) / np.sqrt(numbers)))
+
+    def _reach_at(self, levels: float | npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the quantiles of the reach, but for hubs that were in the gallery before."""
+        longest = max(FREE_TAIL, LONGEST_TAIL * _at(self.reaches, TAIL_LEVEL))
+        quantiles = np.interp(np.asarray(levels), LEVELS, self.reaches)
+        return np.asarray(np.minimum(quantiles, longest))
 
     def bias_quantile(self, bias: float) -> float:
         """Return the share of the gallery's rows with a bias of at most this one."""
@@ -130,13 +174,48 @@ class RowEvidence(NamedTuple):
     reaches: Floats | None
     """(n,) shares of the bank; None if the estimator keeps no scores of the gallery."""
 
+    writer: deque[float] | None = None
+    """The reaches of the rows that the same writer wrote before, at most REMEMBERED; None if nobody
+    remembers them."""
+
     def stopped(self, evidence: Evidence) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows that look like hubs next to this gallery."""
+        """Return the positions of the rows that look like hubs next to this gallery, alone or together
+        with others of their writer.
+        """
         measured = self.reaches if evidence.reaches else self.biases
         # The fit has changed its kind since the gallery was measured: its quantiles do not apply.
         if measured is None:
             return np.empty(0, np.int64)
-        return np.flatnonzero(measured > evidence.limit)
+        alone = measured > evidence.limit
+        if not evidence.reaches:
+            return np.flatnonzero(alone)
+
+        rest = np.flatnonzero(~alone)
+        together = rest[self._together(measured[rest].astype(np.float64), evidence)]
+        return np.union1d(np.flatnonzero(alone), together)
+
+    def _together(
+        self, reaches: npt.NDArray[np.float64], evidence: Evidence
+    ) -> npt.NDArray[np.int64]:
+        """Return the positions among rows (n,) of those that are too many for such reaches."""
+        before = np.array(self.writer or (), np.float64)
+        every = np.concatenate([reaches, before])
+        if not len(every):
+            return np.empty(0, np.int64)
+        order = np.argsort(-every, kind="stable")
+        means = np.cumsum(every[order]) / (1 + np.arange(len(every)))
+        excess = means / evidence.limits_of_means(len(every))
+        # As many of the largest as stand out most: a row that any writer may have is not one of them.
+        most = int(np.argmax(excess))
+        if excess[most] <= 1:
+            return np.empty(0, np.int64)
+        chosen = order[: most + 1]
+        return chosen[chosen < len(reaches)]
+
+    def remember(self) -> None:
+        """Note that the rows were written."""
+        if self.writer is not None and self.reaches is not None:
+            self.writer.extend(self.reaches.tolist())
 
 
 def reach_of(products: npt.NDArray[np.floating[Any]], finds: Floats) -> Floats:

@@ -281,7 +281,8 @@ class Refreshing(ABC):
         sample = sampled(self.store, self.info, self.state, None, self.options.progress)
         correction = Correction.of_profile(self.state, profile, plan.bank)
         kinds = sample.kinds(self.state.kinds)
-        return correction.measured(sample.vectors, kinds).evidence
+        measured = correction.measured(sample.vectors, kinds).evidence
+        return None if measured is None else measured.after(evidence)
 
     def _fresh(self, plan: RefreshPlan, correction: Correction) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
@@ -290,6 +291,8 @@ class Refreshing(ABC):
         potentials = plan.bank.queries.of_queries(correction.fitted.potentials)
         bank = replace(plan.bank, potentials=potentials)
         reference = self.spare.save(bank, old.bank, self.state.metric)
+
+        evidence = correction.evidence
         return old.model_copy(
             update={
                 "estimator": to_dict(correction.fitted.estimator),
@@ -302,7 +305,7 @@ class Refreshing(ABC):
                 "gate": plan.gate,
                 "refreshed_at": now(),
                 "fitted_at": now() if plan.fits_bank else old.fitted_at,
-                "evidence": correction.evidence,
+                "evidence": None if evidence is None else evidence.after(old.evidence),
             }
         )
 

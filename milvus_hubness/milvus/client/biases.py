@@ -147,7 +147,7 @@ class Biases:
             if is_active:
                 locality_hints = hints
             if evidence is not None:
-                written = evidence
+                written = evidence._replace(writer=cached.written_reaches)
 
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.

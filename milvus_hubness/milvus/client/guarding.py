@@ -49,13 +49,12 @@ def guard_rows(
     if written is None or evidence is None:
         return
     positions: list[int] = written.stopped(evidence).tolist()
-    if not positions:
-        return
-
-    error = _refusal(collection, state, evidence, written, positions, name_of)
-    if state.on_hub == "refuse":
-        raise error
-    log.warning("%s", error)
+    if positions:
+        error = _refusal(collection, state, evidence, written, positions, name_of)
+        if state.on_hub == "refuse":
+            raise error
+        log.warning("%s", error)
+    written.remember()
 
 
 def _refusal(
@@ -75,9 +74,12 @@ def _refusal(
     seen = f"bias {bias:+.4f}, above the limit of {limit:+.4f}"
     if evidence.reaches and written.reaches is not None:
         reach = float(written.reaches[first])
+        above = f"above the limit of {limit:.1%}"
+        if reach <= limit:
+            above = "more than so many rows of one writer have together"
         seen = (
-            f"among the best answers of {reach:.1%} of the bank's queries, above the limit of "
-            f"{limit:.1%}, bias {bias:+.4f}"
+            f"among the best answers of {reach:.1%} of the bank's queries, {above}, "
+            f"bias {bias:+.4f}"
         )
 
     keys = [name_of(position) for position in positions]
