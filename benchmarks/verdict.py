@@ -1,14 +1,17 @@
 """What the verdict without labels decides on banks that fit and on banks that do not, and what it costs or saves.
 
+    pip install wordllama django babel && pip install --group data
     python -m benchmarks.verdict [--from-saved] [--workers N]
 
-Banks: the whole bank of a task, and draws of 30 to 3,000 queries; those of other encoders, data sets and
-modalities; the other side of the same data set; items of the gallery and other items. Tasks: the seven with
-embeddings of `benchmarks.data`, the scores of a re-ranker, ten with unsuited encoders and seven
-recommenders of `benchmarks.made_tasks`. The verdict is given the bank alone, and 100 real queries without labels.
+Banks: up to 2,000 queries of a task, and draws of 30 to 1,000; logs that ask for the gallery's own items, each
+once or thrice; those of other encoders, data sets and modalities, and of one topic of four; the other side of the
+same data set; items of the gallery and other items, also for galleries of 50 to 250 items. Tasks: the seven with
+embeddings of `benchmarks.data`, the scores of a re-ranker, ten with unsuited encoders and seven recommenders of
+`benchmarks.made_tasks`, and twelve of `benchmarks.text_tasks`. Galleries are cut to 1,000 items. The verdict is given
+the bank alone, and 100 real queries without labels.
 
-Gains are in points of R@1 over the raw search, of the default at full and at half strength; what is followed is
-the strength of the verdict. The thresholds are chosen on every other task and reported on the rest.
+Gains are in points of R@1 over the raw search, of the default of jobs at full and at half strength; what is followed
+is the strength of the verdict. The thresholds are chosen on every other task and reported on the rest.
 --from-saved judges the figures of the last run again.
 """
 
@@ -19,21 +22,21 @@ import json
 import multiprocessing
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.stats import spearmanr
+from sklearn.cluster import KMeans
 
 from benchmarks.defaults import (
-    DEFAULT,
     Case,
-    Scores,
     crowding,
-    default_biases,
     draw,
     hits,
     load,
@@ -43,24 +46,38 @@ from benchmarks.defaults import (
 )
 from benchmarks.environment import RESULTS, environment, save, table
 from benchmarks.made_tasks import RECOMMENDERS, UNSUITED, recommender, unsuited
+from benchmarks.text_tasks import TEXT_TASKS, text_task
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.near_copies import with_groups
-from milvus_hubness.quality.tuning import judge_unlabelled
+from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR
+from milvus_hubness.correction.near_copies import near_copies
+from milvus_hubness.quality.tuning import apart, default_biases, judge_unlabelled
 from milvus_hubness.quality.verdict import Figures, examine
 from tests.support.real_data import EMBEDDING_TASKS, Task
 
-SIZES = (30, 100, 300, 1000, 3000)
+SIZES = (30, 100, 300, 1000)
 DRAWS = 2
-LARGEST_BANK = 4_000
+LARGEST_BANK = 2_000
 """Queries of a whole bank that are taken, so that a case takes seconds."""
 FOREIGN_BANK = 1_000
+MOST_GALLERY = 1_000
+"""Items of a gallery, so that a case takes a second."""
+SMALL = (50, 100, 250)
+"""Items of small galleries."""
+COPIES = (1, 3)
+"""How often a log asks for each item of the gallery."""
+COSINE = 0.9
+"""Of a noisy copy with its query."""
+TOPICS = 4
+FEWEST = 40
+"""Queries of a topic."""
 REAL_QUERIES = 100
+Vectors = npt.NDArray[np.float32]
 SHOWN = ("own_banks_lose", "expected_gain", "foretells_gain")
 BINS = 5
 """Of the curve of expected gains."""
-OTHER_ENCODERS = 4
-"""Tasks of other encoders whose banks a task is given."""
-MOST_ITEMS = 5_000
+OTHER_ENCODERS = 2
+SAME_ENCODER_TASKS = 3
+"""Tasks of other encoders, and of the same, whose banks a task is given."""
 
 OWN = ("whole bank", *(f"{size:,} of its queries" for size in SIZES))
 SAME_ENCODER = "same encoder, other data"
@@ -70,24 +87,42 @@ ITEMS = "items of the gallery"
 OTHER_ITEMS = "other items of the same kind"
 OTHER_MODALITY = "items of other data"
 CROWDING = "the half that crowds few items"
+TOPIC = "one topic of four"
+LOG = "log that asks for each item"
+SMALL_OWN = "whole bank, small gallery"
+SMALL_OTHER = "other items, small gallery"
 RECOMMENDER = "recommender"
 RERANKER = "scores of a re-ranker"
 
-EXAMPLE_TASKS = (*EMBEDDING_TASKS, *UNSUITED)
-CHOSEN_ON = EXAMPLE_TASKS[::2]
+EXAMPLE_TASKS = (*EMBEDDING_TASKS, *UNSUITED, *TEXT_TASKS)
+CHOSEN_ON = (*EMBEDDING_TASKS, *UNSUITED)[::2] + TEXT_TASKS[::2]
 """Tasks on which thresholds may be chosen; the others report."""
 
 
 @cache
 def task_of(name: str) -> Task:
     if name in UNSUITED:
-        return unsuited(name)
-    return recommender(name) if name in RECOMMENDERS else load(name)
+        task = unsuited(name)
+    elif name in TEXT_TASKS:
+        task = text_task(name)
+    else:
+        task = recommender(name) if name in RECOMMENDERS else load(name)
+    return of_items(task, MOST_GALLERY, name)
+
+
+def of_items(task: Task, count: int, *key: Any) -> Task:
+    """Return the task with `count` items of its gallery, and the queries that ask for them."""
+    order = np.random.default_rng(zlib.crc32(repr(key).encode())).permutation(len(task.gallery))
+    chosen = np.sort(order[:count])
+    is_asked = np.isin(task.positives, chosen)
+    positives = np.searchsorted(chosen, task.positives[is_asked])
+    queries = task.query[is_asked]
+    return task._replace(query=queries, gallery=task.gallery[chosen], positives=positives)
 
 
 def encoder_of(name: str) -> str:
     """Return a name that tasks of the same encoder share."""
-    if name in UNSUITED:
+    if name in (*UNSUITED, *TEXT_TASKS):
         return name.partition(", ")[2]
     return name.partition(" ")[0]
 
@@ -104,6 +139,7 @@ def cases(name: str) -> Iterator[Case]:
         return
 
     yield from own_cases(name, task)
+    yield from log_cases(name, task)
     for other in foreign_tasks(name):
         yield foreign_case(name, task, other)
         if task_of(other).gallery.shape[1] == task.gallery.shape[1]:
@@ -111,13 +147,45 @@ def cases(name: str) -> Iterator[Case]:
             title = f"{name}, items of {other}"
             yield Case(OTHER_MODALITY, task, title, same_length(rows, task.bank))
 
-    items = same_length(draw(task.gallery, MOST_ITEMS, name), task.bank)
-    yield Case(ITEMS, task, name, items)
-    crowd = draw(crowding(task.bank[:MOST_ITEMS], task.gallery, 0.5), None, name, CROWDING)
+    yield Case(ITEMS, task, name, same_length(draw(task.gallery, None, name), task.bank))
+    crowd = draw(crowding(task.bank[:FOREIGN_BANK], task.gallery, 0.5), None, name, CROWDING)
     yield Case(CROWDING, task, name, crowd)
-    if task.target_bank is not None:
-        others = same_length(draw(task.target_bank, MOST_ITEMS, name), task.bank)
+    bank = task.bank[:LARGEST_BANK]
+    topic = KMeans(TOPICS, n_init=1, random_state=0).fit_predict(bank)
+    for number in range(TOPICS):
+        rows = bank[topic == number]
+        if len(rows) >= FEWEST:
+            yield Case(TOPIC, task, f"{name}, topic {number}", draw(rows, None, name, number))
+
+    others = task.target_bank
+    if others is not None:
+        others = same_length(draw(others, FOREIGN_BANK, name), task.bank)
         yield Case(OTHER_ITEMS, task, name, others)
+    for count in SMALL:
+        small = of_items(task, count, name, count)
+        title = f"{name}, {count} items"
+        yield Case(SMALL_OWN, small, title, draw(task.bank, FOREIGN_BANK, name, count))
+        if others is not None:
+            yield Case(SMALL_OTHER, small, title, others)
+
+
+def log_cases(name: str, task: Task) -> Iterator[Case]:
+    """Yield logs of noisy copies of the queries, one or several for each item, searched by others."""
+    items, first = np.unique(task.positives, return_index=True)
+    queries = task.query[first]
+    rng = np.random.default_rng(0)
+    tested = task._replace(query=noisy(queries, rng), positives=items)
+    for copies in COPIES:
+        log = np.concatenate([noisy(queries, rng) for _ in range(copies)])
+        title = f"{name}, {copies} for each item"
+        yield Case(LOG, tested, title, draw(log, None, name, copies))
+
+
+def noisy(queries: Vectors, rng: np.random.Generator) -> Vectors:
+    noise = rng.standard_normal(queries.shape)
+    lengths = np.linalg.norm(queries, axis=1, keepdims=True)
+    noise *= lengths / np.linalg.norm(noise, axis=1, keepdims=True)
+    return np.asarray(COSINE * queries + np.sqrt(1 - COSINE**2) * noise, np.float32)
 
 
 def own_cases(name: str, task: Task) -> Iterator[Case]:
@@ -133,7 +201,7 @@ def foreign_tasks(name: str) -> list[str]:
     same = [other for other in others if encoder_of(other) == encoder_of(name)]
     rest = [other for other in others if other not in same]
     rng = np.random.default_rng(EXAMPLE_TASKS.index(name))
-    return [*same, *rng.permutation(rest)[:OTHER_ENCODERS].tolist()]
+    return [*same[:SAME_ENCODER_TASKS], *rng.permutation(rest)[:OTHER_ENCODERS].tolist()]
 
 
 def foreign_case(name: str, task: Task, other: str) -> Case:
@@ -142,8 +210,9 @@ def foreign_case(name: str, task: Task, other: str) -> Case:
     kind = OTHER_ENCODER
     if encoder_of(other) == encoder_of(name):
         # The two directions of a data set share their vectors, as do texts that ask for each other.
-        kind = SAME_ENCODER if name in UNSUITED else OTHER_SIDE
-        if name in UNSUITED and set(name.split(",")[0].split(" to ")) == set(
+        is_of_texts = name in (*UNSUITED, *TEXT_TASKS)
+        kind = SAME_ENCODER if is_of_texts else OTHER_SIDE
+        if is_of_texts and set(name.split(",")[0].split(" to ")) == set(
             other.split(",")[0].split(" to ")
         ):
             kind = OTHER_SIDE
@@ -154,26 +223,27 @@ def foreign_case(name: str, task: Task, other: str) -> Case:
 
 def measured(name: str, case: Case) -> dict[str, Any]:
     task = case.task
-    biases, agreement = Scores(case.bank, task.gallery).fitted()
-    under = hits(task)
-    raw = under(torch.zeros(len(task.gallery))).mean()
-    gain, half = (
-        100 * float(under(strength * biases[DEFAULT]).mean() - raw) for strength in (1.0, 0.5)
-    )
+    gallery = task.gallery
     real = draw(task.query, REAL_QUERIES, case.name)
-    bank = with_groups(QueryBank(case.bank), task.gallery)
+    copies = near_copies(QueryBank(case.bank), gallery)
+    bias = torch.from_numpy(DEFAULT_ESTIMATOR.fit(copies.bank, gallery=gallery).bias(gallery))
+    under = hits(task)
+    raw = under(torch.zeros(len(gallery))).mean()
+    gain, half = (100 * float(under(strength * bias).mean() - raw) for strength in (1.0, 0.5))
+    with_queries = examine(
+        apart(copies, real), gallery, default_biases, queries=real, whole=copies.bank
+    )
     return {
         "kind": case.kind,
         "task": name,
         "case": case.name,
         "bank": len(case.bank),
-        "items": len(task.gallery),
+        "items": len(gallery),
         "raw": 100 * float(raw),
         "gain": gain,
         "gain_of_half": half,
-        "rho": agreement[DEFAULT],
-        "alone": examine(bank, task.gallery, default_biases)._asdict(),
-        "with_queries": examine(bank, task.gallery, default_biases, queries=real)._asdict(),
+        "alone": examine(copies.bank, gallery, default_biases)._asdict(),
+        "with_queries": with_queries._asdict(),
     }
 
 
@@ -298,6 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--from-saved", action="store_true")
+    parser.add_argument("--tasks", nargs="*", default=[*EXAMPLE_TASKS, *RECOMMENDERS, RERANKER])
     parser.add_argument("--workers", type=int, default=2, help="processes [default: 2]")
     options = parser.parse_args(arguments)
     started = time.monotonic()
@@ -305,7 +376,7 @@ def main(arguments: list[str] | None = None) -> int:
         saved = json.loads((RESULTS / "verdict.json").read_text())
         rows, where = saved["rows"], saved["environment"]
     else:
-        rows = run((*EXAMPLE_TASKS, *RECOMMENDERS, RERANKER), options.workers)
+        rows = run(options.tasks, options.workers)
         where = environment(started)
     summaries, markdown = summary(rows)
     print(markdown)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
-from milvus_hubness.correction.estimators.base import ASKING_TEMPERATURE, asked_for, score_spread
+from milvus_hubness.correction.estimators.base import DEMAND_TEMPERATURE, demand_for, score_spread
 
 Values = npt.NDArray[np.float64]
 
@@ -72,7 +72,7 @@ def demand_of(log: QueryBank, items: Vectors, biases: Vectors) -> Values:
         count = len(condensed) if condensed.counts is None else condensed.counts.sum()
         return np.full(len(items), count / len(items))
 
-    return asked_for(condensed, items, biases, ASKING_TEMPERATURE * spread)
+    return demand_for(condensed, items, biases, DEMAND_TEMPERATURE * spread)
 
 
 def rank_correlation(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> float:

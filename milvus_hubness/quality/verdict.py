@@ -67,7 +67,7 @@ REGIONS = 16
 ITEMS_PER_REGION = 8
 """Mean size of a region of a small gallery, which has fewer of them."""
 FEWEST_ITEMS = 300
-"""Items below which a bank of items cannot be told from one of queries: `alike` of banks of other items
+"""Items below which a bank of items may look like one of queries: `alike` of banks of other items
 errs by 0.0007 with 250 items, by 0.0011 with 100 and by 0.0024 with 50, where ALIKE is 0.002. Rows: other items
 of the same kind, in galleries of 50 to 500 items."""
 LEAST_FALL = 0.12

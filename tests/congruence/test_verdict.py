@@ -28,7 +28,7 @@ from tests.support.aliases import aliased
 from tests.support.databases import OnMilvus
 from tests.support.galleries import hubby_gallery
 
-ITEMS, QUERIES, _ = hubby_gallery(rows=200, queries=280)
+ITEMS, QUERIES, _ = hubby_gallery(rows=300, queries=280)
 BANK, REAL = QUERIES[:180], QUERIES[180:]
 OTHER_ITEMS = ITEMS[::-1][:150] + np.float32(0.01) * QUERIES[:150]
 FOREIGN = np.ascontiguousarray(QUERIES[:180, ::-1])

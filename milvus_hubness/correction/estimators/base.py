@@ -380,12 +380,12 @@ def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
     return np.split(np.random.default_rng(0).permutation(size), [size // 2])
 
 
-ASKING_TEMPERATURE = 0.2
+DEMAND_TEMPERATURE = 0.2
 """Temperature by which a query is shared among the items, in units of the spread of scores. Chosen on
 the tasks of the choice in `python -m benchmarks.demand`."""
 
 
-def asked_for(
+def demand_for(
     queries: QueryBank, items: Vectors, biases: Vectors, tau: float, *, device: str = "auto"
 ) -> npt.NDArray[np.float64]:
     """Return how many queries of a condensed bank (m, d) ask for each of the items (n, d), (n,).
@@ -397,8 +397,8 @@ def asked_for(
     shares = logsumexp(queries.vectors, items, tau, -biases, device=device)
     of_queries = np.asarray(tau * np.log(counts) - shares, np.float32)
     sums = logsumexp(items, queries.vectors, tau, of_queries, device=device)
-    asked: npt.NDArray[np.float64] = np.exp((sums.astype(np.float64) - biases) / tau)
-    return asked
+    demand: npt.NDArray[np.float64] = np.exp((sums.astype(np.float64) - biases) / tau)
+    return demand
 
 
 class Halves(NamedTuple):
@@ -427,7 +427,7 @@ def known_to_halves(
     A query raises the bias of the very item that it asks for. If a log asks for each item about
     once, its halves ask for other items, and would disagree on this account alone, while the whole
     log raises all biases alike. So each half loses β·f·k of its biases: k is how many of its queries
-    ask for an item, by `asked_for` under the biases of the other half; β ≥ 0 the slope of b₁ − b₂ on
+    ask for an item, by `demand_for` under the biases of the other half; β ≥ 0 the slope of b₁ − b₂ on
     k₁ − k₂; and f, at least 0, the correlation of k₁ and k₂ with the opposite sign. Where queries
     ask for items at random, as in a bank from before, f is 0.
     """
@@ -436,19 +436,19 @@ def known_to_halves(
     if not spread:
         return Halves((first, second))
 
-    tau = ASKING_TEMPERATURE * spread
-    asked = [
-        _less_mean(asked_for(QueryBank(half), items, bias, tau, device=device))
+    tau = DEMAND_TEMPERATURE * spread
+    demands = [
+        _less_mean(demand_for(QueryBank(half), items, bias, tau, device=device))
         for half, bias in zip(halves, reversed(biases), strict=True)
     ]
-    apart = asked[0] - asked[1]
-    scale = float(np.sqrt((asked[0] @ asked[0]) * (asked[1] @ asked[1])))
+    apart = demands[0] - demands[1]
+    scale = float(np.sqrt((demands[0] @ demands[0]) * (demands[1] @ demands[1])))
     if not scale or not apart.any():
         return Halves((first, second))
 
     slope = max(0.0, float((first - second) @ apart) / float(apart @ apart))
-    unlike = max(0.0, -float(asked[0] @ asked[1]) / scale)
-    return Halves((first - slope * unlike * asked[0], second - slope * unlike * asked[1]))
+    unlike = max(0.0, -float(demands[0] @ demands[1]) / scale)
+    return Halves((first - slope * unlike * demands[0], second - slope * unlike * demands[1]))
 
 
 def _less_mean(values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

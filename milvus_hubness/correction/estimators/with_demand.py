@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.estimators.base import (
-    ASKING_TEMPERATURE,
+    DEMAND_TEMPERATURE,
     Estimator,
     FitInputs,
     FittedBias,
@@ -81,7 +81,7 @@ class WithDemand(Estimator, alias="demand"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set_temperatures(temperature=ASKING_TEMPERATURE)
+        self._set_temperatures(temperature=DEMAND_TEMPERATURE)
         positive_number("added", self.added)
         if self.weight < 0:
             raise InvalidParameter(f"weight must be a number from 0 up, not {self.weight}")
