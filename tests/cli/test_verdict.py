@@ -20,6 +20,7 @@ def shop(files, monkeypatch):
     plain_collection(client, "photos", ITEMS, "IP")
     np.save("fitting.npy", QUERIES[:400])
     np.save("photos.npy", ITEMS[:300])
+    np.save("foreign.npy", np.ascontiguousarray(QUERIES[:400, ::-1]))
     np.save("real.npy", QUERIES[400:500])
     return client
 
@@ -42,7 +43,7 @@ def test_a_bank_of_items_stops_the_command(shop, run, command):
     assert "verdict=" not in done.stderr
     assert shop.list_collections() == before
 
-    as_json = run(*command, "--bank", "photos.npy", "--queries", "real.npy", "--json")
+    as_json = run(*command, "--bank", "foreign.npy", "--queries", "real.npy", "--json")
     assert as_json.returncode == 3
     error = json.loads(as_json.stdout.splitlines()[-1])["error"]
     assert error["type"] == "CorrectionNotRecommended"

@@ -21,15 +21,15 @@ def run(quick_folder, monkeypatch, command):
     client.upload_collection("items", ITEMS, ids=range(len(ITEMS)))
     client.close()
     np.save("fitting.npy", QUERIES[:400])
-    np.save("photos.npy", ITEMS[:300])
+    np.save("foreign.npy", np.ascontiguousarray(QUERIES[:400, ::-1]))
     np.save("real.npy", QUERIES[400:500])
 
     return lambda *words: command(*words, "--uri", "qdrant+file://data", "--json")
 
 
 @pytest.mark.parametrize("words", ["migrate run", "enable"])
-def test_a_bank_of_items_stops_the_command(run, words):
-    done = run(*words.split(), "items", "--bank", "photos.npy", "--queries", "real.npy")
+def test_a_foreign_bank_stops_the_command(run, words):
+    done = run(*words.split(), "items", "--bank", "foreign.npy", "--queries", "real.npy")
     assert type(done.exception).__name__ == "CorrectionNotRecommended"
     client = QdrantClient(path="data")
     assert [each.name for each in client.get_collections().collections] == ["items"]

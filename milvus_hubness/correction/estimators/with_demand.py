@@ -56,7 +56,7 @@ class WithDemand(Estimator, alias="demand"):
     that is a log shows p itself. factor = weight · spread of scores · (1 − EVEN_DISPERSION/dispersion),
     at least 0: where all groups are wanted about equally often, it is 0.
 
-    No group counts for more than `largest` of all queries.
+    No group counts for more than `largest` groups of mean size.
     """
 
     estimators: Sequence[Estimator] = (Blend(),)
@@ -65,10 +65,9 @@ class WithDemand(Estimator, alias="demand"):
     """λ, in units of the spread of scores."""
     added: float = 3.0
     """Queries that every item has besides those that are counted: few queries say little."""
-    largest: float = 0.02
-    """The most that n_i may be, as a share of all queries of the log, but at least one query: what is
-    sent so often may come from a machine. 1 for a log of which each query is known to be a user's. The
-    default was chosen on the tasks of the choice in `python -m benchmarks.demand`."""
+    largest: float = 8.0
+    """The most that n_i may be, as a multiple of the mean of all groups: what is sent more often may
+    come from a machine. A large number is for a log of which each query is known to be a user's."""
     tau: float | None = None
     """Temperature of the shares, in units of the score."""
     temperature: float | None = None
@@ -85,8 +84,8 @@ class WithDemand(Estimator, alias="demand"):
         positive_number("added", self.added)
         if self.weight < 0:
             raise InvalidParameter(f"weight must be a number from 0 up, not {self.weight}")
-        if not 0 < self.largest <= 1:
-            raise InvalidParameter(f"largest must be a share above 0, up to 1, not {self.largest}")
+        if self.largest < 1:
+            raise InvalidParameter(f"largest must be a number from 1 up, not {self.largest}")
 
         # JSON has lists, but a frozen estimator is hashable only with tuples.
         estimators = self.estimators
@@ -180,8 +179,7 @@ class WithDemand(Estimator, alias="demand"):
         """Return the queries of each group of a condensed bank that count, (m,)."""
         if bank.counts is None:
             return np.ones(len(bank))
-        most = max(1.0, self.largest * float(bank.counts.sum()))
-        return np.asarray(np.minimum(bank.counts, most))
+        return np.asarray(np.minimum(bank.counts, self.largest * bank.counts.mean()))
 
     def _with_factor(self, counts: npt.NDArray[Any], spread: float) -> WithDemand:
         """Return the estimator with its factor, for the queries of each group, (m,), and the spread
