@@ -8,17 +8,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from lzma import LZMAError
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 from milvus_hubness.basics.bounds import shown
-from milvus_hubness.errors import InvalidInput, UnreadableFile
+from milvus_hubness.errors import HubnessError, UnreadableFile
 
 MOST_INFLATED = 200
 """Factor by which vectors, texts and keys may grow from the file to the memory, beyond
@@ -148,7 +144,7 @@ def reading(path: object, kind: str) -> Iterator[None]:
     """Raise UnreadableFile in place of the errors of NumPy, pyarrow and zipfile about a file."""
     try:
         yield
-    except InvalidInput:
+    except HubnessError:
         # These messages, among them UnreadableFile, already say what is wrong.
         raise
     except MemoryError:
@@ -157,12 +153,9 @@ def reading(path: object, kind: str) -> Iterator[None]:
         raise UnreadableFile(
             f"{path}: cannot be read as {kind} (nested too deeply); create it again"
         ) from None
-    except (
-        *(OSError, EOFError, ValueError, NotImplementedError, OverflowError),
-        # NumPy raises the last one for some headers.
-        *(zipfile.BadZipFile, zlib.error, LZMAError, TokenError),
-    ) as error:
-        # It may quote the file.
+    except Exception as error:
+        # Parsers of other packages end in errors of any class for a file that somebody has made up,
+        # such as NumPy in TypeError and pyarrow in KeyError. The message may quote the file.
         reason = shown((str(error).splitlines() or [type(error).__name__])[0])
         raise UnreadableFile(
             f"{path}: cannot be read as {kind} ({reason}); create it again"

@@ -47,6 +47,17 @@ def an_unclosed_header(path):
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
 
 
+def header_with_a_key_of_bytes(path):
+    header = b"{b'descr': '<f4', 'fortran_order': False, 'shape': (7, 4), }".ljust(117) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(112))
+
+
+def a_member_whose_header_has_a_key_of_bytes(path):
+    header_with_a_key_of_bytes(path.with_suffix(".npy"))
+    with zipfile.ZipFile(path, "w") as file:
+        file.write(path.with_suffix(".npy"), "query.npy")
+
+
 def another_name_of_a_member(path):
     """An archive in whose directory a member has another name than in its header, of 20,000 bytes."""
     with zipfile.ZipFile(path, "w") as file:
@@ -66,6 +77,12 @@ FOUND = {
         "histogram size mismatch",
     ),
     "an unclosed header": (".npy", an_unclosed_header, r"EOF in multi-line|Cannot parse header"),
+    "a key of bytes": (".npy", header_with_a_key_of_bytes, "not supported between"),
+    "a key of bytes in a member": (
+        ".npz",
+        a_member_whose_header_has_a_key_of_bytes,
+        "not supported between",
+    ),
     "another name of a member": (".npz", another_name_of_a_member, "File name in directory"),
 }
 
