@@ -141,12 +141,9 @@ def migrated(scene: Scene) -> None:
     _do(scene, lambda scene: (*run(scene), "--no-writers"))
 
 
-def pending(place: str) -> Callable[[Scene], None]:
-    def prepare(scene: Scene) -> None:
-        enabled(place)(scene)
-        scene.insert(PENDING, pending=True)
-
-    return prepare
+def pending(scene: Scene) -> None:
+    enabled(scene)
+    scene.insert(PENDING, pending=True)
 
 
 def _do(scene: Scene, command: Command) -> None:

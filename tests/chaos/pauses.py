@@ -145,9 +145,15 @@ def _expire(store: Store, name: str, *, waits: bool) -> None:
     if waits:
         time.sleep(max(0.0, (entry.expires_at - now()).total_seconds()) + entry.skew + 0.5)
         return
-    over = entry.model_copy(update={"expires_at": now() - timedelta(seconds=entry.skew + 1)})
-    [record] = [each for each in store.records(LEDGER, f"leases/{name}") if each.key == entry.key]
-    store.put_records(LEDGER, [Record(record.key, record.group, over.model_dump_json())])
+    # It holds the lease on the collections that it fills, too.
+    for collection in store.collection_names():
+        held = holder_of(store, collection)
+        if held is None or held.owner_id != entry.owner_id:
+            continue
+        over = held.model_copy(update={"expires_at": now() - timedelta(seconds=held.skew + 1)})
+        group = f"leases/{collection}"
+        [record] = [each for each in store.records(LEDGER, group) if each.key == held.key]
+        store.put_records(LEDGER, [Record(record.key, record.group, over.model_dump_json())])
 
 
 def _seen(database: MilvusDatabase, corrected: Corrected) -> object:

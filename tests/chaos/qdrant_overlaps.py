@@ -90,17 +90,9 @@ class QdrantScene(Scene):
             return
         rows = self._rows(range(self._next, self._next + count))
         self._next += count
-        state = self.state()
-        items = np.float32([row["vec"] for row in rows])
-        layout = state.layout
-        stored = state.codec.form.split(
-            layout.augment(items, np.zeros((count, layout.slots), np.float32))
-        )
-        marked = [
-            {**row, "vec": own, state.codec.epoch_field: 0}
-            for row, own in zip(rows, stored, strict=True)
-        ]
-        self._rows_of(self.plain).upsert(self.name, marked)
+        # Those of a plain client, which writes no biases.
+        assert self.state().codec.leaves_vectors
+        self._rows_of(self.plain).upsert(self.name, rows)
         self.model |= {row["pk"]: row for row in rows}
 
     def _upsert(self, rows: list[Row], **options: Any) -> None:

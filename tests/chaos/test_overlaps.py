@@ -7,7 +7,7 @@ from tests.chaos.overlaps import Trial, run_trial
 
 TAKEOVERS = {
     "refresh": "request of Upsert 3 _src_hubness_r2",
-    "refresh-beside": "request of Upsert 3 _src__bias_a",
+    "refresh-beside": "request of Upsert 3 _src__bias_b",
     "enable-beside": "request of Upsert 3 _src__bias_a",
     "disable-beside": "request of AlterCollection 1 _src",
     "migrate": "request of Upsert 3 _src_hubness",

@@ -13,8 +13,7 @@ from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.migration.corrected import refreshes_of, unfinished
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.refresh.status import status
-from milvus_hubness.jobs.store.ownership import samples_helper
-from milvus_hubness.jobs.store.records import SAMPLINGS_PROPERTY, Sample, SamplesOf
+from milvus_hubness.jobs.store.records import Sample, SamplesOf
 from milvus_hubness.milvus.store.banks import put_samples
 from tests.chaos.corrected import Corrected
 from tests.chaos.draws import drawn_biases
@@ -55,12 +54,14 @@ class Refit:
         self.sample(database, 0, 250)
 
     def sample(self, database, first, count):
-        helper = samples_helper(self.samples, SAMPLINGS_PROPERTY)
         info = database.store.info(self.name, counted=False)
+        [sampling] = info.samplings.fields
         asked = vectors(np.random.default_rng(first), count, DIM)
         later = int(time.time()) + SECONDS_LATER
         samples = [Sample(first + n, first + n, later, query) for n, query in enumerate(asked)]
-        put_samples(database.store.client, SamplesOf(helper, info.collection_id), samples, 10)
+        put_samples(
+            database.store.client, SamplesOf(sampling.helper, info.collection_id), samples, 10
+        )
 
     def assert_refitted_once(self, database):
         """All rows have the biases of one new bank, and nothing of a refit is left or due."""

@@ -142,9 +142,10 @@ def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
         json.loads(source_now["properties"].pop(DUAL_WRITE_PROPERTY))["collection"] == result.target
     )
     source_now["properties"].pop(IDENTITY_PROPERTY, None)
-    source_now.pop("update_timestamp", None)
-    assert source_now == {
-        key: value for key, value in description.items() if key != "update_timestamp"
+    # Milvus 2.6 describes aliases from a cache: those of jobs stay there for a while.
+    unheeded = {"update_timestamp", "aliases"}
+    assert {key: value for key, value in source_now.items() if key not in unheeded} == {
+        key: value for key, value in description.items() if key not in unheeded
     }
     copied = client.describe_collection(result.target)
     for unchanged in (

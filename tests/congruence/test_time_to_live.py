@@ -141,7 +141,8 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
         time.sleep(3)
     assert len(stored(served, allowed)) > ITEMS / 2, "this is why it is refused by default"
 
-    side_collection = store.info(side).state.codec.sides[0]
+    state = store.info(side).state
+    side_collection = state.codec.sides[state.profile.slot]
     assert store.count(side_collection) > ITEMS
     refresh(store, side, client_ttl=0)
     assert store.count(side_collection) <= len(NEW), (

@@ -86,7 +86,7 @@ def test_a_copy_and_a_side_collection_go_to_the_resource_group_of_the_source():
         plan = plan_migration(store, "products", BANK, estimator=NNN(8))
         assert "the copy is loaded as the source is: resource_groups ['fast']" in plan.remarks
         reference = BankReference(
-            collection="products__bank",
+            collection="copy__bank",
             generation="0",
             count=len(BANK),
             size=len(BANK),
