@@ -1,7 +1,7 @@
 """What the verdict without labels decides on banks that fit and on banks that do not, and what it costs or saves.
 
     pip install wordllama django babel && pip install --group data
-    python -m benchmarks.verdict [--from-saved] [--workers N]
+    python -m benchmarks.verdict [--from-saved] [--workers N] [--tasks TASK …]
 
 Banks: up to 2,000 queries of a task, and draws of 30 to 1,000; logs that ask for the gallery's own items, each
 once or thrice; those of other encoders, data sets and modalities, and of one topic of four; the other side of the
@@ -12,7 +12,7 @@ the bank alone, and 100 real queries without labels.
 
 Gains are in points of R@1 over the raw search, of the default of jobs at full and at half strength; what is followed
 is the strength of the verdict. The thresholds are chosen on every other task and reported on the rest.
---from-saved judges the figures of the last run again.
+--from-saved judges the figures of the last run of all tasks again; a run of some is saved apart.
 """
 
 from __future__ import annotations
@@ -389,7 +389,8 @@ def main(arguments: list[str] | None = None) -> int:
         "environment": where,
     }
     print(json.dumps({name: results[name] for name in SHOWN}))
-    save("verdict", results, markdown)
+    is_whole = {row["task"] for row in rows} >= {*EXAMPLE_TASKS, *RECOMMENDERS, RERANKER}
+    save("verdict" if is_whole else "verdict_part", results, markdown)
     return 0
 
 

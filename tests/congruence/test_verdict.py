@@ -125,6 +125,18 @@ def test_a_new_profile_is_judged_too(lite):
     assert status(store, name).profiles == ("default",)
 
 
+def test_a_small_gallery_is_corrected_at_half_strength_until_real_queries_are_known(lite):
+    store = lite.store()
+    name = lite.fill(ITEMS[:200], "IP")
+    plan = plan_migration(store, name, BANK)
+    assert (plan.verdict.verdict, plan.strength) == ("not proven", 0.5)
+    assert "200 items are too few" in plan.verdict.reason
+    copy = migrate(store, plan, ALONE).target
+    assert store.info(copy).state.profile.strength == 0.5
+    known = plan_migration(store, lite.fill(ITEMS[:200], "IP"), BANK, queries=REAL)
+    assert (known.verdict.verdict, known.strength) == ("apply", 1.0)
+
+
 def test_a_weak_bank_lowers_the_strength_until_the_next(lite, monkeypatch):
     weak = Judgement("apply weakly", 0.5, "hubs keep many answers", None)
     monkeypatch.setattr(judging, "judge_bank", lambda *args, **options: weak)
