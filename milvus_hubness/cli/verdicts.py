@@ -127,8 +127,14 @@ def next_command(
 
 def show_trials(tuning: dict[str, Any], *, show_all: bool) -> None:
     """Print the first trials, or all, with the shares of those that are mixed."""
+    from milvus_hubness.quality.measures import DEPTH
+    from milvus_hubness.quality.verdict import chance_excess
+
     mixed = _mixed(tuning["choice"], is_mix=tuning["labelled"])
-    headings = ("method", "strength", tuning["measure"], "gain, 95%", "excess answers", "share")
+    # Of few queries, random answers are uneven too.
+    chance = chance_excess(min(DEPTH, tuning["items"]) * tuning["queries"] / tuning["items"])
+    excess = f"excess answers ({chance:.1%} by chance)"
+    headings = ("method", "strength", tuning["measure"], "gain, 95%", excess, "share")
     rows = _trial_rows(tuning, mixed)
     title = f"\nAll {len(rows) - 1} trials, the best first"
     if not show_all and len(rows) > FEW_TRIALS:
