@@ -496,6 +496,54 @@ class Tuning:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return {**measures.as_plain(self), "why": self.why}
 
+    def to_frame(self) -> Any:
+        """Return the raw search and the trials, best first, as a frame of pandas.
+
+        Its columns are method, strength, gate, the measure, low and high, the 95% interval of its gain
+        over the raw search, and excess_answers; shares are from 0 to 1, NaN where there is none.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "method": _in_words(row.estimator) if row.estimator else "as it is",
+                    "strength": row.strength,
+                    "gate": row.gate,
+                    self.measure: row.value,
+                    "low": row.gain.low if row.gain and row.estimator else None,
+                    "high": row.gain.high if row.gain and row.estimator else None,
+                    "excess_answers": row.excess_answers,
+                }
+                for row in self.rows
+            ]
+        ).astype(dict.fromkeys(("gate", self.measure, "low", "high"), float))
+
+    def to_latex(self, rows: int = SHOWN_ROWS) -> str:
+        """Return the raw search and the best trials, `rows` in all, as a table of LaTeX with booktabs.
+
+        Shares are in percent, and the gain is the 95% interval of that over the raw search.
+        """
+        lines = [
+            r"\begin{tabular}{lrrrr}",
+            r"\toprule",
+            rf"method & strength & {latex_of(self.measure)} & gain & excess answers \\",
+            r"\midrule",
+        ]
+        for row in self.rows[:rows]:
+            gain = ""
+            if row.estimator and row.gain:
+                gain = f"${100 * row.gain.low:+.1f}$ to ${100 * row.gain.high:+.1f}$"
+            cells = (
+                latex_of(_in_words(row.estimator) if row.estimator else "as it is"),
+                f"{row.strength:.2f}" if row.estimator else "",
+                "" if row.value is None else f"{100 * row.value:.1f}",
+                gain,
+                f"{100 * row.excess_answers:.1f}",
+            )
+            lines.append(f"{' & '.join(cells)} \\\\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
     def _repr_html_(self) -> str:
         """Return the verdict and the best trials for the cell of a notebook. Jupyter calls this."""
         rows = []
@@ -521,6 +569,23 @@ class Tuning:
         )
         headings = ("method", "strength", self.measure, "gain, 95%", "excess answers")
         return table(self.verdict, lines, headings, rows)
+
+
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "α": r"$\alpha$",
+    "λ": r"$\lambda$",
+    "τ": r"$\tau$",
+}
+"""What stands in LaTeX for characters that mean something else there, or that it lacks."""
+
+
+def latex_of(text: str) -> str:
+    """Return a text as LaTeX shows it."""
+    return "".join(LATEX.get(character, character) for character in text)
 
 
 def _in_words(estimator: Estimator) -> str:

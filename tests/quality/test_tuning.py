@@ -39,6 +39,7 @@ from milvus_hubness.quality.tuning import (
     drawn_words,
     folds,
     judge_labelled,
+    latex_of,
     mix,
     pick,
     tune,
@@ -632,6 +633,24 @@ def test_the_cautious_gain_is_within_the_measured_interval(share):
         return
     [cautious] = re.findall(r"expect ([+−][\d.]+) points", told.sentence)
     assert 100 * told.interval.low - 0.05 <= float(cautious) <= 100 * told.interval.high + 0.05
+
+
+def test_the_trials_as_a_frame_and_for_a_paper(space):
+    bank, gallery, queries = space
+    told = tune(bank, gallery, queries=queries, positives=np.arange(40))
+    frame = told.to_frame()
+    assert [*frame.columns] == [
+        *("method", "strength", "gate", "R@1", "low", "high", "excess_answers"),
+    ]
+    assert len(frame) == len(told.rows)
+    assert frame["method"][0] == "as it is"
+    assert frame["R@1"].tolist() == [row.value for row in told.rows]
+    assert frame["low"].isna().tolist() == [row.estimator is None for row in told.rows]
+    table = told.to_latex(rows=3).splitlines()
+    assert table[0] == r"\begin{tabular}{lrrrr}"
+    assert [line.count("&") for line in table] == [0, 0, 4, 0, 4, 4, 4, 0, 0]
+    assert table[4].startswith(rf"as it is &  & {100 * told.rows[0].value:.1f} &  & ")
+    assert latex_of("50% of a_b & τ") == r"50\% of a\_b \& $\tau$"
 
 
 def test_a_measure_among_some_items_says_what_it_is_among_all():
