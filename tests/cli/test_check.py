@@ -92,6 +92,7 @@ def test_the_table_has_five_rows_and_all_has_the_rest(shop, run):
     words = ("check", "photos", "--bank", "past.npy", "--pairs", "pairs.npz")
     few, every = run(*words), run(*words, "--all")
     count = json.loads(run(*words, "--json").stdout)["check"]["tuning"]["rows"]
+    assert "By chance, excess answers are " in few.stdout
     table = few.stdout.split("(--all shows all)")[1].split("Why:")[0]
     assert len([line for line in table.splitlines() if line.strip()]) == 1 + 5
     assert few.stdout.count(" as it is ") == 1
