@@ -622,7 +622,7 @@ def store_tuned(
 
 PRODUCTS_PER_SECOND = 3e8
 """Products of numbers of items and queries that a look at both handles in a second of one core:
-30,000 items of 512 dimensions and 3,000 queries took 130 to 265 s."""
+30,000 items of 512 dimensions and 3,000 queries took 126 s of CPU time on a busy machine."""
 
 ANNOUNCED_SECONDS = 10
 """Seconds from which on a look at items and queries says how long it takes."""
