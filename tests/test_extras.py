@@ -170,7 +170,7 @@ def test_the_command_itself_names_all_of_them(monkeypatch, capsys):
 
 def test_each_command_has_its_extras():
     """A command without an entry runs on a base install."""
-    assert {*COMMANDS} - {*OF_COMMANDS} == {"adopt", "proxy", "status"}
+    assert {*COMMANDS} - {*OF_COMMANDS} == {"adopt", "grants", "proxy", "status"}
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,9 @@ VerdictMode = Literal["require", "warn", "skip"]
 alone", goes on and says so, or does not have the bank judged.
 """
 
+GrantsFor = Literal["application", "reader", "job"]
+"""Who gets grants: who searches and writes, who only searches, or who runs jobs."""
+
 OnHub = Literal["off", "warn", "refuse"]
 """What clients do with a new row that looks like a planted hub: nothing, log it, or refuse the write."""
 

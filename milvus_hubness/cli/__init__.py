@@ -23,6 +23,7 @@ COMMANDS = {
     "status": "milvus_hubness.cli.reports:status",
     "explain": "milvus_hubness.cli.explain:explain",
     "hubs": "milvus_hubness.cli.hubs:hubs",
+    "grants": "milvus_hubness.cli.grants:grants",
     "experiment": "milvus_hubness.cli.experiment:app",
     "migrate": "milvus_hubness.cli.migrate:app",
     "enable": "milvus_hubness.cli.enable:enable",
@@ -39,7 +40,17 @@ COMMANDS = {
 """The function or the command line of each command, as module:name, in the order of the help."""
 
 HEADINGS = {
-    "Look": ("demo", "check", "tune", "diagnose", "status", "explain", "hubs", "experiment"),
+    "Look": (
+        "demo",
+        "check",
+        "tune",
+        "diagnose",
+        "status",
+        "explain",
+        "hubs",
+        "grants",
+        "experiment",
+    ),
     "Correct": ("migrate", "enable", "disable", "match", "quari"),
     "Keep": ("refresh", "bank", "adopt", "sweep"),
     "Serve": ("serve", "proxy"),

@@ -45,6 +45,10 @@ def check(
     target_bank: options.TargetBank = None,
     kind: options.Kind = None,
     field: options.Field = None,
+    quick: Annotated[
+        bool,
+        "Look at 5,000 rows and 1,000 queries of the bank only, in half a minute. Nothing is stored.",
+    ] = False,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     show_all: ShowAll = False,
     as_json: options.AsJson = False,
@@ -70,7 +74,17 @@ def check(
     check_writable(output)
 
     result = _checked(
-        bank, judging, connection, collection, items, metric, queries, target_bank, kind, field
+        bank,
+        judging,
+        connection,
+        collection,
+        items,
+        metric,
+        queries,
+        target_bank,
+        kind,
+        field,
+        quick=quick,
     )
     result.save(output)
     tuning = result.tuning.to_dict()
@@ -120,12 +134,14 @@ def _checked(
     target_bank: str | None,
     kind: str | None,
     field: str | None,
+    *,
+    quick: bool,
 ) -> Check:
     from milvus_hubness.correction.banks.bank import QueryBank
     from milvus_hubness.jobs.common.inputs import key_column_of
     from milvus_hubness.reports.check import check
 
-    with console.progress_bars() as progress:
+    with console.progress_bars(has_lines=True) as progress:
         if items is not None:
             return check(
                 items,
@@ -136,6 +152,7 @@ def _checked(
                 measure=judging.measure,
                 metric=metric,
                 key_column=key_column_of(items, judging.key_column, judging.pairs),
+                quick=quick,
                 progress=progress,
             )
 
@@ -153,6 +170,7 @@ def _checked(
             field=field,
             # After the result is shown.
             stores=False,
+            quick=quick,
             progress=progress,
         )
 

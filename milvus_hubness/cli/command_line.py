@@ -68,9 +68,9 @@ PANELS = {
         "max_message_mib", "max_in_flight_mib", "drain",
     ),
     "Control": (
-        "init", "plan", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
+        "init", "plan", "quick", "yes", "force", "replaces", "resume", "once", "check", "restart_ttl",
         "postpone_cutover", "control", "host", "port", "tls_cert", "tls_key",
-        "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
+        "purpose", "role", "newer", "no_writers", "client_ttl", "state_ttl", "max_skewness", "min_gain",
     ),
     "Output": (
         "watch", "every",

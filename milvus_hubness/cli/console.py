@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,6 +53,8 @@ USAGE = 2
 REFUSED = 3
 """Exit code after a refusal by measurement, be it new biases
 that are worse or a diagnosis beyond its thresholds."""
+QUIET_SECONDS = 3.0
+"""Seconds after which a command prints a line for each step, where it shows no bar."""
 INTERRUPTED = 130
 """Exit code after SIGINT."""
 TERMINATED = 143
@@ -102,12 +105,53 @@ class _NoBars:
         return nullcontext()
 
 
+class StepLines(_NoBars):
+    """A line on standard error for each step, where that is no terminal.
+
+    A command that is over soon prints none. quiet: seconds before the first line.
+    """
+
+    def __init__(self, quiet: float = QUIET_SECONDS) -> None:
+        self._steps: list[str] = []
+        self._shown = 0
+        self._lock = threading.Lock()
+        self.timer = threading.Timer(quiet, self._show)
+        self.timer.daemon = True
+        self._is_long = False
+
+    def __call__(self, doing: str, done: int, total: int, /) -> None:
+        with self._lock:
+            if doing not in self._steps:
+                self._steps.append(doing)
+        if self._is_long:
+            self._show()
+
+    def __enter__(self) -> StepLines:
+        self.timer.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.timer.cancel()
+
+    def _show(self) -> None:
+        with self._lock:
+            self._is_long = True
+            for doing in self._steps[self._shown :]:
+                say(f"milvus-hubness: {visible_line(doing)}", to_stderr=True)
+            self._shown = len(self._steps)
+
+
 @contextmanager
-def progress_bars() -> Iterator[Bars]:
+def progress_bars(*, has_lines: bool = False) -> Iterator[Bars]:
     """Show a progress bar for the current step on standard error, if that is a terminal.
 
-    It stays below all that is printed.
+    It stays below all that is printed. has_lines: whether another standard error gets a line for each
+    step.
     """
+    if not err.is_terminal and has_lines:
+        with StepLines() as lines:
+            yield lines
+        return
     if not err.is_terminal:
         yield _NoBars()
         return

@@ -283,6 +283,8 @@ def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float |
 
 
 def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = None) -> None:
+    from milvus_hubness.quality.verdict import chance_excess
+
     before = diagnosis.before
     after = diagnosis.after
     measured = None
@@ -290,6 +292,8 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = No
         values = f"{diagnosis.value_before:.1%} -> {diagnosis.value_after:.1%}"
         measured = f"{values}: {points(diagnosis.gain)}"
 
+    chance = chance_excess(diagnosis.k * diagnosis.n_queries / diagnosis.n_items)
+    antihubs = diagnosis.antihubs
     reciprocity = diagnosis.reciprocity
     at_most = f"; at most {reciprocity.at_most:.1%}" if reciprocity.at_most < 1 else ""
     facts = {
@@ -307,9 +311,12 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path, runs: RunFiles | None = No
             f"{before.hub_occurrence:.1%} -> {after.hub_occurrence:.1%}"
         ),
         "excess answers taken by hubs": (
-            f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}"
+            f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}; {chance:.1%} by chance"
         ),
-        "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
+        "items never found": (
+            f"{antihubs.before:,} -> {antihubs.after:,}; {antihubs.by_chance:,.0f} by chance, with "
+            f"{diagnosis.n_queries:,} queries"
+        ),
         diagnosis.measure: measured,
         "the bank": next((str(one) for one in diagnosis.findings if one.name == "log"), None),
         "demand": diagnosis.demand.sentence if diagnosis.demand else None,

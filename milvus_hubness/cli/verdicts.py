@@ -132,14 +132,19 @@ def next_command(
 
 def show_trials(tuning: dict[str, Any], *, show_all: bool) -> None:
     """Print the first trials, or all, with the shares of those that are mixed."""
+    from milvus_hubness.quality.measures import DEPTH
+    from milvus_hubness.quality.verdict import chance_excess
+
     mixed = _mixed(tuning["choice"], is_mix=tuning["labelled"])
+    # Of few queries, random answers are uneven too.
+    chance = chance_excess(min(DEPTH, tuning["items"]) * tuning["queries"] / tuning["items"])
     headings = ("method", "strength", tuning["measure"], "gain, 95%", "excess answers", "share")
     rows = _trial_rows(tuning, mixed)
-    title = f"\nAll {len(rows) - 1} trials, the best first"
+    title = f"All {len(rows) - 1} trials, the best first"
     if not show_all and len(rows) > FEW_TRIALS:
-        title = f"\nThe best of {len(rows) - 1} trials (--all shows all)"
+        title = f"The best of {len(rows) - 1} trials (--all shows all)"
         rows = rows[:FEW_TRIALS]
-    console.show_table(title, headings, rows)
+    console.show_table(f"\nBy chance, excess answers are {chance:.1%}. {title}", headings, rows)
     if tuning["kinds"]:
         _show_comparison(tuning["kinds"], tuning["measure"])
 

@@ -195,7 +195,9 @@ def judge_labelled(
         sentence = f"expect no gain of {measure}, as {n:,} pairs show"
         return Judgement(LEAVE, 0.0, f"{result}: expect no gain", interval, sentence)
 
-    gain = f"expect {in_points(expected)} points of {measure}"
+    # The prior is that of usual collections: where this one is none, the pairs know better.
+    cautious = min(max(expected, interval.low), interval.high)
+    gain = f"expect {in_points(cautious)} points of {measure}"
     if interval.low <= 0:
         sentence = (
             f"{gain}; {n:,} pairs cannot tell it from 0, {_pairs_needed(n, variance, expected)}"
@@ -203,7 +205,7 @@ def judge_labelled(
         reason = f"{result}; with the usual gain as prior, {sentence}"
         return Judgement(NOT_PROVEN, strength, reason, interval, sentence)
 
-    sentence = f"{gain}, as {n:,} pairs show"
+    sentence = f"{gain}, cautiously: {n:,} pairs show {points(interval)}"
     verdict: Verdict = "apply weakly" if strength < WEAK else "apply"
     return Judgement(verdict, strength, result, interval, sentence)
 
@@ -485,7 +487,7 @@ class Tuning:
     """What of the judgements is left out, a sentence for each reason."""
 
     remarks: tuple[str, ...] = ()
-    """What the user should know of the kinds, a sentence each."""
+    """What the user should know of the items that were tried and of the kinds, a sentence each."""
 
     sentence: str = ""
     """What to expect, in one sentence for people who do not know the measures."""
@@ -509,6 +511,54 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return {**measures.as_plain(self), "why": self.why}
+
+    def to_frame(self) -> Any:
+        """Return the raw search and the trials, best first, as a frame of pandas.
+
+        Its columns are method, strength, gate, the measure, low and high, the 95% interval of its gain
+        over the raw search, and excess_answers; shares are from 0 to 1, NaN where there is none.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "method": _in_words(row.estimator) if row.estimator else "as it is",
+                    "strength": row.strength,
+                    "gate": row.gate,
+                    self.measure: row.value,
+                    "low": row.gain.low if row.gain and row.estimator else None,
+                    "high": row.gain.high if row.gain and row.estimator else None,
+                    "excess_answers": row.excess_answers,
+                }
+                for row in self.rows
+            ]
+        ).astype(dict.fromkeys(("gate", self.measure, "low", "high"), float))
+
+    def to_latex(self, rows: int = SHOWN_ROWS) -> str:
+        """Return the raw search and the best trials, `rows` in all, as a table of LaTeX with booktabs.
+
+        Shares are in percent, and the gain is the 95% interval of that over the raw search.
+        """
+        lines = [
+            r"\begin{tabular}{lrrrr}",
+            r"\toprule",
+            rf"method & strength & {latex_of(self.measure)} & gain & excess answers \\",
+            r"\midrule",
+        ]
+        for row in self.rows[:rows]:
+            gain = ""
+            if row.estimator and row.gain:
+                gain = f"${100 * row.gain.low:+.1f}$ to ${100 * row.gain.high:+.1f}$"
+            cells = (
+                latex_of(_in_words(row.estimator) if row.estimator else "as it is"),
+                f"{row.strength:.2f}" if row.estimator else "",
+                "" if row.value is None else f"{100 * row.value:.1f}",
+                gain,
+                f"{100 * row.excess_answers:.1f}",
+            )
+            lines.append(f"{' & '.join(cells)} \\\\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
     def _repr_html_(self) -> str:
         """Return the verdict and the best trials for the cell of a notebook. Jupyter calls this."""
@@ -535,6 +585,23 @@ class Tuning:
         )
         headings = ("method", "strength", self.measure, "gain, 95%", "excess answers")
         return table(self.verdict, lines, headings, rows)
+
+
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "α": r"$\alpha$",
+    "λ": r"$\lambda$",
+    "τ": r"$\tau$",
+}
+"""What stands in LaTeX for characters that mean something else there, or that it lacks."""
+
+
+def latex_of(text: str) -> str:
+    """Return a text as LaTeX shows it."""
+    return "".join(LATEX.get(character, character) for character in text)
 
 
 def _in_words(estimator: Estimator) -> str:
@@ -573,6 +640,50 @@ def tune(
     and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput,
     BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
+    return tune_looking(
+        bank,
+        gallery,
+        target_bank=target_bank,
+        queries=queries,
+        positives=positives,
+        grades=grades,
+        measure=measure,
+        pair_weights=pair_weights,
+        own=own,
+        preference=preference,
+        kinds=kinds,
+        seed=seed,
+        progress=progress,
+    ).tuning
+
+
+class Looked(NamedTuple):
+    """A tuning with what it found out about the bank, which takes long."""
+
+    tuning: Tuning
+    log: QueryBank
+    """The bank with the groups of its near copies."""
+    figures: Figures | None
+    """What the bank shows of the default method; None for a bank of under 40 queries."""
+
+
+def tune_looking(
+    bank: QueryBank | npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    *,
+    target_bank: QueryBank | npt.ArrayLike | None = None,
+    queries: npt.ArrayLike | None = None,
+    positives: retrieval.Positives | None = None,
+    grades: retrieval.Grades | None = None,
+    measure: str | retrieval.Measure = retrieval.R_AT_1,
+    pair_weights: npt.ArrayLike | None = None,
+    own: npt.NDArray[np.int64] | None = None,
+    preference: Preference | None = None,
+    kinds: GalleryKinds | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Looked:
+    """Tune as `tune` does, and return what it found out about the bank too."""
     bank = QueryBank.of(bank)
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
@@ -607,11 +718,14 @@ def tune(
         )
     elif real is not None:
         real = real[_some(len(real), rng, _most_queries(real))]
+    whole = (items, pairs)
     items, pairs, numbers = _some_items(items, pairs, rng)
+    drawn = drawn_words(*whole, items, pairs)
 
     kinds = None if kinds is None else kinds.take(numbers)
     preference = None if preference is None else preference.take(numbers)
 
+    progress("comparing the queries of the bank", 0, 1)
     copies = near_copies(bank, items, seed=seed)
     if real is None:
         fitted, searched = halves(copies.bank, rng)
@@ -625,6 +739,7 @@ def tune(
     def figures_with(kinds: GalleryKinds | None) -> Figures | None:
         if len(bank) < 2 * FEWEST_QUERIES:
             return None
+        progress("judging the bank", 0, 1)
         return figures_of(examined, items, queries=real, whole=copies.bank, kinds=kinds, seed=seed)
 
     # All trials and searches read the same scores, which take long if rows have several vectors.
@@ -655,7 +770,7 @@ def tune(
     judged = best.decision.judged
     # The candidate stays in the result either way: a user may overrule the verdict.
     applies = judged.verdict != LEAVE
-    return Tuning(
+    tuned = Tuning(
         **judged._asdict(),
         choice=chosen.estimator if applies else None,
         gate=chosen.gate if applies else None,
@@ -671,8 +786,10 @@ def tune(
         real_queries=0 if real is None else len(searched),
         seed=seed,
         prior_weight=best.decision.prior_weight if applies else None,
+        remarks=(drawn,) if drawn else (),
         kinds=comparison,
     )
+    return Looked(tuned, copies.bank, best.figures)
 
 
 class _Side(NamedTuple):
@@ -743,9 +860,11 @@ def _tried(
     raw: begins with the raw search; None if that is the search of this side without a bias.
     """
     trials = sweep(side.fitted, side.items, side.targets, in_full=in_full, progress=progress)
+    progress("searching with all methods", 0, 1)
     own = side.search(trials)
     # Gains are those over what users have without this package.
     outcome = own if raw is None else own.over(raw)
+    progress("choosing a method", 0, 1)
     decision = _decided(side, trials, outcome, judging, figures)
     return _Tried(side, trials, outcome, own.of_biases(np.array([0])), decision, figures)
 
@@ -1102,6 +1221,39 @@ def _some_items(
             own = np.where(chosen[places] == own, places, -1)
         pairs = pairs._replace(positives=positives, own=own)
     return items[chosen], pairs, chosen
+
+
+def drawn_words(
+    all_items: Vectors, all_pairs: Pairs | None, items: Vectors, pairs: Pairs | None
+) -> str:
+    """Return of how many items the measure of the pairs is, and what it is among all without a bias;
+    empty if these are all.
+
+    Right items are always among the drawn ones, and fewer others rank before them there.
+    """
+    if pairs is None or all_pairs is None or len(items) == len(all_items):
+        return ""
+    among = f"{len(items):,} of {len(all_items):,} items, with all right ones"
+    if is_token_rows(all_items):
+        return f"{pairs.measure} is measured among {among}: among all it is lower"
+
+    before, of_all = (
+        float(
+            np.average(
+                each.measure.values(
+                    retrieval.ranks(
+                        each.queries, rows, each.positives, grades=each.grades, own=each.own
+                    )
+                ),
+                weights=each.weights,
+            )
+        )
+        for each, rows in ((pairs, items), (all_pairs, all_items))
+    )
+    return (
+        f"{pairs.measure} is measured among {among}: as it is, it is {before:.1%} there and {of_all:.1%} "
+        "among all"
+    )
 
 
 def _table(tried: _Tried, n_items: int, pairs: Pairs | None, seed: int) -> tuple[Row, ...]:

@@ -484,7 +484,7 @@ def _on_hubs(figures: Figures) -> Finding:
     return _finding(
         "hubs",
         f"excess answers taken by hubs go from {figures.before:.1%} to {figures.after:.1%} on "
-        "queries that were not fitted",
+        f"queries that were not fitted; {figures.by_chance:.1%} are chance",
         fails=figures.after >= most,
         remedy=remedy,
     )

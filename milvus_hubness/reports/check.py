@@ -20,7 +20,6 @@ from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, as_vectors
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.fitted import grouped
 from milvus_hubness.errors import InvalidInput, redacted
 from milvus_hubness.jobs.common.inputs import Gallery, gallery_of, key_column_of, read_items
 from milvus_hubness.jobs.common.judgements import Judgements
@@ -35,6 +34,7 @@ from milvus_hubness.reports.collections import (
     Tuned,
     computed_biases,
     diagnose_gallery,
+    quick_part,
     read_biased,
     store_tuned,
     tune_collection,
@@ -137,6 +137,7 @@ def check(
     kind: str | None = None,
     seed: int = 0,
     stores: bool = True,
+    quick: bool = False,
     progress: Progress = silent,
 ) -> Check:
     """Look for faults of the data, judge the correction with every method, and show the hubs.
@@ -150,7 +151,8 @@ def check(
     of the file, from `key_column` or a column of a usual name. field, kind, target_bank, measure: as
     in `tune`. The verdict on a collection is stored
     as by `tune`, unless a stored one on this bank rests on more. stores: False leaves that
-    to the caller, see `store_tuned`.
+    to the caller, see `store_tuned`. quick: whether to look at 5,000 items and 1,000 queries only,
+    which stores nothing.
 
     Raises as `tune` and `diagnose` do, and InvalidInput for arguments that do not go together.
     """
@@ -190,17 +192,18 @@ def check(
             judgements=judgements,
             measure=chosen_measure,
             kind=kind,
+            quick=quick,
             seed=seed,
             progress=progress,
         )
         state = store.info(collection).state_of(field)
         biased = None
         if state is not None:
-            own = state.profile.bank.queries_fingerprint == tuned.bank.fingerprint
+            own = state.profile.bank.queries_fingerprint == tuned.bank.fingerprint or past is None
             biased = read_biased(
                 store, collection, None if own else tuned.bank, field=field, gallery=tuned.gallery
             )
-        result = _checked(tuned, biased, seed)
+        result = _checked(tuned, biased, seed, progress)
         if not stores:
             return result
         # Last, as the result is worth more than the note of it.
@@ -220,7 +223,10 @@ def check(
         if one is not None:
             one.expect_dim(gallery.layout.dim, items)
     judged = None if judgements is None else judgements.within(gallery.keys, title)
-    tuning = tune_gallery(
+    remark = ""
+    if quick:
+        gallery, past, remark = quick_part(gallery, past, judged, seed)
+    looked = tune_gallery(
         gallery,
         past,
         target_bank=targets,
@@ -230,8 +236,19 @@ def check(
         seed=seed,
         progress=progress,
     )
-    tuned = Tuned(tuning, title, gallery, past, targets, real, judged, None)
-    return _checked(tuned, None, seed)
+    tuned = Tuned(
+        replace(looked.tuning, remarks=tuple(filter(None, (*looked.tuning.remarks, remark)))),
+        title,
+        gallery,
+        past,
+        targets,
+        real,
+        judged,
+        None,
+        looked.log,
+        looked.figures,
+    )
+    return _checked(tuned, None, seed, progress)
 
 
 def _bank_of(value: BankLike | str | os.PathLike[str] | None) -> QueryBank | None:
@@ -261,8 +278,9 @@ def _items_of(
     return gallery_of(vectors, metric, keys, "items"), "items"
 
 
-def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
+def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress) -> Check:
     """Return the check after its tuning. in_use: the biases of a corrected collection."""
+    progress("looking for faults of the data", 0, 1)
     gallery = tuned.gallery
     judged = tuned.judged
     queries = tuned.queries if judged is None else judged.queries
@@ -278,20 +296,23 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
         seed=seed,
     )
 
-    bank = tuned.bank
+    # Its near copies are known by now.
+    bank = tuned.log
     searched = tuned.queries
     notes: tuple[str, ...] = ()
     if queries is None and in_use is None:
         # Queries that a bias was fitted on would flatter it.
-        log = grouped(gallery.layout, bank, gallery.vectors)
-        bank, rest = halves(log, np.random.default_rng(seed))
-        searched = QueryBank(rest, bank.source)
+        bank, rest = halves(tuned.log, np.random.default_rng(seed))
+        # One query of each group.
+        searched = QueryBank(rest, bank.source, groups=np.arange(len(rest)))
         notes = (HALVED,)
     elif queries is None:
         searched = bank
         notes = (FLATTERED,)
 
+    progress("computing the biases", 0, 1)
     biased = in_use or _would_be(tuned, bank)
+    progress("searching for the page", 0, 1)
     diagnosis = diagnose_gallery(
         biased,
         tuned.title,
@@ -303,7 +324,9 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int) -> Check:
             "sentence": tuned.tuning.sentence,
             "reason": tuned.tuning.why,
         },
+        figures=tuned.figures,
     )
+    progress("searching for the page", 1, 1)
     diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))
     return Check(tuned.title, tuple(faults), tuned.tuning, diagnosis, tuned.unstored)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import span
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, lengths_of
@@ -49,6 +51,7 @@ from milvus_hubness.quality.measures import ONCE_EACH, Sendings
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import R_AT_1, Measure
 from milvus_hubness.quality.trials import activated_by
+from milvus_hubness.quality.verdict import Figures
 from milvus_hubness.reports import report
 from milvus_hubness.reports.report import Diagnosis
 from milvus_hubness.reports.runs import RunFiles, RunWriter
@@ -331,11 +334,13 @@ def diagnose_gallery(
     slice_by: str | None = None,
     group_by: str | None = None,
     verdict: Mapping[str, Any] | None = None,
+    figures: Figures | None = None,
     runs: RunFiles | None = None,
 ) -> Diagnosis:
     """Report the hubs of a gallery with biases, as `diagnose` does.
 
-    judged: judgements about its rows, in place of queries, see `Judgements.within`. Raises
+    judged: judgements about its rows, in place of queries, see `Judgements.within`. figures: what the
+    bank shows, if somebody has found it out. Raises
     DimensionMismatch, and with runs InvalidInput and UnreadableFile.
     """
     gallery = biased.gallery
@@ -388,6 +393,7 @@ def diagnose_gallery(
         slice_by=slice_by,
         group_by=group_by,
         kinds=biased.kinds,
+        figures=figures,
         runs=run_writer,
     )
     if runs is not None and judged is not None:
@@ -489,6 +495,10 @@ class Tuned(NamedTuple):
     """The judgements about the gallery's rows; None without judgements."""
     kinds: GalleryKinds | None
     """The kinds that were tried; None for none."""
+    log: QueryBank
+    """The bank with the groups of its near copies."""
+    figures: Figures | None
+    """What the bank shows of the default method; None for a small bank."""
     unstored: TuningRecord | None = None
     """The verdict while it is not stored in the collection; None if it is, or another one stays."""
 
@@ -506,13 +516,15 @@ def tune_collection(
     prior: PriorLike | None = None,
     kind: str | None = None,
     replaces: bool = False,
+    quick: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuned:
     """Try every method on a collection's rows, as `tune` does; return with the result what it was
     made on. The verdict is not stored yet.
 
-    replaces: whether it takes the place of a stored verdict that rests on more.
+    replaces: whether it takes the place of a stored verdict that rests on more. quick: whether to
+    look at a part only, see `quick_part`; its verdict is not to be stored.
     """
     expect_store(store)
     chosen_measure = Measure.of(measure)
@@ -541,11 +553,13 @@ def tune_collection(
     info.require_correctable(field)
     gallery = read_gallery(store, info, field, progress=progress)
     judged = None if judgements is None else judgements.within(gallery.keys, info.name)
+    if quick:
+        gallery, bank, remark = quick_part(gallery, bank, judged, seed)
     if kind is None and state is not None:
         kind = state.kind or None
     kinds, remarks = _kinds_to_try(store, info, field, gallery, kind, bank, target_bank)
     preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
-    tuned = tune_gallery(
+    tuned, log, figures = tune_gallery(
         gallery,
         bank,
         target_bank=target_bank,
@@ -559,11 +573,16 @@ def tune_collection(
     )
     chosen = preference.prior if preference is not None else None
     record = _record_of(field, bank, tuned, chosen)
-    remarks += _former_remarks(info, record, replaces=replaces)
-    stays = not replaces and info.verdicts.outweighing(record) is not None
-    tuned = replace(tuned, remarks=remarks)
+    if quick:
+        remarks += (remark,) if remark else ()
+    else:
+        remarks += _former_remarks(info, record, replaces=replaces)
+    stays = quick or (not replaces and info.verdicts.outweighing(record) is not None)
+    tuned = replace(tuned, remarks=(*tuned.remarks, *remarks))
     unstored = None if stays else record
-    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, unstored)
+    return Tuned(
+        tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, log, figures, unstored
+    )
 
 
 def _former_remarks(
@@ -601,6 +620,55 @@ def store_tuned(
     return "" if staying is None else STAYS.format(former=staying.in_words, new=record.in_words)
 
 
+PRODUCTS_PER_SECOND = 3e8
+"""Products of numbers of items and queries that a look at both handles in a second of one core:
+30,000 items of 512 dimensions and 3,000 queries took 126 s of CPU time on a busy machine."""
+
+ANNOUNCED_SECONDS = 10
+"""Seconds from which on a look at items and queries says how long it takes."""
+
+
+def expected_seconds(items: int, queries: int, dim: int) -> float:
+    """Return about how many seconds a look takes on this machine."""
+    return items * queries * dim / PRODUCTS_PER_SECOND / (os.cpu_count() or 1)
+
+
+QUICK_ITEMS = 5_000
+QUICK_QUERIES = 1_000
+"""Rows and bank queries of a quick look."""
+
+QUICK = (
+    "a quick look at {items:,} of {all_items:,} items and {queries:,} of {all_queries:,} queries of the "
+    "bank: among fewer items, right ones are found more often, and nothing is stored"
+)
+
+
+def quick_part(
+    gallery: Gallery, bank: QueryBank, judged: Judgements | None, seed: int
+) -> tuple[Gallery, QueryBank, str]:
+    """Return a part of the items, with all that are right answers, and of the bank, and what is said
+    of it; as they are, and "", if they are few.
+    """
+    rng = np.random.default_rng(seed)
+    needed = np.empty(0, np.int64)
+    if judged is not None:
+        needed = np.unique(np.concatenate(judged.positions(gallery.keys)))
+    others = np.setdiff1d(rng.permutation(len(gallery.keys)), needed, assume_unique=True)
+    room = max(0, QUICK_ITEMS - len(needed))
+    rows = np.sort(np.concatenate([needed, others[:room]]))
+    queries = np.sort(rng.permutation(len(bank))[:QUICK_QUERIES])
+    if len(rows) == len(gallery.keys) and len(queries) == len(bank):
+        return gallery, bank, ""
+
+    remark = QUICK.format(
+        items=len(rows),
+        all_items=len(gallery.keys),
+        queries=len(queries),
+        all_queries=len(bank),
+    )
+    return gallery.take(rows), bank.take(queries), remark
+
+
 def tune_gallery(
     gallery: Gallery,
     bank: QueryBank,
@@ -613,9 +681,10 @@ def tune_gallery(
     kinds: GalleryKinds | None = None,
     seed: int = 0,
     progress: Progress = silent,
-) -> tuning.Tuning:
+) -> tuning.Looked:
     """Try every method on the items of a gallery, as `quality.tuning.tune` does, and raise as it does.
 
+    The bank that is returned with it is the given one, with groups.
     judged: judgements about its rows, see `Judgements.within`. Raises InvalidInput for fewer than
     FEWEST_ITEMS items.
     """
@@ -624,6 +693,11 @@ def tune_gallery(
             f"{len(gallery.vectors)} items are too few for a verdict, as ten answers are a good part "
             f"of them: {FEWEST_ITEMS} are needed"
         )
+    count = len(gallery.vectors)
+    seconds = expected_seconds(count, len(bank), gallery.layout.dim)
+    if seconds >= ANNOUNCED_SECONDS:
+        doing = f"trying all methods on {count:,} items with {len(bank):,} queries"
+        progress(f"{doing}, about {span(seconds)}", 0, 1)
     layout = gallery.layout
     sent = None
     if judged is not None:
@@ -632,7 +706,7 @@ def tune_gallery(
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
-    tuned = tuning.tune(
+    tuned, log, figures = tuning.tune_looking(
         replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
@@ -647,7 +721,8 @@ def tune_gallery(
         seed=seed,
         progress=progress,
     )
-    return replace(tuned, left_out=judged.left_out if judged is not None else ())
+    tuned = replace(tuned, left_out=judged.left_out if judged is not None else ())
+    return tuning.Looked(tuned, replace(bank, groups=log.groups), figures)
 
 
 def _preference(

@@ -282,8 +282,9 @@ class Diagnosis:
             f"Without correction, one item is among the first {self.k} results of "
             f"{number(self.before.largest)} of {number(self.n_queries)} queries; "
             f"an even share would be {even_share:.1f}. "
-            f"{number(self.antihubs.before)} of {number(self.n_items)} items are found by no "
-            "query.",
+            f"{number(self.antihubs.before)} of {number(self.n_items)} items are found by no query; "
+            f"with {number(self.n_queries)} random queries that would be "
+            f"{number(self.antihubs.by_chance)}.",
             f"With correction at strength {self.strength:g}, the most frequent item is found by "
             f"{number(self.after.largest)} queries, and {number(self.antihubs.after)} items by "
             "none.",
@@ -377,6 +378,7 @@ def diagnose(
     slice_by: str | None = None,
     group_by: str | None = None,
     kinds: GalleryKinds | None = None,
+    figures: Figures | None = None,
     runs: RunWriter | None = None,
 ) -> Diagnosis:
     """Search queries in a gallery by <q, r> − w·b(r) for every strength w, and report the hubs.
@@ -390,7 +392,8 @@ def diagnose(
     each query once. keys and fields, one per item, and query_texts, one per query, are read only
     where shown. slice_by: a field, whose values get a report of their own; group_by: one whose
     values get their shares of the answers. kinds: those of the gallery, by whose means all searches
-    compare but the raw one, that at strength 0. runs: gets the rankings at strength 0 and w. Raises
+    compare but the raw one, that at strength 0. figures: what the bank shows, by default as `tune`
+    finds it out. runs: gets the rankings at strength 0 and w. Raises
     InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, items = measures.with_bias(queries, gallery, None)
@@ -442,7 +445,7 @@ def diagnose(
         gain = sendings.interval(after.values - before.values)
 
     log = None if bank is None else with_groups(QueryBank.of(bank), items)
-    figures = _figures(log, items, kinds)
+    figures = figures or _figures(log, items, kinds)
     demand = None
     if log is not None and figures is not None and figures.is_uneven:
         demand = compare(

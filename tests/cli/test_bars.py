@@ -97,3 +97,20 @@ def test_standard_output_in_a_file_has_all_messages(monkeypatch):
         "copied; catching up with later writes", "a table", "printed in parts", "verified", "done",
     ]  # fmt: skip
     assert lines_of(screen.drawn) == ["milvus-hubness: waiting for index 'v'"]
+
+
+def test_where_no_bar_is_shown_each_step_of_a_long_command_is_one_line(capsys):
+    """Also those before the first line; a command that is over soon prints none."""
+    with console.StepLines(quiet=0) as lines:
+        lines.timer.join()
+        for done in range(3):
+            lines("trying methods", done, 3)
+        lines("choosing a method", 0, 1)
+        assert capsys.readouterr().err.splitlines() == [
+            "milvus-hubness: trying methods",
+            "milvus-hubness: choosing a method",
+        ]
+    with console.StepLines(quiet=3_600) as lines:
+        lines("trying methods", 0, 3)
+    lines.timer.join()
+    assert capsys.readouterr().err == ""

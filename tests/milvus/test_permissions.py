@@ -1,9 +1,11 @@
 """The rights that docs/operations/permissions.md names: each line is run by a user that has exactly these."""
 
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from pymilvus import MilvusClient
 
 from milvus_hubness import (
     NNN,
@@ -29,6 +31,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.migration.rights import try_rights
 from milvus_hubness.jobs.refresh.sampling import list_samplings, start_sampling, stop_sampling
 from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.milvus.needed_grants import grant_calls, needed_grants
 from milvus_hubness.milvus.pymilvus_private import connection_of
 from tests.docs import pages
 from tests.milvus.authorization import ALL, Authorized, User, on_2_3_5, requested, rights_in
@@ -277,6 +280,60 @@ SCENARIOS = {
 
 def test_each_line_of_the_page_is_run():
     assert LINES.keys() == SCENARIOS.keys()
+
+
+def union(*lines):
+    """The rights of several lines of the page."""
+    rights = {}
+    for line in lines:
+        for name, privileges in LINES[line].items():
+            rights[name] = rights.get(name, set()) | privileges
+    return rights
+
+
+READS = "search, query and get, on a copy"
+
+
+@pytest.mark.parametrize(
+    ("purpose", "lines", "today"),
+    [
+        ("reader", [READS], {"Search", "Query"}),
+        (
+            "application",
+            [READS, "insert, upsert and delete, on a copy", "the same, while a migration runs"],
+            {"Search", "Query", "Insert", "Upsert", "Delete"},
+        ),
+        (
+            "job",
+            [
+                "migrate, bank sample",
+                "refresh, serve",
+                "enable, disable, bank off, migrate with --rename, rollback and clean",
+            ],
+            None,
+        ),
+    ],
+)
+def test_the_printed_grants_are_those_of_the_page(purpose, lines, today):
+    """And those of today, on the source and on the alias, which 2.3.5 asks for by the name of a request."""
+    wanted = union(*lines)
+    if today is not None:
+        wanted |= {"products": today, "live": today}
+    assert needed_grants(purpose, "products", alias="live") == wanted
+
+
+def test_the_printed_calls_are_those_of_pymilvus():
+    """With its own names, each kind of object as Milvus has it."""
+    needed = needed_grants("application", "products", newer=True)
+    client = Mock(spec=MilvusClient)
+    for call in grant_calls("shop", needed):
+        exec(call, {"client": client})
+    client.create_role.assert_called_once_with("shop")
+    granted = [call.args for call in client.grant_privilege.call_args_list]
+    assert ("shop", "Global", "DescribeCollection", "*") in granted
+    assert ("shop", "Collection", "GetLoadState", "products__bank") in granted
+    assert len(granted) == sum(map(len, needed.values()))
+    assert not any("Load" in each for each in granted)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 from milvus_hubness import Judgements, QueryBank, check
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.jobs.common.inputs import gallery_of
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
+from milvus_hubness.reports.collections import QUICK_ITEMS, QUICK_QUERIES, quick_part
 from tests.support.pages import assert_accessible
 
 
@@ -57,6 +59,27 @@ def test_the_verdict_is_that_of_tune(judged):
     assert judged.verdict == "apply"
     assert not judged.is_refused
     assert judged.faults == ()
+
+
+def test_the_page_and_the_verdict_show_the_same_figures_of_the_bank(judged):
+    """They take long, and are those on the queries that have labels."""
+    assert judged.diagnosis.findings == list(judged.tuning.findings)
+    assert judged.diagnosis.bank.real_queries
+
+
+def test_a_quick_look_keeps_all_right_items_and_says_of_how_many_it_is():
+    count = QUICK_ITEMS + 70
+    gallery = gallery_of(np.eye(2, dtype=np.float32)[np.arange(count) % 2], "IP")
+    bank = QueryBank(np.ones((QUICK_QUERIES + 9, 2)))
+    keys = [3, count - 1]
+    judged = Judgements.of(np.ones((2, 2)), keys).within(gallery.keys, "items")
+    part, queries, remark = quick_part(gallery, bank, judged, seed=0)
+    assert (len(part.keys), len(queries)) == (QUICK_ITEMS, QUICK_QUERIES)
+    assert set(keys) <= set(part.keys)
+    np.testing.assert_array_equal(part.vectors, gallery.vectors[part.keys])
+    assert remark.startswith("a quick look at 5,000 of 5,070 items and 1,000 of 1,009 queries")
+    small = gallery_of(ITEMS, "IP")
+    assert quick_part(small, QueryBank(BANK), None, seed=0)[2] == ""
 
 
 def test_the_page_shows_the_verdict_and_the_method_that_it_is_about(judged, tmp_path):

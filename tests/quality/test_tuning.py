@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from milvus_hubness.basics.texts import points
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import (
     CSLS,
@@ -35,8 +36,10 @@ from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import (
     bank_before,
     decide,
+    drawn_words,
     folds,
     judge_labelled,
+    latex_of,
     mix,
     pick,
     tune,
@@ -612,11 +615,56 @@ def test_verdicts():
     assert judge_labelled(raw, better, 0.5, 0.4).verdict == "apply weakly"
     assert judge_labelled(raw, worse, 1.0, 0.4)[:2] == ("leave it alone", 0.0)
     assert good.sentence.startswith("expect +")
-    assert "as 400 pairs show" in good.sentence
+    assert f", cautiously: 400 pairs show {points(good.interval)}" in good.sentence
     assert judge_labelled(raw, raw, 1.0, 0.4)[:2] == ("not proven", 1.0)
     alone = judge_labelled(raw, raw, 1.0, -0.1)
     assert alone.verdict == "leave it alone"
     assert alone.sentence == "expect no gain of R@1, as 400 pairs show"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.34, -0.34])
+def test_the_cautious_gain_is_within_the_measured_interval(share):
+    """Also where it is far from the gain of usual collections, which is the prior."""
+    rng = np.random.default_rng(0)
+    raw = (rng.random(400) < 0.4).astype(float)
+    changed = rng.random(400) < abs(share) / (0.6 if share > 0 else 0.4)
+    told = judge_labelled(raw, np.where(changed, float(share > 0), raw), 1.0, 0.4)
+    if share < 0:
+        assert told.sentence.startswith("expect no gain")
+        return
+    [cautious] = re.findall(r"expect ([+−][\d.]+) points", told.sentence)
+    assert 100 * told.interval.low - 0.05 <= float(cautious) <= 100 * told.interval.high + 0.05
+
+
+def test_the_trials_as_a_frame_and_for_a_paper(space):
+    bank, gallery, queries = space
+    told = tune(bank, gallery, queries=queries, positives=np.arange(40))
+    frame = told.to_frame()
+    assert [*frame.columns] == [
+        *("method", "strength", "gate", "R@1", "low", "high", "excess_answers"),
+    ]
+    assert len(frame) == len(told.rows)
+    assert frame["method"][0] == "as it is"
+    assert frame["R@1"].tolist() == [row.value for row in told.rows]
+    assert frame["low"].isna().tolist() == [row.estimator is None for row in told.rows]
+    table = told.to_latex(rows=3).splitlines()
+    assert table[0] == r"\begin{tabular}{lrrrr}"
+    assert [line.count("&") for line in table] == [0, 0, 4, 0, 4, 4, 4, 0, 0]
+    assert table[4].startswith(rf"as it is &  & {100 * told.rows[0].value:.1f} &  & ")
+    assert latex_of("50% of a_b & τ") == r"50\% of a\_b \& $\tau$"
+
+
+def test_a_measure_among_some_items_says_what_it_is_among_all():
+    items = np.eye(6, dtype=np.float32)
+    items[5] = items[0] * 2
+    pairs = Pairs(items[:2], [np.array([0]), np.array([1])], np.ones(2))
+    assert (
+        drawn_words(items, pairs, items, pairs) == drawn_words(items, None, items[:5], None) == ""
+    )
+    assert drawn_words(items, pairs, items[:5], pairs) == (
+        "R@1 is measured among 5 of 6 items, with all right ones: as it is, it is 100.0% there and "
+        "50.0% among all"
+    )
 
 
 def test_a_gain_that_few_pairs_show_is_not_proven_and_as_many_as_it_says_would_prove_it():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.basics.files.columns import (
     FORMATS,
@@ -158,6 +159,17 @@ class Gallery:
     def items(self) -> Items:
         """The rows for a prior."""
         return Items(self.keys, self.fields)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Gallery:
+        """Return some of the rows."""
+        numbers = rows.tolist()
+        return replace(
+            self,
+            keys=[self.keys[row] for row in numbers],
+            vectors=self.vectors[rows],
+            fields=[self.fields[row] for row in numbers],
+            biases=None if self.biases is None else self.biases[rows],
+        )
 
 
 def only_field(info: CollectionInfo) -> str:

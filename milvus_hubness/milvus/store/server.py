@@ -24,7 +24,6 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 from pymilvus.grpc_gen import common_pb2
 
-from milvus_hubness.basics.bounds import LONGEST_NAME, shown
 from milvus_hubness.basics.files.certificates import HTTPS, Certificates
 from milvus_hubness.basics.requirements import naming_extras, unsupported_lite, unsupported_milvus
 from milvus_hubness.errors import (
@@ -255,6 +254,9 @@ def validate_name(name: str) -> None:
 
     Milvus Lite takes any: its data may move to a server.
     """
+    # A client that names no collection loads no pydantic.
+    from milvus_hubness.basics.bounds import LONGEST_NAME, shown
+
     if _NAME.fullmatch(name) is None or len(name) > LONGEST_NAME:
         raise InvalidParameter(
             f"{shown(name)!r} is no name for a collection or alias: choose one of letters, digits and "
