@@ -27,6 +27,7 @@ from milvus_hubness.correction.estimators import (
     Sinkhorn,
 )
 from milvus_hubness.correction.estimators.base import (
+    UNLIKE_BY_CHANCE,
     FitInputs,
     FittedBias,
     known_to_halves,
@@ -309,7 +310,11 @@ class Agreeing(NamedTuple):
         # Without halves nothing shows how much of the biases is noise, so none is applied.
         agreement = 0.0
         if self.halves:
-            agreement = known_to_halves(biases[1:], self.halves, self.gallery).agreement
+            # As in a fit: the strength of the method is this number.
+            known = known_to_halves(
+                biases[1:], self.halves, self.gallery, by_chance=UNLIKE_BY_CHANCE
+            )
+            agreement = known.agreement
         agreed = replace(estimator, agreement=agreement)
         return _at(agreed, np.float32(agreement) * biases[0], strengths)
 

@@ -47,7 +47,7 @@ def asking(bank, bias):
 def without_what_one_half_knows(biases, asked):
     (first, second), (mine, other) = biases, asked
     slope = max(0, np.cov(first - second, mine - other)[0, 1] / np.var(mine - other, ddof=1))
-    share = slope * max(0, -np.corrcoef(mine, other)[0, 1])
+    share = slope * max(0, (-np.corrcoef(mine, other)[0, 1] - 0.55) / 0.45)
     return np.corrcoef(first - share * mine, second - share * other)[0, 1]
 
 
