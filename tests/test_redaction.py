@@ -71,7 +71,7 @@ def test_long_texts_take_no_time():
         (f"http://root:'{PASSWORD} \"@127.0.0.1:1", ServerUnavailable),
         (f"http://{PASSWORD}@127.0.0.1:1", ServerUnavailable),
         (f"ftp://root:{PASSWORD}@127.0.0.1:1", ServerUnavailable),
-        (f"root:{PASSWORD}@127.0.0.1:1", ServerUnavailable),
+        (f"root:{PASSWORD}@127.0.0.1:1", InvalidParameter),
         (f"http://root:/{PASSWORD}@127.0.0.1:1", InvalidParameter),
         (f"http://root:12/{PASSWORD}@127.0.0.1:1", InvalidParameter),
         (f"http://root:{PASSWORD}@127.0.0.1:port", InvalidParameter),
