@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -478,6 +478,13 @@ class Tuning:
 
     seed: int
 
+    log: QueryBank = field(repr=False, compare=False)
+    """The bank with the groups of its near copies; not in `to_dict`."""
+
+    figures: Figures | None = field(repr=False, compare=False)
+    """What the bank shows of the default method; None for a bank of under 40 queries. `to_dict` has
+    the findings that follow."""
+
     prior_weight: float | None = None
     """The weight of the prior for the jobs, in units of the spread of scores: the best one divided
     by the strength, by which searches multiply it. None without a prior, and without labels, which
@@ -510,7 +517,13 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        return {**measures.as_plain(self), "why": self.why}
+        of_the_bank = {"log", "figures"}
+        plain = {
+            entry.name: measures.as_plain(getattr(self, entry.name))
+            for entry in fields(self)
+            if entry.name not in of_the_bank
+        }
+        return {**plain, "why": self.why}
 
     def to_frame(self) -> Any:
         """Return the raw search and the trials, best first, as a frame of pandas.
@@ -640,50 +653,6 @@ def tune(
     and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises InvalidInput,
     BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
-    return tune_looking(
-        bank,
-        gallery,
-        target_bank=target_bank,
-        queries=queries,
-        positives=positives,
-        grades=grades,
-        measure=measure,
-        pair_weights=pair_weights,
-        own=own,
-        preference=preference,
-        kinds=kinds,
-        seed=seed,
-        progress=progress,
-    ).tuning
-
-
-class Looked(NamedTuple):
-    """A tuning with what it found out about the bank, which takes long."""
-
-    tuning: Tuning
-    log: QueryBank
-    """The bank with the groups of its near copies."""
-    figures: Figures | None
-    """What the bank shows of the default method; None for a bank of under 40 queries."""
-
-
-def tune_looking(
-    bank: QueryBank | npt.ArrayLike,
-    gallery: npt.ArrayLike,
-    *,
-    target_bank: QueryBank | npt.ArrayLike | None = None,
-    queries: npt.ArrayLike | None = None,
-    positives: retrieval.Positives | None = None,
-    grades: retrieval.Grades | None = None,
-    measure: str | retrieval.Measure = retrieval.R_AT_1,
-    pair_weights: npt.ArrayLike | None = None,
-    own: npt.NDArray[np.int64] | None = None,
-    preference: Preference | None = None,
-    kinds: GalleryKinds | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> Looked:
-    """Tune as `tune` does, and return what it found out about the bank too."""
     bank = QueryBank.of(bank)
     chosen_measure = retrieval.Measure.of(measure)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
@@ -770,7 +739,7 @@ def tune_looking(
     judged = best.decision.judged
     # The candidate stays in the result either way: a user may overrule the verdict.
     applies = judged.verdict != LEAVE
-    tuned = Tuning(
+    return Tuning(
         **judged._asdict(),
         choice=chosen.estimator if applies else None,
         gate=chosen.gate if applies else None,
@@ -785,11 +754,12 @@ def tune_looking(
         queries=len(searched),
         real_queries=0 if real is None else len(searched),
         seed=seed,
+        log=copies.bank,
+        figures=best.figures,
         prior_weight=best.decision.prior_weight if applies else None,
         remarks=(drawn,) if drawn else (),
         kinds=comparison,
     )
-    return Looked(tuned, copies.bank, best.figures)
 
 
 class _Side(NamedTuple):

@@ -226,7 +226,7 @@ def check(
     remark = ""
     if quick:
         gallery, past, remark = quick_part(gallery, past, judged, seed)
-    looked = tune_gallery(
+    tuning = tune_gallery(
         gallery,
         past,
         target_bank=targets,
@@ -237,7 +237,7 @@ def check(
         progress=progress,
     )
     tuned = Tuned(
-        replace(looked.tuning, remarks=tuple(filter(None, (*looked.tuning.remarks, remark)))),
+        replace(tuning, remarks=tuple(filter(None, (*tuning.remarks, remark)))),
         title,
         gallery,
         past,
@@ -245,8 +245,6 @@ def check(
         real,
         judged,
         None,
-        looked.log,
-        looked.figures,
     )
     return _checked(tuned, None, seed, progress)
 
@@ -297,12 +295,12 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
     )
 
     # Its near copies are known by now.
-    bank = tuned.log
+    bank = tuned.tuning.log
     searched = tuned.queries
     notes: tuple[str, ...] = ()
     if queries is None and in_use is None:
         # Queries that a bias was fitted on would flatter it.
-        bank, rest = halves(tuned.log, np.random.default_rng(seed))
+        bank, rest = halves(tuned.tuning.log, np.random.default_rng(seed))
         # One query of each group.
         searched = QueryBank(rest, bank.source, groups=np.arange(len(rest)))
         notes = (HALVED,)
@@ -324,7 +322,7 @@ def _checked(tuned: Tuned, in_use: Biased | None, seed: int, progress: Progress)
             "sentence": tuned.tuning.sentence,
             "reason": tuned.tuning.why,
         },
-        figures=tuned.figures,
+        figures=tuned.tuning.figures,
     )
     progress("searching for the page", 1, 1)
     diagnosis = replace(diagnosis, faults=tuple(faults), left_out=(*diagnosis.left_out, *notes))

@@ -495,10 +495,6 @@ class Tuned(NamedTuple):
     """The judgements about the gallery's rows; None without judgements."""
     kinds: GalleryKinds | None
     """The kinds that were tried; None for none."""
-    log: QueryBank
-    """The bank with the groups of its near copies."""
-    figures: Figures | None
-    """What the bank shows of the default method; None for a small bank."""
     unstored: TuningRecord | None = None
     """The verdict while it is not stored in the collection; None if it is, or another one stays."""
 
@@ -559,7 +555,7 @@ def tune_collection(
         kind = state.kind or None
     kinds, remarks = _kinds_to_try(store, info, field, gallery, kind, bank, target_bank)
     preference = _preference(store, info, gallery, PriorRequest.of(prior), in_use, judged)
-    tuned, log, figures = tune_gallery(
+    tuned = tune_gallery(
         gallery,
         bank,
         target_bank=target_bank,
@@ -580,9 +576,7 @@ def tune_collection(
     stays = quick or (not replaces and info.verdicts.outweighing(record) is not None)
     tuned = replace(tuned, remarks=(*tuned.remarks, *remarks))
     unstored = None if stays else record
-    return Tuned(
-        tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, log, figures, unstored
-    )
+    return Tuned(tuned, info.name, gallery, bank, target_bank, queries, judged, kinds, unstored)
 
 
 def _former_remarks(
@@ -681,10 +675,9 @@ def tune_gallery(
     kinds: GalleryKinds | None = None,
     seed: int = 0,
     progress: Progress = silent,
-) -> tuning.Looked:
+) -> tuning.Tuning:
     """Try every method on the items of a gallery, as `quality.tuning.tune` does, and raise as it does.
 
-    The bank that is returned with it is the given one, with groups.
     judged: judgements about its rows, see `Judgements.within`. Raises InvalidInput for fewer than
     FEWEST_ITEMS items.
     """
@@ -706,7 +699,7 @@ def tune_gallery(
     for vectors in filter(None, (bank, target_bank, queries)):
         vectors.expect_dim(layout.dim, "the field")
 
-    tuned, log, figures = tuning.tune_looking(
+    tuned = tuning.tune(
         replace(bank, vectors=layout.reduce_queries(bank.vectors)),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
@@ -721,8 +714,9 @@ def tune_gallery(
         seed=seed,
         progress=progress,
     )
-    tuned = replace(tuned, left_out=judged.left_out if judged is not None else ())
-    return tuning.Looked(tuned, replace(bank, groups=log.groups), figures)
+    # As the caller gave its vectors.
+    log = replace(bank, groups=tuned.log.groups)
+    return replace(tuned, log=log, left_out=judged.left_out if judged is not None else ())
 
 
 def _preference(

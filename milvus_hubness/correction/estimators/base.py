@@ -416,8 +416,8 @@ class Halves(NamedTuple):
 
 
 UNLIKE_BY_CHANCE = 0.55
-"""Up to this size, the f of `known_to_halves` says nothing: it was 0.31 to 0.55 on six banks of queries
-for items that are not in the gallery."""
+"""Up to this size, the f of `known_to_halves` says nothing: so large it is on banks of queries for items
+that are not in the gallery (tests/correction/estimators/test_reference_on_real_data.py)."""
 
 
 def known_to_halves(
@@ -436,7 +436,8 @@ def known_to_halves(
     ask for an item, by `demand_for` under the biases of the other half; β ≥ 0 the slope of b₁ − b₂ on
     k₁ − k₂; and f, at least 0, the correlation of k₁ and k₂ with the opposite sign, of which what is
     above `by_chance` counts: under the biases of the other half, demands that have nothing to do with
-    each other are unlike too. A verdict allows for that, the strength of a fit does not.
+    each other are unlike too. The strength of a fit leaves that out; a verdict, which only asks whether
+    the halves agree at all, does not.
     """
     first, second = (_less_mean(values) for values in biases)
     spread = score_spread(QueryBank(halves[0]), items)

@@ -104,6 +104,21 @@ def test_the_default_blend_is_never_below_raw():
     assert np.mean(gains) == pytest.approx(4.7, abs=0.3)
 
 
+def test_the_halves_of_a_bank_for_other_items_are_unlike_by_chance_only():
+    """So the agreement, and the strength that follows, is the plain correlation of their biases."""
+    for task in ("clip_products t2i", "text_video_msrvtt t2v"):
+        data = load_task(task)
+        fitted = fit_on(task, Blend())
+        halves = np.split(
+            np.random.default_rng(0).permutation(len(data.bank)), [len(data.bank) // 2]
+        )
+        in_full = Blend(strength=1.0)
+        biases = [
+            in_full.fit(data.bank[half], gallery=data.gallery).bias(data.gallery) for half in halves
+        ]
+        assert fitted.estimator.agreement == pytest.approx(np.corrcoef(biases)[0, 1], abs=1e-3)
+
+
 def test_the_approximate_bias_ranks_nearly_like_the_exact_one():
     task = "docstring_code"
     fitted = fit_on(task, NNN(32, 0.75, kernel="approximate"))
