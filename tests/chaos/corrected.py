@@ -75,7 +75,8 @@ _METHODS = {NNN: "nnn", CSLS: "csls", Blend: "blend"}
 class Corrected:
     """One collection at a place, and by `wanted` all that the application put into it.
 
-    name: of the collection that is refreshed. bias_location: of its biases. kept: others that are to be there."""
+    name: of the collection that is refreshed. bias_location: of its biases. kept: others that are to be there.
+    pending: the vectors, as they came, of rows that had no biases then."""
 
     def __init__(
         self, place: Place, stem: str, shape: Shape, bias_location: str, seed: int
@@ -86,7 +87,7 @@ class Corrected:
         self.bank = f"{stem}__bank"
         self.kept: set[str] = set()
         self.wanted: Rows = {}
-        self.new_keys: set[Any] = set()
+        self.pending: dict[Any, Any] = {}
         self._new = NEW_KEYS
         self._written_until: dict[Any, float] = {}
 
@@ -134,14 +135,13 @@ class Corrected:
         database.put_pending(self.name, rows, partition="north" if tenant else "")
         there = database.shown(self.name)
         self.wanted |= {row["pk"]: there[row["pk"]] for row in rows}
-        self.new_keys |= {row["pk"] for row in rows}
+        self.pending |= {row["pk"]: there[row["pk"]]["vec"] for row in rows}
 
     def write(self, rng: random.Random, application: Application) -> None:
         """Rows changed, added and deleted."""
         self._new += 1_000
         change = drawn_change(self.wanted, self.shape, rng, self._new)
         keys = [*(row["pk"] for row in change.rows), *change.gone]
-        self.new_keys |= set(keys)
         self._written_until |= dict.fromkeys(keys, math.inf)
         application.upsert(self.name, change.rows, partition_name=change.partition)
         application.delete(self.name, filter=is_one_of("pk", change.gone))

@@ -1,5 +1,6 @@
 """Collections whose rows expire: no job lets unchanged rows live longer unless that is allowed."""
 
+import itertools
 import time
 
 import numpy as np
@@ -130,15 +131,16 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
         client.flush(name)
     assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"
     assert refresh(store, side, bank=OTHER, force=True, client_ttl=0).action == "full"
-    assert (
-        refresh(store, allowed, bank=OTHER, force=True, client_ttl=0, restart_ttl=True).action
-        == "full"
-    )
 
-    expired, until = (untouched, refused, side), time.monotonic() + 240
-    while any(stored(served, name) for name in expired):
+    # A compaction may come long after the rows expired, so that one refresh may be too old by then too.
+    expired, until, banks = (untouched, refused, side), time.monotonic() + 240, (OTHER, BANK)
+    for bank in itertools.cycle(banks):
+        done = refresh(store, allowed, bank=bank, force=True, client_ttl=0, restart_ttl=True)
+        assert done.action == "full"
+        if not any(stored(served, name) for name in expired):
+            break
         assert time.monotonic() < until, {name: len(stored(served, name)) for name in expired}
-        time.sleep(3)
+        time.sleep(5)
     assert len(stored(served, allowed)) > ITEMS / 2, "this is why it is refused by default"
 
     state = store.info(side).state
