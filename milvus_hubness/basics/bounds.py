@@ -8,14 +8,17 @@ after that has to doubt its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from milvus_hubness.errors import StateError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MOST_CHARACTERS = 1 << 20
 """Largest number of characters of a record. The
@@ -75,6 +78,13 @@ T = TypeVar("T")
 
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy as pydantic does, without what was computed from the values before."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in vars(copied).keys() - type(self).model_fields.keys():
+            del vars(copied)[name]
+        return copied
 
     def to_json(self) -> str:
         """Return the record as JSON.

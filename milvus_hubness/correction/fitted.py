@@ -188,6 +188,14 @@ class Correction:
             state.kinds_of(profile),
         )
 
+    @property
+    def leaves_room(self) -> bool:
+        """Whether items that come together after the fit have other biases than those of the gallery.
+
+        The epoch of such rows is negative.
+        """
+        return self.fitted.estimator.potentials > 0
+
     def kinds_of(self, vectors: Floats, rows: ItemRows | None) -> KindNumbers | None:
         """Return the kinds of vectors (n, d), (n,); None without kinds."""
         return None if self.kinds is None else self.kinds.rule.numbers_of(vectors, rows)
@@ -501,15 +509,6 @@ def row_biases(
 
     active = corrections[state.profile.slot]
     return RowBiases(by_slot, epoch, active.locality_hints(vectors, kinds=kinds), kinds)
-
-
-def epoch_of_new_rows(state: CollectionState) -> int:
-    """Return the epoch of rows with the biases of new rows.
-
-    It is negative if the formula gives these rows other biases than those of the gallery.
-    """
-    leave_room = any(from_dict(profile.estimator).potentials for profile in state.profiles.values())
-    return -state.profile.epoch if leave_room else state.profile.epoch
 
 
 def initial_state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -349,7 +350,7 @@ class CollectionState(FrozenModel):
         """The number of slots of biases: columns of the vectors, or places of a generation beside."""
         return self.layout.slots if self.reranking is None else SLOTS
 
-    @property
+    @cached_property
     def codec(self) -> RowCodec:
         """The codec of the field's rows, queries and scores: the one of its bias location."""
         common = (self.field, self.suffix, self.layout, self.dtype, self.profile.slot)
@@ -383,7 +384,7 @@ class CollectionState(FrozenModel):
         """The upper limit of `miss_rate` in the choice of the number of candidates."""
         return None if self.reranking is None else self.reranking.allowed
 
-    @property
+    @cached_property
     def profile(self) -> Profile:
         """The profile that searches use when they name none."""
         return self.profiles[self.active]
@@ -399,13 +400,13 @@ class CollectionState(FrozenModel):
             return None
         return kinds_from(self.kinds, profile.kinds, self.layout.dim)
 
-    @property
+    @cached_property
     def fields_read(self) -> frozenset[str]:
         """The fields of rows on which their numbers depend, apart from the vector."""
         of_kinds = {self.kinds.field} if self.kinds is not None and self.kinds.field else set()
         return self._prior_fields | of_kinds
 
-    @property
+    @cached_property
     def needs_rows(self) -> bool:
         """Whether the numbers of a row depend on more than its vector."""
         return bool(self._priors or self.fields_read)
@@ -416,25 +417,25 @@ class CollectionState(FrozenModel):
             for position, problem in problems_in([row.get(name) for row in rows]):
                 raise InvalidInput(unusable(position, name, problem))
 
-    @property
+    @cached_property
     def _priors(self) -> list[Prior]:
         """The priors of all biases that new rows get."""
         return [profile.prior for profile in self.written_profiles if profile.prior is not None]
 
-    @property
+    @cached_property
     def filling(self) -> Profile | None:
         """The profile as it will be once a job has filled the other generation beside the vectors."""
         other = self.other
         return other.profile if other is not None and other.use != "former" else None
 
-    @property
+    @cached_property
     def written_profiles(self) -> tuple[Profile, ...]:
         """The profiles whose biases a written row gets: those that searches read, and then that which
         a job is filling.
         """
         return (*self.profiles.values(), *([self.filling] if self.filling else []))
 
-    @property
+    @cached_property
     def _prior_fields(self) -> frozenset[str]:
         """The fields of rows that a prior reads."""
         return frozenset(prior.field for prior in self._priors if prior.source == "field")

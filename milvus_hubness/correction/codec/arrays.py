@@ -85,16 +85,15 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
 
     Raises DimensionMismatch, and InvalidInput if they are not rows of real numbers.
     """
+    quick = _quick_matrix(vectors, width)
+    if quick is not None:
+        return quick
+
     vectors = without_tensors(vectors)
     if _is_complex(vectors):
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
     try:
-        if isinstance(vectors, list) and len(vectors) == 1 and isinstance(vectors[0], np.ndarray):
-            # One query as an array, the most frequent search: this takes half the time.
-            rows = np.asarray(vectors[0], np.float32)[None]
-        else:
-            quick = packed(vectors, width)
-            rows = np.asarray(vectors, np.float32) if quick is None else quick
+        rows = np.asarray(vectors, np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{what} must be rows of {width} numbers each: {error}") from None
 
@@ -103,6 +102,18 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
     if rows.shape[1] != width:
         raise DimensionMismatch(f"{what} must have {width} dimensions, got {rows.shape[1]}")
     return rows
+
+
+def _quick_matrix(vectors: Any, width: int) -> Floats | None:
+    """Return one query as an array, the most frequent search, or lists of numbers as a matrix.
+
+    Returns None for anything else, which `matrix` looks at closely.
+    """
+    if type(vectors) is list and len(vectors) == 1 and type(vectors[0]) is np.ndarray:
+        [query] = vectors
+        if query.dtype == np.float32 and query.shape == (width,):
+            return cast(Floats, query[None])
+    return packed(vectors, width)
 
 
 def _is_complex(vectors: Any) -> bool:

@@ -7,7 +7,7 @@ columns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -280,8 +280,17 @@ class RowCodec(ABC):
         kinds: KindWeights | None = None,
     ) -> list[Any]:
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
-        encoded = self.encode_query(queries, strength, slot=slot, kinds=kinds)
-        return self.form.encode_queries(encoded)
+        return list(self.query_packer(strength, slot=slot, kinds=kinds)(queries))
+
+    def query_packer(
+        self, strength: float = 1.0, *, slot: int = 0, kinds: KindWeights | None = None
+    ) -> Callable[[npt.ArrayLike], Iterable[Any]]:
+        """Return what packs queries as `pack_queries` does with these arguments, perhaps as an array."""
+        encode = self.query_encoder(strength, slot=slot, kinds=kinds)
+        if self.dtype == "float32" and not self.layout.multi_vectors:
+            return encode
+        form = self.form
+        return lambda queries: form.encode_queries(encode(queries))
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
         """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,).
@@ -306,7 +315,13 @@ class RowCodec(ABC):
         kinds: the means of kinds to compare with; None for none. Raises as `Layout.encode_queries`
         does.
         """
-        return self.layout.encode_queries(queries, strength, slot=slot, kinds=kinds)
+        return self.query_encoder(strength, slot=slot, kinds=kinds)(queries)
+
+    def query_encoder(
+        self, strength: float = 1.0, *, slot: int = 0, kinds: KindWeights | None = None
+    ) -> Callable[[npt.ArrayLike], Floats]:
+        """Return what encodes queries as `encode_query` does with these arguments."""
+        return self.layout.sender(strength, slot=slot, kinds=kinds)
 
     def decode_scores(
         self,

@@ -10,7 +10,9 @@ writes late, for an earlier generation, is never read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,15 +143,10 @@ class BesideCodec(RowCodec):
 
     # -- searches ---------------------------------------------------------------------------------
 
-    def encode_query(
-        self,
-        queries: npt.ArrayLike,
-        strength: float = 1.0,
-        *,
-        slot: int = 0,
-        kinds: KindWeights | None = None,
-    ) -> Floats:
-        return self.layout.require_finite(queries, "query")
+    def query_encoder(
+        self, strength: float = 1.0, *, slot: int = 0, kinds: KindWeights | None = None
+    ) -> Callable[[npt.ArrayLike], Floats]:
+        return partial(self.layout.require_finite, what="query")
 
     def decode_scores(
         self,

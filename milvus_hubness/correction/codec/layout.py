@@ -19,7 +19,6 @@ from milvus_hubness.correction.codec.arrays import (
     QUERY_SCALE,
     UNIT_TOLERANCE,
     Floats,
-    KindColumns,
     KindWeights,
     Mean,
     Metric,
@@ -31,6 +30,7 @@ from milvus_hubness.correction.codec.arrays import (
     mean_in,
     rows_in,
 )
+from milvus_hubness.correction.codec.senders import Sender, TokenSender
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
 from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import (
@@ -147,7 +147,7 @@ class Layout:
         _require_power_of_two("scale", self.scale)
         _require_power_of_two("bias_scale", self.bias_scale)
         # Both may be valid and their ratio, by which biases are multiplied, too large.
-        _require_power_of_two("bias_scale divided by scale", self._bias_factor)
+        _require_power_of_two("bias_scale divided by scale", self.bias_factor)
 
         if not 1 <= self.spread <= LARGEST_SPREAD or not _is_power_of_two(self.spread):
             raise InvalidParameter(
@@ -170,7 +170,7 @@ class Layout:
         if self.kind_offsets and not self.kinds:
             raise InvalidParameter("offsets of kinds need columns for the kinds, of which it has 0")
         # It raises if the text has no offset for each kind.
-        _ = self._offsets
+        _ = self.offsets
 
     def _validate_hints(self) -> None:
         if (self.pull or self.length_pull) and not self.anchor:
@@ -223,17 +223,17 @@ class Layout:
         # when a further profile takes slots of the spare columns.
         return self._first_kind + self._kind_count
 
-    @property
+    @cached_property
     def numbers(self) -> int:
         """Number of columns between the vector and the index hints."""
         return self.first_slot + self.slots * self.spread - self.dim
 
-    @property
+    @cached_property
     def _first_kind(self) -> int:
         """Column of kind 0."""
         return self.dim + (1 + self.spread) * (self.metric == "L2")
 
-    @property
+    @cached_property
     def _kind_count(self) -> int:
         """Number of columns for kinds: each row has h in one of them."""
         return self.kinds + bool(self.kinds)
@@ -248,7 +248,7 @@ class Layout:
         return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
 
     @cached_property
-    def _offsets(self) -> Floats:
+    def offsets(self) -> Floats:
         """(K + 1, d): ν1 … νK, and zeros for rows without a kind."""
         offsets = np.zeros((self.kinds + 1, self.dim), np.float32)
         if self.kind_offsets:
@@ -258,14 +258,14 @@ class Layout:
     @cached_property
     def largest_offsets(self) -> Floats:
         """(d,) the largest size of an offset in each dimension; zeros without offsets."""
-        return np.asarray(np.abs(self._offsets).max(axis=0))
+        return np.asarray(np.abs(self.offsets).max(axis=0))
 
     def offsets_of(self, kinds: npt.ArrayLike) -> Floats:
         """Return what rows of these kinds (n,) are stored less of, (n, d)."""
         # −1, a row without a kind, is the last.
-        return self._offsets[np.asarray(kinds, np.int64)]
+        return self.offsets[np.asarray(kinds, np.int64)]
 
-    @property
+    @cached_property
     def spare(self) -> int:
         """Number of columns after the slots."""
         return self.width - self.dim - self.numbers
@@ -289,7 +289,7 @@ class Layout:
         directions = hint_directions_in(self.locality_hints, self.dim)
         return np.asarray(directions / LARGEST_NUMBER, np.float32)
 
-    @property
+    @cached_property
     def locality_hint_count(self) -> int:
         """c, the number of locality hint columns."""
         return len(self.locality_directions.T)
@@ -324,6 +324,13 @@ class Layout:
         Raises DimensionMismatch, InvalidInput, and NonFiniteVectors for lists of tokens with NaN.
         """
         if not self.multi_vectors:
+            # What was checked before is not checked again.
+            if (
+                type(vectors) is np.ndarray
+                and vectors.dtype == np.float32
+                and vectors.shape[1:] == (self.dim,)
+            ):
+                return vectors
             return matrix(vectors, self.dim, "vectors")
         rows: Any = vectors
         rows = rows.taken() if is_token_rows(rows) else MultiVectors.of(rows, what="vectors")
@@ -334,7 +341,7 @@ class Layout:
         """Return the rows of all parts, float32 (n, d) or multi-vectors, in one."""
         return cast(Floats, stacked(parts, self.dim, are_multi=self.multi_vectors))
 
-    @property
+    @cached_property
     def taken_off(self) -> Floats:
         """(d,) a, the part of the mean that stored rows do not contain."""
         return self._mean.taken_off
@@ -350,7 +357,7 @@ class Layout:
         back bit for bit.
         """
         rows = self.rows(vectors)
-        if is_multi(rows):
+        if self.multi_vectors:
             # Tokens are stored at length 1, which MaxSim by cosine gives them anyway.
             return np.ones(len(rows))
         lengths = lengths_of(rows)
@@ -367,7 +374,7 @@ class Layout:
             return self._reduced_tokens(TokenRows.documents(vectors))
         if is_token_rows(vectors):
             return self._reduced_tokens(vectors)
-        rows = self._seen(self.rows(vectors))
+        rows = self.seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
@@ -382,7 +389,7 @@ class Layout:
             return self._reduced_tokens(TokenRows.queries(queries))
         if is_token_rows(queries):
             return self._reduced_tokens(queries)
-        rows = self._seen(self.rows(queries))
+        rows = self.seen(self.rows(queries))
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
@@ -413,7 +420,7 @@ class Layout:
                 f"{len(rows)} vectors need biases of shape ({len(rows)},) or "
                 f"({len(rows)}, {self.slots}), got {slots.shape}"
             )
-        if is_multi(rows):
+        if self.multi_vectors and is_multi(rows):
             return self._each_token(rows, lambda of: of.augment(rows.tokens, rows.of_tokens(slots)))
 
         stored = np.zeros((len(rows), self.width), np.float32)
@@ -491,7 +498,7 @@ class Layout:
         numbers = np.asarray(kinds, np.int64)
         # The last column is that of rows without a kind.
         columns = np.where(numbers < 0, self.kinds, numbers)
-        stored[:, self._kind_columns] = 0
+        stored[:, self.kind_columns] = 0
         stored[np.arange(len(stored)), self._first_kind + columns] = self.kind_scale
 
     def held_kinds(self, stored: Floats) -> npt.NDArray[np.int64]:
@@ -527,88 +534,44 @@ class Layout:
         Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the
         queries.
         """
-        rows = self.rows(queries)
-        # A search of one query spends much of its time here: `math` is faster than NumPy for a
-        # single number.
-        weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
-        is_finite = (
-            math.isfinite(weights) if isinstance(weights, float) else np.isfinite(weights).all()
-        )
-        if not is_finite:
-            raise InvalidParameter(f"strength must be finite, got {strength!r}")
-        if not 0 <= slot < self.slots:
-            raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
-        self.require_finite(rows, "query")
-        if is_multi(rows):
-            of_tokens = weights if isinstance(weights, float) else _for_tokens(weights, rows)
-            return self._each_token(
-                rows, lambda of: of.encode_queries(rows.tokens, of_tokens, slot=slot)
-            )
+        return self.sender(strength, slot=slot, kinds=kinds)(queries)
 
-        # The other slots, u and the index hints stay 0: they count in no score.
-        query_vectors = np.zeros((len(rows), self.width), np.float32)
-        vectors = self._seen(self.scaled(rows))
-        if kinds is not None or self.kind_offsets:
-            self._set_by_kind(query_vectors, vectors, kinds)
-        else:
-            query_vectors[:, : self.dim] = vectors
-        if self.metric == "L2":
-            weight_of_v = -QUERY_SCALE * self.scale / self.spread
-            query_vectors[:, self.dim + 1 : self.first_slot] = weight_of_v
+    def sender(
+        self,
+        strength: float | npt.ArrayLike = 1.0,
+        *,
+        slot: int = 0,
+        kinds: KindWeights | None = None,
+    ) -> Callable[[npt.ArrayLike], Floats]:
+        """Return a function that encodes queries (m, d) as `encode_queries` does with these arguments.
 
-        sent = np.asarray(-weights / self._bias_factor / self.spread)
-        query_vectors[:, self.columns_of(slot)] = sent[..., None]
-        return query_vectors
-
-    def _set_by_kind(
-        self, query_vectors: Floats, vectors: Floats, kinds: KindWeights | None
-    ) -> None:
-        """Set the vectors (m, d) and the columns of kinds of augmented queries, in place.
-
-        kinds: None leaves the means out, so that only the offsets of stored vectors count.
+        Raises InvalidParameter; the function raises the rest.
         """
-        # A search of one query spends much of its time here: few operations, and in place.
-        if kinds is None:
-            query_vectors[:, : self.dim] = vectors
-            query_vectors[:, self._kind_columns] = vectors @ self._sent_for_offsets
-            return
-
-        form = (self.kind_offsets, self.kind_scale)
-        sent = kinds.sent.get(form)
-        if sent is None:
-            sent = kinds.sent[form] = self._sent_for(kinds)
-        np.subtract(vectors, kinds.taken_off, out=query_vectors[:, : self.dim])
-        products = vectors @ sent.directions
-        np.add(products, sent.added, out=query_vectors[:, self._kind_columns])
+        if self.multi_vectors:
+            return TokenSender(self, strength, slot)
+        return Sender(self, strength, slot, kinds)
 
     @cached_property
-    def _sent_for_offsets(self) -> Floats:
+    def sent_for_offsets(self) -> Floats:
         """(d, K + 1): a query's products with them are its numbers in the columns of kinds."""
         # h is a power of two, so that nothing is rounded.
-        return np.ascontiguousarray(self._offsets.T / np.float32(self.kind_scale))
-
-    def _sent_for(self, kinds: KindWeights) -> KindColumns:
-        """Return what a search with these weights sends in the columns of kinds."""
-        directions = (self._offsets.T - kinds.directions) / self.kind_scale
-        # Of the query less its mean, whose part is the same in all searches.
-        added = kinds.added / self.kind_scale - kinds.taken_off.astype(np.float64) @ directions
-        return KindColumns(np.asarray(directions, np.float32), np.asarray(added, np.float32))
+        return np.ascontiguousarray(self.offsets.T / np.float32(self.kind_scale))
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
-        if is_multi(stored):
+        if self.multi_vectors and is_multi(stored):
             # All tokens of a row have its biases.
             stored = stored.first_tokens
         # The columns of a slot are equal: the first of each is enough.
         by_slot = stored[:, self._slot_columns][:, :: self.spread]
-        return by_slot[:, slot] / np.float32(self._bias_factor)
+        return by_slot[:, slot] / np.float32(self.bias_factor)
 
     def as_stored(self, biases: Floats) -> Floats:
         """Return biases in the unit of the stored columns, in the same shape.
 
         The factor is a power of two, so no bias is rounded.
         """
-        return biases * np.float32(self._bias_factor)
+        return biases * np.float32(self.bias_factor)
 
     def columns_of(self, slot: int) -> slice:
         """Return the columns of one slot."""
@@ -650,6 +613,10 @@ class Layout:
         Raises DimensionMismatch, and NonFiniteVectors naming the rows.
         """
         rows = self.rows(vectors)
+        # One pass without a temporary array. A large sum may overflow, so only then each number counts.
+        if not self.multi_vectors and math.isfinite(np.vdot(rows, rows)):
+            return rows
+
         broken = np.flatnonzero(~_are_finite(rows))
         if broken.size:
             raise NonFiniteVectors(
@@ -663,7 +630,11 @@ class Layout:
         Raises as it does, and under COSINE ZeroVectors naming the rows.
         """
         rows = self.require_finite(vectors, what)
-        zero = np.flatnonzero(self.invalid(rows))
+        # A token of zeros has a score, so that a row of them has one too.
+        if self.metric != "COSINE" or self.multi_vectors:
+            return rows
+
+        zero = np.flatnonzero(~rows.any(axis=1))
         if zero.size:
             raise ZeroVectors(
                 f"a zero vector has no direction under COSINE: remove {what} "
@@ -701,7 +672,7 @@ class Layout:
             )
         return cast(Floats, rows.normalised() if self.metric == "COSINE" else rows)
 
-    def _seen(self, rows: Floats) -> Floats:
+    def seen(self, rows: Floats) -> Floats:
         """Return the rows relative to the mean, (n, d)."""
         return rows - self._mean.seen_from if self.mean else rows
 
@@ -719,7 +690,7 @@ class Layout:
 
     def with_offsets(self, stored: Floats) -> Floats:
         """Return the vectors of stored rows with the offsets of their kinds, (n, d), rounded."""
-        if is_multi(stored):
+        if self.multi_vectors and is_multi(stored):
             return self._each_token(stored, lambda of: of.with_offsets(stored.tokens))
         vectors = stored[:, : self.dim]
         if not self.kind_offsets:
@@ -731,7 +702,7 @@ class Layout:
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
         """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""
         # ½‖q − c‖², the part of the mean that stored rows contain, and what v was stored without.
-        seen = self._seen(queries)
+        seen = self.seen(queries)
         return half_squares(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
 
     def _set_hints(
@@ -766,22 +737,22 @@ class Layout:
         squares = half_squares(stored[:, : self.dim])
         return np.fmin(self.length_pull * squares, self.anchor)
 
-    @property
+    @cached_property
     def _slot_columns(self) -> slice:
         """All slots, one after the other."""
         return slice(self.first_slot, self.dim + self.numbers)
 
-    @property
-    def _kind_columns(self) -> slice:
+    @cached_property
+    def kind_columns(self) -> slice:
         """The columns of all kinds, and of rows without one."""
         return slice(self._first_kind, self._first_kind + self._kind_count)
 
-    @property
-    def _bias_factor(self) -> float:
+    @cached_property
+    def bias_factor(self) -> float:
         """The number by which a bias is multiplied before it is stored."""
         return self.bias_scale / self.scale
 
-    @property
+    @cached_property
     def _locality_hint_columns(self) -> slice:
         # The last columns, before that of the graph hint if there is one.
         end = self.width - bool(self.anchor)
@@ -789,7 +760,7 @@ class Layout:
 
     def _unit(self, rows: Floats) -> Floats:
         """Return the rows at length 1, (n, d); zero rows stay zero."""
-        if is_multi(rows):
+        if self.multi_vectors and is_multi(rows):
             return self._each_token(rows, lambda of: of.scaled(rows.tokens))
         lengths = self.norms(rows)
         # Unit vectors, as most encoders return them, need no copy.
@@ -802,16 +773,10 @@ class Layout:
 def _are_finite(rows: Any) -> npt.NDArray[np.bool_]:
     """Return which rows (n, d), or multi-vectors, have only finite numbers, (n,)."""
     numbers: Floats = rows.tokens if is_multi(rows) else rows
-    # One pass without a temporary array. A large sum may overflow, so only then each number counts.
     if math.isfinite(np.vdot(numbers, numbers)):
         return np.ones(len(rows), np.bool_)
     finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(numbers).all(axis=1), np.bool_)
     return rows.all_of_row(finite) if is_multi(rows) else finite
-
-
-def _for_tokens(weights: npt.NDArray[np.float32], rows: MultiVectors) -> npt.NDArray[np.float32]:
-    """Return one weight, or those of queries (m,), for each token of the queries."""
-    return rows.of_tokens(weights) if weights.ndim else weights
 
 
 def _require_power_of_two(name: str, number: float) -> None:

@@ -138,11 +138,10 @@ class BiasBackend:
         many rows were written. are_new: compute them as those of new rows. Raises NotCaughtUp for rows
         that change faster than this.
         """
-        from milvus_hubness.correction.fitted import epoch_of_new_rows
-
         epoch = self.state.profile.epoch
         if are_new:
-            epoch = epoch_of_new_rows(self.state)
+            if any(correction.leaves_room for correction in corrections.values()):
+                epoch = -epoch
             corrections = {
                 slot: replace(correction, are_new=True) for slot, correction in corrections.items()
             }

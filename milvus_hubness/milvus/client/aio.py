@@ -11,6 +11,7 @@ from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.errors import HubnessError
+from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.methods import Methods, drive_async
 from milvus_hubness.milvus.client.steps import (
     Effect,
@@ -140,7 +141,8 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
     async def _run(self, operation: Operation[Any]) -> Any:
         """Run an operation; its HubnessError is raised as a MilvusException too."""
         try:
-            return await drive_async(operation, self._answer)
+            with HeldErrors():
+                return await drive_async(operation, self._answer)
         except HubnessError as error:
             raise as_milvus(error) from error
 

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from milvus_hubness.correction.guard import RowEvidence
 
 
-def _epoch_of(state: CollectionState, *, are_last: bool) -> int:
-    """Return the epoch of rows that are written now."""
-    if not are_last:
-        return state.profile.epoch
-
-    # Imported late: a client that only searches needs no estimator.
-    from milvus_hubness.correction.fitted import epoch_of_new_rows
-
-    return epoch_of_new_rows(state)
-
-
 class Biases:
     """Banks, and the biases of vectors in every profile of their field.
 
@@ -126,18 +115,22 @@ class Biases:
         in_use = {(collection, state.field, profile.slot) for profile in profiles}
 
         biases: dict[int, Floats] = {}
+        epoch = state.profile.epoch
         for profile in profiles:
             cached = yield from self._cached(collection, state, profile, in_use)
             # A fit is restored and evaluated in a thread: both may take long.
             correction: Correction = yield Compute(partial(cached.correction, state))
             is_active = profile is state.profile
+            # A job that fills a generation gives all rows the biases of its formula.
+            are_apart = are_last and profile is not state.filling
+            if are_apart and correction.leaves_room:
+                epoch = -state.profile.epoch
             column, hints, evidence = yield Compute(
                 partial(
                     correction.of_written,
                     vectors,
                     rows,
-                    # A job that fills a generation gives all rows the biases of its formula.
-                    are_new=are_last and profile is not state.filling,
+                    are_new=are_apart,
                     guarded=watches and is_active,
                 )
             )
@@ -152,7 +145,6 @@ class Biases:
         # The banks of all profiles may be larger than the budget by the one that a refresh
         # replaces. As soon as no state names that, it goes.
         self.banks.evict(in_use)
-        epoch = _epoch_of(state, are_last=are_last)
         return RowBiases(biases, epoch, locality_hints, kinds), written
 
     def _expect_room(self, collection: str, state: CollectionState) -> None:

@@ -1,10 +1,11 @@
-"""Error records of pymilvus that are held back while the client recovers from the errors."""
+"""Error records of pymilvus that are held back while a call may recover from the errors."""
 
 from __future__ import annotations
 
 import logging
 import re
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import grpc
 from pymilvus.exceptions import MilvusException
@@ -14,72 +15,102 @@ from milvus_hubness.basics.logs import log
 CHANGED = "collection %r changed while a request was on its way (%s): the request was sent again"
 """The record in place of those of pymilvus, about a collection and a reason."""
 
-# Each thread and each task has its own block.
-_records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
 _pymilvus = logging.getLogger("pymilvus.decorators")
 
 
+class _Recovered(NamedTuple):
+    """An error that a call recovered from."""
+
+    error: Exception
+    message: str
+    """The record in its place, about the collection and the reason."""
+    collection: str
+
+    def tell(self) -> None:
+        error = self.error
+        reason = " ".join(str(getattr(error, "message", None) or _as_logged(error)).split())
+        log.info(self.message, self.collection, reason)
+
+
+class HeldErrors:
+    """Holds back error records of pymilvus during a call, as pymilvus logs errors before raising them.
+
+    At its end one record of level INFO replaces the records of the errors that the call recovered
+    from, see `recovered_from`; all others are logged. If the call raises, all records are logged.
+    """
+
+    __slots__ = ("_outer", "records", "recovered")
+
+    def __enter__(self) -> None:
+        self._outer = _held.get()
+        self.records: list[logging.LogRecord] = []
+        self.recovered: list[_Recovered] = []
+        _held.set(self)
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        _held.set(self._outer)
+        if self.records or self.recovered:
+            self._release(self.recovered if kind is None else [])
+
+    def _release(self, recovered: list[_Recovered]) -> None:
+        known = [_as_logged(each.error) for each in recovered]
+        for record in self.records:
+            if not any(text in record.getMessage() for text in known):
+                _pymilvus.handle(record)
+
+        last_by_message = {each.message: each for each in recovered}
+        for each in last_by_message.values():
+            each.tell()
+
+
+# Each thread and each task has its own call.
+_held: ContextVar[HeldErrors | None] = ContextVar("held_errors", default=None)
+
+
 class _Hold(logging.Filter):
-    """Moves error records to the innermost block of the thread or task."""
+    """Moves error records to the call of the thread or task."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        held = _records.get()
+        held = _held.get()
         if held is None or record.levelno < logging.ERROR:
             return True
 
-        held.append(record)
+        held.records.append(record)
         return False
 
 
 _HOLD = _Hold()
 
 
-class HeldErrors:
-    """Holds back error records of pymilvus in a block, as pymilvus logs errors before raising them.
+def watch_pymilvus() -> None:
+    """Let `HeldErrors` see the records of pymilvus.
 
-    The block adds to `recovered` the errors that it recovers from. At its end one record of level
-    INFO replaces the records of these errors; all others are logged. If the block raises, all
-    records are logged, and an error of pymilvus that names `real_name` names the collection as the
-    user did.
+    Clients call it: nothing changes for programs that only import this package.
     """
-
-    __slots__ = ("_collection", "_message", "_outer", "_records", "real_name", "recovered")
-
-    def __init__(self, collection: str, message: str = CHANGED) -> None:
-        self._collection = collection
-        self._message = message
-        self._records: list[logging.LogRecord] = []
-        self.recovered: list[Exception] = []
-        self.real_name = ""
-        """The name under which the requests of the block are sent; empty for the user's own."""
-
-    def __enter__(self) -> HeldErrors:
-        # Nothing is changed for programs that only import this package. A filter is added once.
-        _pymilvus.addFilter(_HOLD)
-        self._outer = _records.get()
-        _records.set(self._records)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        _records.set(self._outer)
-        if isinstance(error, MilvusException) and self.real_name not in ("", self._collection):
-            _name_as_given(error, self.real_name, self._collection)
-
-        recovered = self.recovered if kind is None else []
-        for record in self._records:
-            if not any(_as_logged(error) in record.getMessage() for error in recovered):
-                _pymilvus.handle(record)
-
-        if recovered:
-            last = recovered[-1]
-            reason = " ".join(str(getattr(last, "message", None) or _as_logged(last)).split())
-            log.info(self._message, self._collection, reason)
+    # A filter is added once.
+    _pymilvus.addFilter(_HOLD)
 
 
-def _name_as_given(error: MilvusException, real_name: str, given: str) -> None:
-    """Put the name that the user gave into the message of an error, in place of the real name."""
-    whole_name = rf"(?<![\w.]){re.escape(real_name)}(?!\w)"
-    error._message = re.sub(whole_name, lambda _: given, error._message)
+def recovered_from(error: Exception, collection: str, message: str = CHANGED) -> None:
+    """Note that the call recovered from an error, whose record is replaced by this message.
+
+    The proxy, where pymilvus logs nothing, has no such call: the message is logged at once.
+    """
+    recovered = _Recovered(error, message, collection)
+    held = _held.get()
+    if held is None:
+        recovered.tell()
+    else:
+        held.recovered.append(recovered)
+
+
+def name_as_given(error: Exception, real_name: str, given: str) -> None:
+    """Put the name that the user gave into the message of an error of pymilvus, in place of the name
+    that the request was sent under; that is empty for the user's own.
+    """
+    if isinstance(error, MilvusException) and real_name not in ("", given):
+        whole_name = rf"(?<![\w.]){re.escape(real_name)}(?!\w)"
+        error._message = re.sub(whole_name, lambda _: given, error._message)
 
 
 def _as_logged(error: Exception) -> str:

@@ -113,10 +113,12 @@ class Methods(CollectionMethods):
     ) -> None:
         # Here, as they need more modules than pymilvus's client:
         # programs that only name the class start sooner.
+        from milvus_hubness.milvus.client.held_errors import watch_pymilvus
         from milvus_hubness.milvus.client.operations import Operations
         from milvus_hubness.milvus.client.query_samples import Sampler
         from milvus_hubness.milvus.store.server import expect_milvus
 
+        watch_pymilvus()
         with refusing():
             expect_milvus(uri)
             expect_arguments(kwargs, OF_CLIENTS)

@@ -15,19 +15,15 @@ from pymilvus.client.types import OmitZeroDict
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.errors import PartialWrite
-from milvus_hubness.milvus.client.held_errors import HeldErrors
+from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 REFUSALS = (MilvusException, grpc.RpcError)
 """The errors by which pymilvus reports that a request exceeds a limit."""
-_SENT_IN_PARTS = "a request on %r exceeds a limit of the server (%s): it was sent in parts"
-
-
-def held_for_parts(collection: str) -> HeldErrors:
-    """Return a context that holds back error records of requests that are sent again in parts."""
-    return HeldErrors(collection, _SENT_IN_PARTS)
+SENT_IN_PARTS = "a request on %r exceeds a limit of the server (%s): it was sent in parts"
+"""The record in place of the refusal, about a collection and a reason."""
 
 
 def in_two(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -46,24 +42,23 @@ def write_in_parts(
     row_count = 0
     waiting = [rows]  # The next part is at the end.
 
-    with held_for_parts(write.collection) as held:
-        while waiting:
-            part = waiting.pop()
-            try:
-                answers.append((yield from put(part)))
-            except REFUSALS as error:
-                # The server refuses such a request before it reads it, so nothing is written twice.
-                if len(part) > 1 and exceeds_limit(error):
-                    held.recovered.append(error)
-                    waiting += reversed(in_two(part))
-                    continue
+    while waiting:
+        part = waiting.pop()
+        try:
+            answers.append((yield from put(part)))
+        except REFUSALS as error:
+            # The server refuses such a request before it reads it, so nothing is written twice.
+            if len(part) > 1 and exceeds_limit(error):
+                recovered_from(error, write.collection, SENT_IN_PARTS)
+                waiting += reversed(in_two(part))
+                continue
 
-                if not answers:
-                    raise
+            if not answers:
+                raise
 
-                raise _stopped_at(write, row_count, len(rows), answers, error) from error
+            raise _stopped_at(write, row_count, len(rows), answers, error) from error
 
-            row_count += len(part)
+        row_count += len(part)
 
     return joined_answers(answers)
 

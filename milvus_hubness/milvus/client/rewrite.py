@@ -125,6 +125,13 @@ class Reading:
             for name in fields.hidden:
                 row.pop(name, None)
 
+    def are_as_asked(self, fields: FieldRequest) -> bool:
+        """Whether hits with the requested fields need no conversion."""
+        requested = fields.requested
+        if not isinstance(requested, list) or not requested or "*" in requested:
+            return False
+        return self.changed.isdisjoint(requested)
+
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
         """Convert the rows of hits to the user's form, in place."""
         if results and not any(getattr(hits, "has_materialized", True) for hits in results):
@@ -342,19 +349,24 @@ class Rewrite:
         kinds = self.kinds(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
         params = self.search_params(question)
+        pack = self.codec.query_packer(strength, slot=slot, kinds=kinds)
+        is_answer = self.scores_are_products(question) and self.reading.are_as_asked(fields)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
-            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
-            encoded = self.codec.pack_queries(queries, strength, slot=slot, kinds=kinds)
+            queries = rounded_vectors(data, self.state)
 
             def answer(results: Any) -> Any:
-                self._score(results, queries, strength, question)
+                self._score(results, self.codec.layout.rows(queries), strength, question)
                 return self.reading.hits_out(results, fields)
 
             # pymilvus and the proxy may change the parameters of a request.
-            sent_params = copied(params) if params else {}
             return SearchRequest(
-                encoded, question.limit, question.offset, sent_params, fields.requested, answer
+                pack(queries),
+                question.limit,
+                question.offset,
+                copied(params) if params else {},
+                fields.requested,
+                _unchanged if is_answer else answer,
             )
 
         return ask
@@ -456,6 +468,11 @@ class Rewrite:
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
         """Return the user's vectors (n, d) of hits that have them."""
         return self.codec.vectors_of([hit["entity"] for hit in hits])
+
+
+def _unchanged(results: Any) -> Any:
+    """Return results that are the user's as they are."""
+    return results
 
 
 def floats_in(array: Any) -> Floats:

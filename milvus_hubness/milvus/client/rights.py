@@ -16,7 +16,7 @@ from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.beside import SIDE_FIELD, SIDE_WIDTH
 from milvus_hubness.errors import StoreError
 from milvus_hubness.jobs.store.ownership import CollectionId, Helper
-from milvus_hubness.milvus.client.held_errors import HeldErrors
+from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -59,18 +59,17 @@ class SideRights:
 
         owner = cached.collection_id.name
         request = yield from _request_without_effect(side, method, timeout)
-        with HeldErrors(owner, _CHECKED) as held:
-            try:
-                yield request
-            except (MilvusException, grpc.RpcError) as error:
-                if is_denied(error):
-                    raise StoreError(
-                        f"nothing was written to {owner!r}: its biases are in {side!r}, which this "
-                        f"user may not change: {message_of(error)}. Grant the right, and write again"
-                    ) from error
+        try:
+            yield request
+        except (MilvusException, grpc.RpcError) as error:
+            if is_denied(error):
+                raise StoreError(
+                    f"nothing was written to {owner!r}: its biases are in {side!r}, which this user "
+                    f"may not change: {message_of(error)}. Grant the right, and write again"
+                ) from error
 
-                # The partition is missing, or the collection: the write itself reports that.
-                held.recovered.append(error)
+            # The partition is missing, or the collection: the write itself reports that.
+            recovered_from(error, owner, _CHECKED)
 
 
 def _request_without_effect(side: str, method: Method, timeout: float | None) -> Operation[Ask]:

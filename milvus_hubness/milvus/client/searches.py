@@ -24,6 +24,7 @@ from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.catalog import Reads
+from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
     Question,
@@ -35,7 +36,7 @@ from milvus_hubness.milvus.client.messages import (
     expect_whole_hits,
     first_set,
 )
-from milvus_hubness.milvus.client.parts import REFUSALS, held_for_parts, in_two
+from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS, in_two
 from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.side_memory import SideBiases
@@ -95,34 +96,29 @@ class Searches:
         """
         timeout = options.get("timeout")
         data: Any = question.data
-        with held_for_parts(collection) as held:
-            try:
-                return (yield from self._search_at_once(collection, question, filter, options, ids))
-            except REFUSALS as error:
-                if ids is not None or not can_be_halved(data) or not exceeds_limit(error):
-                    raise
-
-                cached = yield from self._states.cached_state(collection, timeout)
-                if cached.state_of(options.get("anns_field")) is None:
-                    raise
-
-                held.recovered.append(error)
-
-            results: Any = None
-            for part in in_two(data):
-                answer = yield from self.search(
-                    collection, replace(question, data=part), filter, options
-                )
-                results = answer if results is None else _joined(results, answer)
-
-            return results
-
-    def _search_at_once(
-        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], ids: Any
-    ) -> Operation[Any]:
         kind = kind_of(question, options) if ids is None else None
         call = partial(self._search_on, collection, question, filter, options, ids, kind)
-        return self._states.retrying(collection, options.get("timeout"), call)
+        try:
+            results, _ = yield from self._states.used(collection, timeout, call)
+            return results
+        except REFUSALS as error:
+            if ids is not None or not can_be_halved(data) or not exceeds_limit(error):
+                raise
+
+            cached = yield from self._states.cached_state(collection, timeout)
+            if cached.state_of(options.get("anns_field")) is None:
+                raise
+
+            recovered_from(error, collection, SENT_IN_PARTS)
+
+        joined: Any = None
+        for part in in_two(data):
+            answer = yield from self.search(
+                collection, replace(question, data=part), filter, options
+            )
+            joined = answer if joined is None else _joined(joined, answer)
+
+        return joined
 
     def _search_on(
         self,
@@ -144,7 +140,8 @@ class Searches:
         search_request = prepared.ask(question.data)
         request = _request(name, prepared.field, filter, search_request, options)
         answer = yield from self._answered(cached, search_request, request)
-        self.sample(cached, prepared.state, question.data)
+        if cached.is_sampled:
+            self.sample(cached, prepared.state, question.data)
         return answer
 
     def _search(
@@ -350,28 +347,27 @@ class Searches:
         cannot merge answers.
         """
         arguments = (ranker, limit, output_fields, options, strength, profile, kinds)
-        with held_for_parts(collection) as held:
-            try:
-                return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
-            except REFUSALS as error:
-                can_be_divided = all(can_be_halved(request.data) for request in requests)
-                if not can_be_divided or not exceeds_limit(error):
-                    raise
+        try:
+            return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
+        except REFUSALS as error:
+            can_be_divided = all(can_be_halved(request.data) for request in requests)
+            if not can_be_divided or not exceeds_limit(error):
+                raise
 
-                cached = yield from self._states.cached_state(collection, options.get("timeout"))
-                if all(cached.state_of(request.anns_field) is None for request in requests):
-                    raise
+            cached = yield from self._states.cached_state(collection, options.get("timeout"))
+            if all(cached.state_of(request.anns_field) is None for request in requests):
+                raise
 
-                held.recovered.append(error)
+            recovered_from(error, collection, SENT_IN_PARTS)
 
-            results: Any = None
-            divided = [
-                [_asking(request, data) for data in in_two(request.data)] for request in requests
-            ]
-            for part in zip(*divided, strict=True):
-                answer = yield from self.hybrid_search(collection, part, *arguments)
-                results = answer if results is None else _joined(results, answer)
-            return results
+        results: Any = None
+        divided = [
+            [_asking(request, data) for data in in_two(request.data)] for request in requests
+        ]
+        for part in zip(*divided, strict=True):
+            answer = yield from self.hybrid_search(collection, part, *arguments)
+            results = answer if results is None else _joined(results, answer)
+        return results
 
     def _hybrid_search_at_once(
         self,

@@ -32,7 +32,7 @@ from milvus_hubness.jobs.store.records import (
     DualWrite,
     Samplings,
 )
-from milvus_hubness.milvus.client.held_errors import HeldErrors
+from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import Target, samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
@@ -373,7 +373,20 @@ class StateCache:
         call: Callable[[CachedState], Operation[T]],
         again: Callable[[CachedState], Operation[T]] | None = None,
     ) -> Operation[T]:
+        """Run an operation as `used` does, and return its result."""
+        result, _ = yield from self.used(collection, timeout, call, again)
+        return result
+
+    def used(
+        self,
+        collection: str,
+        timeout: float | None,
+        call: Callable[[CachedState], Operation[T]],
+        again: Callable[[CachedState], Operation[T]] | None = None,
+    ) -> Operation[tuple[T, CachedState]]:
         """Run `call` on the cached state, and again if it fails and the collection has changed.
+
+        Return its result and the state that it ran on.
 
         So the operation `call` may run several times, each time from
         its start and on another state, and any of its requests may
@@ -382,15 +395,22 @@ class StateCache:
         again: repeats a write. It is run if the name leads to another collection at the end, and
         the write went to the former one alone.
         """
-        result, used = yield from self._retried(collection, timeout, call)
+        used = self.remembered(collection)
+        if used is None:
+            used = yield from self.cached_state(collection, timeout)
+        try:
+            result = yield from call(used)
+        except PERHAPS_OUTDATED as error:
+            result, used = yield from self._repeated(collection, timeout, call, used, error)
+
         if not used.real_name:
-            return result
+            return result, used
         if again is None:
             is_outlived = time.monotonic() > used.expires_at + self.policy.cut_over_seconds
         else:
             is_outlived = self.remembered(collection) is not used
         if not is_outlived:
-            return result
+            return result, used
 
         # The former copy serves clients until their states have expired, and no longer: this call
         # began before that, and was held up. Its answer may be out of date, or its write lost.
@@ -400,10 +420,13 @@ class StateCache:
         else:
             is_moved = used.dual_write is None and not used.collection_id.is_same(now.collection_id)
         if not is_moved:
-            return result
+            return result, used
 
-        result, _ = yield from self._retried(collection, timeout, again or call)
-        return result
+        repeated = again or call
+        try:
+            return (yield from repeated(now)), now
+        except PERHAPS_OUTDATED as error:
+            return (yield from self._repeated(collection, timeout, repeated, now, error))
 
     def written(
         self,
@@ -412,14 +435,12 @@ class StateCache:
         write: Callable[[CachedState], Operation[T]],
         again: Callable[[CachedState], Operation[T]] | None = None,
     ) -> Operation[tuple[T, CachedState]]:
-        """Run write(cached) as `retrying` does, with `again` or else `write` for a repetition.
+        """Run write(cached) as `used` does, with `again` or else `write` for a repetition.
 
         Return the result, and the state that says whether a copy gets the write, too: that of the
         write if it names one, else the newest, because a migration may have begun meanwhile.
         """
-        result, cached = yield from self.retrying(
-            collection, timeout, partial(_with_state, write), partial(_with_state, again or write)
-        )
+        result, cached = yield from self.used(collection, timeout, write, again or write)
         if now := self.remembered(collection):
             return result, cached if cached.dual_write else now
         if cached.dual_write is not None:
@@ -430,47 +451,49 @@ class StateCache:
         except PERHAPS_OUTDATED:
             return result, cached
 
-    def _retried(
-        self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
+    def _repeated(
+        self,
+        collection: str,
+        timeout: float | None,
+        call: Callable[[CachedState], Operation[T]],
+        state: CachedState,
+        error: Exception,
     ) -> Operation[tuple[T, CachedState]]:
-        """Return the result of `call`, run as `retrying` says, and the state of the last run."""
-        with HeldErrors(collection) as held:
-            state = self.remembered(collection)
-            if state is None:
-                state = yield from self.cached_state(collection, timeout)
-            had_copy = state.dual_write is not None
-            held.real_name = state.real_name
+        """Run `call` again after an error on this state, as `used` says.
 
+        Raises the error if it is not due to a change of the collection.
+        """
+        had_copy = state.dual_write is not None
+        changed = yield from self._state_for_retry(collection, state, error, timeout)
+        if changed is None:
+            name_as_given(error, state.real_name, collection)
+            raise error
+
+        recovered_from(error, collection)
+
+        # A switch of names has several steps: the next one may have come after the state was
+        # read, so one retry need not be enough.
+        until = time.monotonic() + self.policy.cut_over_seconds
+        while True:
+            state = changed
             try:
                 return (yield from call(state)), state
-            except PERHAPS_OUTDATED as error:
-                changed = yield from self._state_for_retry(collection, state, error, timeout)
-                if changed is None:
+            except PERHAPS_OUTDATED as last:
+                # Milvus Lite gives a collection its new name before it can be read under it.
+                is_final = time.monotonic() > until
+                is_opening = had_copy and is_not_loaded(last)
+                if not is_opening:
+                    changed = yield from self.read_again(collection, timeout)
+                    is_final |= changed == state and not self._met_another(
+                        collection, changed, last
+                    )
+                if is_final:
+                    name_as_given(last, state.real_name, collection)
                     raise
 
-                held.recovered.append(error)
+                recovered_from(last, collection)
 
-            # A switch of names has several steps: the next one may have come after the state was
-            # read, so one retry need not be enough.
-            until = time.monotonic() + self.policy.cut_over_seconds
-            while True:
-                state = changed
-                held.real_name = state.real_name
-                try:
-                    return (yield from call(state)), state
-                except PERHAPS_OUTDATED as error:
-                    # Milvus Lite gives a collection its new name before it can be read under it.
-                    is_opening = had_copy and is_not_loaded(error)
-                    if not is_opening:
-                        changed = yield from self.read_again(collection, timeout)
-                        if changed == state and not self._met_another(collection, changed, error):
-                            raise
-                    if time.monotonic() > until:
-                        raise
-
-                    held.recovered.append(error)
-
-                yield Pause(CUT_OVER_PAUSE)
+            yield Pause(CUT_OVER_PAUSE)
 
     def _state_for_retry(
         self, collection: str, used: CachedState, error: Exception, timeout: float | None
@@ -584,13 +607,6 @@ class StateCache:
             index = yield Ask("describe_index", (collection, names[0], timeout))
             self._metrics[key] = str(index["metric_type"]).upper()
         return self._metrics[key]
-
-
-def _with_state(
-    call: Callable[[CachedState], Operation[T]], cached: CachedState
-) -> Operation[tuple[T, CachedState]]:
-    """Run call(cached); return its result and the state, which `StateCache.retrying` chooses."""
-    return (yield from call(cached)), cached
 
 
 def _described(description: Mapping[str, Any], collection: str, expires_at: float) -> CachedState:

@@ -10,6 +10,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.errors import HubnessError
+from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import OF_SEARCHES, Question
 from milvus_hubness.milvus.client.methods import Methods, drive
 from milvus_hubness.milvus.client.steps import (
@@ -50,7 +51,8 @@ class HubnessClient(Methods, MilvusClient):
     def _run(self, operation: Operation[Any]) -> Any:
         """Run an operation; its HubnessError is raised as a MilvusException too."""
         try:
-            return drive(operation, self._answer)
+            with HeldErrors():
+                return drive(operation, self._answer)
         except HubnessError as error:
             raise as_milvus(error) from error
 

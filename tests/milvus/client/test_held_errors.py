@@ -14,7 +14,7 @@ from milvus_hubness import (
     migrate,
     plan_migration,
 )
-from milvus_hubness.milvus.client.state_cache import HeldErrors
+from milvus_hubness.milvus.client.held_errors import HeldErrors, recovered_from, watch_pymilvus
 from tests.support.galleries import plain_collection, vectors
 
 DIM = 24
@@ -86,16 +86,17 @@ async def test_an_async_client_too(lite, records):
 
 
 def test_only_records_of_errors_that_were_recovered_from_are_kept_back(records):
+    watch_pymilvus()
     log = logging.getLogger("pymilvus.decorators")
     gone, other = (
         MilvusException(message="expected dim 32, got 24"),
         MilvusException(message="disk is full"),
     )
-    with HeldErrors("products") as held:
+    with HeldErrors():
         log.error("RPC error: [upsert], %s", gone)
         log.error("RPC error: [query], %s", other)
         log.warning("never seen at this level")
-        held.recovered.append(gone)
+        recovered_from(gone, "products")
     assert [each.getMessage()[:20] for each in records] == [
         "RPC error: [query], ",
         "collection 'products",
@@ -103,9 +104,9 @@ def test_only_records_of_errors_that_were_recovered_from_are_kept_back(records):
     records.clear()
 
     def fail():
-        with HeldErrors("products") as held:
+        with HeldErrors():
             log.error("RPC error: [upsert], %s", gone)
-            held.recovered.append(gone)
+            recovered_from(gone, "products")
             log.error("RPC error: [query], %s", other)
             raise other
 
@@ -114,3 +115,6 @@ def test_only_records_of_errors_that_were_recovered_from_are_kept_back(records):
     assert len(records) == 2
     log.error("outside")
     assert records[-1].getMessage() == "outside"
+
+    recovered_from(gone, "products")
+    assert "expected dim 32, got 24" in records[-1].getMessage(), "told at once, outside of a call"
