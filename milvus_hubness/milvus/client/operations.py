@@ -32,9 +32,8 @@ from milvus_hubness.milvus.client.messages import (
     expect_question,
     expect_whole_hits,
 )
-from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
-from milvus_hubness.milvus.client.searches import Searches
+from milvus_hubness.milvus.client.searches import Searches, SearchListener
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in
 from milvus_hubness.milvus.client.steps import Ask, ClientPolicy, Operation, refusing
 from milvus_hubness.milvus.client.writes import Writes
@@ -415,7 +414,7 @@ class Operations:
         strength: float | None,
         state_ttl: float,
         bank_budget: int,
-        sampler: Sampler | None = None,
+        listener: SearchListener | None = None,
         policy: ClientPolicy | None = None,
         *,
         kinds: float | None = None,
@@ -426,5 +425,5 @@ class Operations:
         self.catalog = Catalog(self.states)
         self.writes = Writes(self.states, self.biases)
         self.dual_writes = DualWrites(self.states, self.reads, self.writes)
-        self.searches = Searches(self.states, self.biases, self.reads, strength, kinds, sampler)
+        self.searches = Searches(self.states, self.biases, self.reads, strength, kinds, listener)
         self.pages = Pages(self.states, self.biases, self.reads, self.searches)

@@ -8,16 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.correction.codec.arrays import decode
+from milvus_hubness.correction.codec.arrays import decode, without_tensors
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import Sample, SamplesOf, Sampling, Samplings
+
+if TYPE_CHECKING:
+    from milvus_hubness.milvus.client.searches import Asked
+    from milvus_hubness.milvus.client.state_cache import CachedState
 
 BUFFERED = 1_000
 """Largest number of samples that are not yet stored; further samples are dropped."""
@@ -84,30 +88,40 @@ class Sampler:
         self._being_written = 0
         """How many samples of the last batch were neither stored nor dropped yet."""
 
-    def offer(self, target: Target, queries: Sequence[Any] | npt.NDArray[Any]) -> None:
-        """Sample some of the queries of an answered search.
-
-        queries: m vectors, as pymilvus takes them for the sampled field.
-        """
-        sampling = target.sampling
+    def searched(self, cached: CachedState, asked: Callable[[], Asked]) -> None:
+        """Sample some of the queries of an answered search, as `SearchListener` says."""
+        fields = cached.samplings.fields
+        if not fields:
+            return
         try:
-            rate = sampling.rate
-            name = (sampling.samples_collection, rate)
-            gap = self._gaps.get(name)
-            if gap is None:
-                gap = _gap(rate)
-
-            count = len(queries)
-            while gap < count:
-                sample = _sample(sampling, queries[gap])
-                if sample is not None:
-                    self._put(target.samples, sample)
-                gap += 1 + _gap(rate)
-            self._gaps[name] = gap - count
+            name, queries = asked()
+            sampling = cached.samplings.of(name) if name else None
+            # Without a name, Milvus would refuse a search on several fields.
+            if not name and len(fields) == 1:
+                sampling = fields[0]
+            if sampling is not None:
+                self.offer(Target.of(sampling, cached.collection_id), without_tensors(queries))
         except Exception as error:
             # The search was answered: no fault of a sample may fail it.
             self._dropped += 1
-            log.warning("a query of %r was not sampled: %s", target.samples.owner.name, error)
+            log.warning("a query of %r was not sampled: %s", cached.collection_id.name, error)
+
+    def offer(self, target: Target, queries: Sequence[Any] | npt.NDArray[Any]) -> None:
+        """Sample some of m vectors, as pymilvus takes them for the sampled field."""
+        sampling = target.sampling
+        rate = sampling.rate
+        name = (sampling.samples_collection, rate)
+        gap = self._gaps.get(name)
+        if gap is None:
+            gap = _gap(rate)
+
+        count = len(queries)
+        while gap < count:
+            sample = _sample(sampling, queries[gap])
+            if sample is not None:
+                self._put(target.samples, sample)
+            gap += 1 + _gap(rate)
+        self._gaps[name] = gap - count
 
     @property
     def counts(self) -> Sampled:
@@ -225,7 +239,8 @@ def _sample(sampling: Sampling, query: Any) -> Sample | None:
     """Return a query as a sample; None for one that no bank can hold."""
     if sampling.dtype == "float32" and isinstance(query, bytes):
         query = np.frombuffer(query, "<f4")
-    vector = decode([query], sampling.dtype)[0]
+    with np.errstate(over="ignore"):
+        vector = decode([query], sampling.dtype)[0]
     if vector.shape != (sampling.dim,) or not np.isfinite(vector).all() or not vector.any():
         return None
     return Sample(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from pymilvus import AnnSearchRequest, DataType
@@ -37,7 +37,6 @@ from milvus_hubness.milvus.client.messages import (
     first_set,
 )
 from milvus_hubness.milvus.client.parts import REFUSALS, SENT_IN_PARTS, in_two
-from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.side_memory import SideBiases
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
@@ -55,10 +54,30 @@ _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
 """A request of a hybrid search, its question, and the rewrite if its field is corrected."""
 
 
+class Asked(NamedTuple):
+    """What was searched."""
+
+    field: str | None
+    """None for the only one that the collection has."""
+    queries: Any
+    """As the caller gave them."""
+
+
+class SearchListener(Protocol):
+    """Is told of answered searches."""
+
+    def searched(self, cached: CachedState, asked: Callable[[], Asked]) -> None:
+        """Hear of a search by this collection state.
+
+        asked: returns what was searched, if the listener wants to know. Raises nothing.
+        """
+
+
 class Searches:
     """`search` and `hybrid_search`.
 
-    strength: w of searches that name none. Raises InvalidParameter for an invalid one.
+    strength: w of searches that name none. listener: None for searches of which nobody is to hear.
+    Raises InvalidParameter for an invalid strength.
     """
 
     def __init__(
@@ -68,7 +87,7 @@ class Searches:
         reads: Reads,
         strength: float | None,
         kinds: float | None,
-        sampler: Sampler | None,
+        listener: SearchListener | None,
     ) -> None:
         expect_strength(strength)
         expect_factor(kinds)
@@ -77,7 +96,7 @@ class Searches:
         self._states = states
         self._biases = biases
         self._reads = reads
-        self._sampler = sampler
+        self._listener = listener
 
     def search(
         self,
@@ -140,8 +159,8 @@ class Searches:
         search_request = prepared.ask(question.data)
         request = _request(name, prepared.field, filter, search_request, options)
         answer = yield from self._answered(cached, search_request, request)
-        if cached.is_sampled:
-            self.sample(cached, prepared.state, question.data)
+        if self._listener is not None:
+            self._listener.searched(cached, partial(Asked, prepared.state.field, question.data))
         return answer
 
     def _search(
@@ -197,7 +216,7 @@ class Searches:
             _prepare(cached, kind, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            self.sample(cached, state, question.data)
+            self.tell(cached, partial(Asked, state.field, question.data))
         return results
 
     def _uncorrected(
@@ -224,25 +243,13 @@ class Searches:
         )
         results = yield Ask("search", args, {**options, "ids": question.ids})
         if question.ids is None:
-            self.sample_uncorrected(cached, options.get("anns_field"), question.data)
+            self.tell(cached, partial(Asked, options.get("anns_field"), question.data))
         return cached.reading.hits_out(results, fields) if cached.states else results
 
-    def sample(self, cached: CachedState, state: CollectionState, data: Any) -> None:
-        """Offer the queries of an answered corrected search to the sampler."""
-        if cached.is_sampled and self._sampler is not None:
-            target = cached.sampling_of(state.field)
-            if target is not None:
-                self._sampler.offer(target, data)
-
-    def sample_uncorrected(self, cached: CachedState, field: str | None, data: Any) -> None:
-        """Offer the queries of an answered search that nothing corrects to the sampler.
-
-        field: the searched one; None for the only one that the collection has.
-        """
-        if cached.is_sampled and self._sampler is not None:
-            target = cached.sampled_field(field)
-            if target is not None:
-                self._sampler.offer(target, without_tensors(data))
+    def tell(self, cached: CachedState, asked: Callable[[], Asked]) -> None:
+        """Tell the listener of an answered search."""
+        if self._listener is not None:
+            self._listener.searched(cached, asked)
 
     def _with_options(
         self, question: Question, options: Mapping[str, Any]
@@ -442,11 +449,8 @@ class Searches:
         name = cached.real_name or collection
         args = (name, sent, ranker, limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
-        for request, question, rewrite in parts:
-            if rewrite is None:
-                self.sample_uncorrected(cached, request.anns_field, request.data)
-            else:
-                self.sample(cached, rewrite.state, question.data)
+        for request, question, _ in parts:
+            self.tell(cached, partial(Asked, request.anns_field, question.data))
         return cached.reading.hits_out(results, fields)
 
     def _merged(

@@ -34,7 +34,7 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.milvus.client.held_errors import name_as_given, recovered_from
 from milvus_hubness.milvus.client.messages import expect_state_ttl
-from milvus_hubness.milvus.client.query_samples import Target, samplings_in
+from milvus_hubness.milvus.client.query_samples import samplings_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading
 from milvus_hubness.milvus.client.side_memory import SideBiases, SideMemory
 from milvus_hubness.milvus.client.steps import (
@@ -195,8 +195,6 @@ class CachedState:
     collection_id: CollectionId = NO_COLLECTION
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     """Prepared searches, by their kind."""
-    targets: dict[str, Target | None] = field(default_factory=dict, compare=False)
-    """What is sampled and where the samples go, by field, as far as it was needed."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
     """Collections that the properties name and that were found to belong to this one."""
     dual_write: DualWrite | None = None
@@ -215,30 +213,6 @@ class CachedState:
         width and other columns. An uncorrected collection has nothing that could be mixed up.
         """
         return self.collection_id.name if self.states or self.dual_write else ""
-
-    @cached_property
-    def is_sampled(self) -> bool:
-        """Whether clients sample any of its queries."""
-        return bool(self.samplings.fields)
-
-    def sampling_of(self, field: str) -> Target | None:
-        """Return how searches of this field are sampled, and where the samples go; None if they are
-        not.
-        """
-        # Every search comes by here, so it is looked up once.
-        if field not in self.targets:
-            sampling = self.samplings.of(field)
-            self.targets[field] = Target.of(sampling, self.collection_id) if sampling else None
-        return self.targets[field]
-
-    def sampled_field(self, anns_field: str | None) -> Target | None:
-        """Return the sampling of the named field, or else of the only one that the collection has:
-        without a name, Milvus would refuse a search on several.
-        """
-        if anns_field:
-            return self.sampling_of(anns_field)
-        fields = self.samplings.fields
-        return self.sampling_of(fields[0].field) if len(fields) == 1 else None
 
     @cached_property
     def sides(self) -> tuple[Helper, ...]:

@@ -20,15 +20,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
-from milvus_hubness.basics.logs import log
 from milvus_hubness.correction.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
-    HubnessError,
     InvalidInput,
     UnsupportedOperation,
 )
@@ -45,7 +42,7 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS, in_two
 from milvus_hubness.milvus.client.rewrite import Rewrite
-from milvus_hubness.milvus.client.searches import MAX_PREPARED
+from milvus_hubness.milvus.client.searches import MAX_PREPARED, Asked
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
@@ -146,7 +143,7 @@ def _search_on(
     """Search by this collection state."""
     if not cached.states:
         content = (yield Send(addressed(request, cached), with_bytes=True))[1]
-        _sample_uncorrected(operations, cached, request)
+        _tell(operations, cached, request)
         return content
 
     # Most searches repeat a former one with other queries, and end here.
@@ -188,7 +185,7 @@ def _search_on(
     for part in rewrite.apart(question):
         answers.append((yield from _answer(operations, cached, rewrite, part, params)))
     if not by_ids:
-        operations.searches.sample(cached, state, question.data)
+        operations.searches.tell(cached, partial(Asked, state.field, question.data))
     return joined(answers)
 
 
@@ -239,7 +236,7 @@ def _direct(
         sent.MergeFrom(fixed)
         _put_queries(sent, ask(queries).data, state)
         response, content = yield Send(sent, with_bytes=True)
-        operations.searches.sample(cached, state, queries)
+        operations.searches.tell(cached, partial(Asked, state.field, queries))
         return response if columns_out(cached, response.results, fields) else content
 
     return answer
@@ -247,24 +244,20 @@ def _direct(
 
 def _uncorrected(operations: Operations, cached: CachedState, request: Any) -> Operation[Any]:
     answer = yield from send_for_rows(cached, SearchParameters(request).sent())
-    _sample_uncorrected(operations, cached, request)
+    _tell(operations, cached, request)
     return answer
 
 
-def _sample_uncorrected(operations: Operations, cached: CachedState, request: Any) -> None:
-    """Offer the queries of an answered search that nothing corrects to the sampler."""
-    if not cached.is_sampled or request.WhichOneof("search_input") == "ids":
-        return
+def _tell(operations: Operations, cached: CachedState, request: Any) -> None:
+    """Tell the listener of an answered search that nothing corrects."""
 
-    try:
+    def asked() -> Asked:
         group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
         queries = [value for placeholder in group.placeholders for value in placeholder.values]
-        field = SearchParameters(request).value(FIELD)
-    except (DecodeError, HubnessError) as error:
-        # Milvus has answered the search: what only this proxy cannot read must not fail it.
-        log.warning("queries of %r were not sampled: %s", cached.collection_id.name, error)
-    else:
-        operations.searches.sample_uncorrected(cached, field, queries)
+        return Asked(SearchParameters(request).value(FIELD), queries)
+
+    if request.WhichOneof("search_input") != "ids":
+        operations.searches.tell(cached, asked)
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
@@ -382,7 +375,7 @@ def _hybrid_search_at_once(
         if not cached.states:
             content = (yield Send(addressed(request, cached), with_bytes=True))[1]
             for part in request.requests:
-                _sample_uncorrected(operations, cached, part)
+                _tell(operations, cached, part)
             return content
 
         params = [SearchParameters(part, overrides) for part in request.requests]
@@ -410,9 +403,10 @@ def _hybrid_search_at_once(
         for i, part in enumerate(request.requests):
             if i in questions:
                 rewrite, question = questions[i]
-                operations.searches.sample(cached, rewrite.state, question.data)
+                asked = partial(Asked, rewrite.state.field, question.data)
+                operations.searches.tell(cached, asked)
             else:
-                _sample_uncorrected(operations, cached, part)
+                _tell(operations, cached, part)
         return response
 
     return operations.states.retrying(request.collection_name, None, call)

@@ -10,8 +10,9 @@ from scipy.stats import binomtest
 
 from milvus_hubness.correction.codec.arrays import encode
 from milvus_hubness.jobs.store.ownership import CollectionId
-from milvus_hubness.jobs.store.records import Sampling
+from milvus_hubness.jobs.store.records import Sampling, Samplings
 from milvus_hubness.milvus.client.query_samples import BATCH, BUFFERED, Sampled, Sampler, Target
+from milvus_hubness.milvus.client.state_cache import CachedState
 
 DIM = 4
 OWNER = CollectionId(name="c", identity="7")
@@ -103,9 +104,11 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
         target(),
         [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]],
     )
-    sampler.offer(target(), ["text"])
+    cached = CachedState("id", {}, OWNER, samplings=Samplings(fields=(target().sampling,)))
+    sampler.searched(cached, lambda: ("v", ["text"]))
     sampler.close()
     assert samples_collection.samples == []
+    assert sampler.counts.dropped == 1
 
 
 def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
