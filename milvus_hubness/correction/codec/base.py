@@ -113,7 +113,7 @@ class RowCodec(ABC):
     needs_candidates: ClassVar[bool] = False
     """Whether searches fetch candidates, whose scores the client corrects by their biases."""
 
-    @property
+    @cached_property
     def sides(self) -> tuple[str, ...]:
         """The side collections by slot; empty if there are none."""
         return ()
@@ -122,7 +122,7 @@ class RowCodec(ABC):
         """Return the columns of the rows of a side collection, from those of `encode_rows`."""
         raise NotImplementedError(f"{type(self).__name__} has no side collections")
 
-    @property
+    @cached_property
     def bias_factor(self) -> float:
         """Factor of a bias in the user's metric.
 
@@ -131,12 +131,12 @@ class RowCodec(ABC):
         # −½‖q−r‖² − b, the inner product under L2, is −½ times ‖q−r‖² + 2b.
         return 2.0 if self.layout.metric == "L2" else -1.0
 
-    @property
+    @cached_property
     def bias_field(self) -> str:
         """The scalar field with the active profile's bias."""
         return BIAS_FIELD + self.suffix
 
-    @property
+    @cached_property
     def epoch_field(self) -> str:
         """The scalar field with the epoch in which the row's bias was computed."""
         return EPOCH_FIELD + self.suffix
@@ -146,7 +146,7 @@ class RowCodec(ABC):
         """The metric by which the database ranks the field."""
         return "IP"
 
-    @property
+    @cached_property
     @abstractmethod
     def hidden_fields(self) -> tuple[str, ...]:
         """The fields that this package added; readers do not see them unless they name them."""
@@ -168,7 +168,7 @@ class RowCodec(ABC):
             columns[:, slot] = biases_of_slot
         return columns
 
-    @property
+    @cached_property
     def decoding_fields(self) -> tuple[str, ...]:
         """The fields that `decode_rows` needs besides `field`."""
         return ()
@@ -347,7 +347,7 @@ class VectorCodec(RowCodec):
     location = "vector"
     leaves_vectors = False
 
-    @property
+    @cached_property
     def norm_field(self) -> str | None:
         """The scalar field with ‖r‖, which COSINE needs to decode vectors.
 
@@ -356,11 +356,11 @@ class VectorCodec(RowCodec):
         has_norms = self.layout.metric == "COSINE" and not self.layout.multi_vectors
         return NORM_FIELD + self.suffix if has_norms else None
 
-    @property
+    @cached_property
     def decoding_fields(self) -> tuple[str, ...]:
         return (self.norm_field,) if self.norm_field else ()
 
-    @property
+    @cached_property
     def hidden_fields(self) -> tuple[str, ...]:
         return (self.bias_field, self.epoch_field, *self.decoding_fields)
 

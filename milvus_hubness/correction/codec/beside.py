@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -62,32 +62,32 @@ class BesideCodec(RowCodec):
     def served_metric(self) -> Metric:
         return self.layout.metric
 
-    @property
+    @cached_property
     def slot_keys(self) -> tuple[str, ...]:
         """The keys that hold the biases, by slot."""
         return tuple(name + self.suffix for name in SLOT_KEYS)
 
-    @property
+    @cached_property
     def number_keys(self) -> tuple[str, ...]:
         """The keys that hold the numbers of the generations, by slot."""
         return tuple(name + self.suffix for name in NUMBER_KEYS)
 
-    @property
+    @cached_property
     def epoch_field(self) -> str:
         """The key with the number of the generation that searches read."""
         [(slot, _), *_] = self.generations
         return self.number_keys[slot]
 
-    @property
+    @cached_property
     def sides(self) -> tuple[str, ...]:
         """The side collections by slot; empty if payloads hold the biases."""
         return sides_of(self.side_prefix) if self.side_prefix is not None else ()
 
-    @property
+    @cached_property
     def hidden_fields(self) -> tuple[str, ...]:
         return () if self.sides else (*self.slot_keys, *self.number_keys)
 
-    @property
+    @cached_property
     def form(self) -> StorageFormat:
         # No numbers follow the vector: its dtype is all that counts.
         return StorageFormat(self.dtype, self.layout.dim)

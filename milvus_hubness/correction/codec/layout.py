@@ -370,10 +370,11 @@ class Layout:
         They are (n, d), under L2 (n, d + 2).
         Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
         """
-        if is_multi(vectors):
-            return self._reduced_tokens(TokenRows.documents(vectors))
-        if is_token_rows(vectors):
-            return self._reduced_tokens(vectors)
+        if type(vectors) is not np.ndarray:
+            if is_multi(vectors):
+                return self._reduced_tokens(TokenRows.documents(vectors))
+            if is_token_rows(vectors):
+                return self._reduced_tokens(vectors)
         rows = self.seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -385,10 +386,11 @@ class Layout:
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
         """Return the counterpart of `reduce_items` for queries: (m, d), under L2 (m, d+2)."""
-        if is_multi(queries):
-            return self._reduced_tokens(TokenRows.queries(queries))
-        if is_token_rows(queries):
-            return self._reduced_tokens(queries)
+        if type(queries) is not np.ndarray:
+            if is_multi(queries):
+                return self._reduced_tokens(TokenRows.queries(queries))
+            if is_token_rows(queries):
+                return self._reduced_tokens(queries)
         rows = self.seen(self.rows(queries))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -647,11 +649,12 @@ class Layout:
 
         Such a row has NaN or infinity, or is a zero vector under COSINE.
         """
-        # A token of zeros has a score, so that a row of them has one too.
-        if is_token_rows(vectors):
-            return ~_are_finite(vectors.taken())
-        if is_multi(vectors):
-            return ~_are_finite(vectors)
+        if type(vectors) is not np.ndarray:
+            # A token of zeros has a score, so that a row of them has one too.
+            if is_token_rows(vectors):
+                return ~_are_finite(vectors.taken())
+            if is_multi(vectors):
+                return ~_are_finite(vectors)
         rows = self.rows(vectors)
         valid = _are_finite(rows)
         if self.metric == "COSINE":

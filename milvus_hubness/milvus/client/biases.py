@@ -158,7 +158,7 @@ class Biases:
         for profiles in (state.profiles.values(), coming):
             count = sum(profile.bank.count for profile in profiles)
             # Vectors of float32.
-            size = 4 * state.dim * count
+            size = 4 * state.layout.dim * count
             if size > self.banks.budget:
                 raise BankTooLarge(
                     f"the bank of {collection!r} has {count:,} queries, {size:,} bytes, and "

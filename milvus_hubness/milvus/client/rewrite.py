@@ -350,13 +350,16 @@ class Rewrite:
         fields = self.fields_for(question, with_vector=question.with_raw_score)
         params = self.search_params(question)
         pack = self.codec.query_packer(strength, slot=slot, kinds=kinds)
-        is_answer = self.scores_are_products(question) and self.reading.are_as_asked(fields)
+        has_scores = self.scores_are_products(question)
+        is_answer = has_scores and self.reading.are_as_asked(fields)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
             queries = rounded_vectors(data, self.state)
 
             def answer(results: Any) -> Any:
-                self._score(results, self.codec.layout.rows(queries), strength, question)
+                if not has_scores:
+                    rows = self.codec.layout.rows(queries)
+                    self._score(results, rows, strength, question)
                 return self.reading.hits_out(results, fields)
 
             # pymilvus and the proxy may change the parameters of a request.

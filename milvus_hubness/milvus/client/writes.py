@@ -398,7 +398,10 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
                 f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
             )
 
-    vectors = without_tensors([unpacked(row[state.field], state.dtype) for row in rows])
+    vectors: Any = [row[state.field] for row in rows]
+    if state.dtype != "float32":
+        vectors = [unpacked(vector, state.dtype) for vector in vectors]
+    vectors = without_tensors(vectors)
     rounded = rounded_vectors(vectors, state)
     try:
         return state.require_storable(rounded) if valid else state.layout.rows(rounded)
