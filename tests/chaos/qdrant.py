@@ -16,9 +16,10 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.correction.codec.base import PENDING
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
+from milvus_hubness.jobs.store.records import IDENTITY_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import connect
+from qdrant_hubness.store.properties import PREFIX, of_metadata
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Application, Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, ROWS, Key, Rows, Shape
@@ -173,14 +174,12 @@ class QdrantDatabase(Database):
         return {each.name for each in self.client.get_collections().collections}
 
     def described(self, name: str) -> Any:
-        """As Database.described. An empty property says as little as none."""
+        """As Database.described. Under which keys properties are written says nothing."""
         found = self.client.get_collection(name)
-        result = found.config.metadata or {}
-        metadata = {
-            key: value
-            for key, value in result.items()
-            if key != IDENTITY_PROPERTY and (value or key != DUAL_WRITE_PROPERTY)
-        }
+        stored = found.config.metadata or {}
+        of_user = {key: value for key, value in stored.items() if not key.startswith(PREFIX)}
+        metadata = {**of_user, **of_metadata(found)}
+        metadata.pop(IDENTITY_PROPERTY, None)
         return {
             "config": {**found.config.model_dump(), "metadata": metadata},
             "payload": found.payload_schema,

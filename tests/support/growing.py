@@ -6,6 +6,7 @@ import numpy as np
 
 from milvus_hubness import (
     NNN,
+    LeaseHeld,
     QueryBank,
     enable,
     migrate,
@@ -24,6 +25,8 @@ from tests.support.born import create_corrected
 from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 240, 300
+PATIENCE = 20.0
+"""Seconds for a job of the service to end."""
 SECONDS_LATER = 60
 """By how much samples are newer than any fit, within what the clock of a client may be ahead."""
 
@@ -101,9 +104,21 @@ class Growing:
         new = range(first, first + count)
         self.put({ITEMS + n: self.topic[n] for n in new})
 
+    def _start_sampling(self):
+        """As an operator does, who waits for a job of the service to end."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                start_sampling(self.store, self.name, rate=1e-9)
+                return
+            except LeaseHeld:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.1)
+
     def sample(self, count, at=None, queries=None):
         """Have clients sample so many queries, half of them for the new topic, or these."""
-        start_sampling(self.store, self.name, rate=1e-9)
+        self._start_sampling()
         half = count // 2
         asked = np.concatenate([self.queries[:half], vectors(np.random.default_rng(9), half, DIM)])
         asked = asked if queries is None else queries

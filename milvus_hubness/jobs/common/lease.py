@@ -140,6 +140,12 @@ class Lease:
             fence = self._fences.get(collection)
         return fence.alias if fence else None
 
+    def token_of(self, collection: str) -> int:
+        """Return the fencing token, as Fences.token_of does."""
+        with self._renewal:
+            fence = self._fences.get(collection)
+        return fence.token if fence else 0
+
     def renew(self, collection: str) -> None:
         """Replace the alias of a collection, as Fences.renew does."""
         with self._renewal:

@@ -292,6 +292,9 @@ class Fences(Protocol):
     def alias_of(self, collection: str) -> str | None:
         """Return the alias; None if writes to this collection are not fenced."""
 
+    def token_of(self, collection: str) -> int:
+        """Return the fencing token: it grows from holder to holder. 0 if writes are not fenced."""
+
     def renew(self, collection: str) -> None:
         """Switch to another alias, so that the database refuses requests through the former one.
 

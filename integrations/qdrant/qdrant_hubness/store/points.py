@@ -171,7 +171,7 @@ class QdrantPoints:
         return [*answers[0], *answers[1]] if isinstance(answers[0], list) else answers[1]
 
     def fenced(self: Of, fences: Fences) -> Of:
-        """As Store.fenced. Writes of points are fenced, those of properties are not."""
+        """As Store.fenced. Properties are fenced by the number of the lease, see `Properties`."""
         store = copy(self)
         store._fences = fences
         return store
@@ -217,10 +217,7 @@ class QdrantPoints:
             if not alias or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
 
-            raise LeaseLost(
-                f"the lease on {collection!r} was lost: another job has taken over, and the "
-                "database refused this write"
-            ) from error
+            raise _lease_lost(collection) from error
 
     def exists(self, collection: str) -> bool:
         """As Store.exists."""
@@ -445,6 +442,17 @@ class QdrantPoints:
             aliases = self.client.get_aliases().aliases
         return {entry.alias_name: entry.collection_name for entry in aliases}
 
+    def _alter(self, collection: str, changed: Mapping[str, str]) -> None:
+        """Change these properties of a collection. Raises LeaseLost."""
+        name = self._real_name(collection)
+        token = 0
+        if self._fences is not None:
+            token = self._fences.token_of(name)
+            alias = self._fences.alias_of(name)
+            if alias is not None and self._behind(alias) != name:
+                raise _lease_lost(collection)
+        self.properties.alter(name, changed, token)
+
     def _properties(self, collection: str, described: Any) -> dict[str, str]:
         """Return the properties of a collection, given its name or an alias."""
         name = collection if self.properties.in_metadata else self._real_name(collection)
@@ -655,4 +663,11 @@ def _unsendable(item: Any, error: TooLarge) -> StoreError:
     return StoreError(
         f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten "
         "the payload"
+    )
+
+
+def _lease_lost(collection: str) -> LeaseLost:
+    return LeaseLost(
+        f"the lease on {collection!r} was lost: another job has taken over, and the database "
+        "refused this write"
     )

@@ -1,11 +1,18 @@
-"""Properties of collections: in their metadata, or in a collection on servers without metadata."""
+"""Properties of collections: in their metadata, or in a collection on servers without metadata.
+
+No alias can fence a write of metadata: Qdrant takes it by the name of the collection alone. So each
+holder of a lease writes a property under keys of its own, `hubness@17`, with its fencing token and the
+number of its write before the text: `3.1 {…}`. Readers take the text with the highest numbers, and whatever a
+former holder sent is read by nobody, however late it arrives. Each write empties the keys that it saw.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from qdrant_client import QdrantClient, models
 
@@ -16,6 +23,14 @@ STATES = "hubness_state"
 
 PREFIX = "hubness"
 """With this begin the properties of this package, among the user's own metadata."""
+
+KEYS = 64
+"""Keys in metadata of one property, besides that under its own name."""
+KEYS_OF_TOKEN = 8
+"""After how many keys the next holder writes: a job changes a property less often than that."""
+
+_KEY = re.compile(r"(.+)@\d+")
+_TEXT = re.compile(r"(\d+)\.(\d+) (.*)", re.DOTALL)
 
 PAYLOAD_KEYS = "hubness_payload_keys"
 """The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
@@ -61,12 +76,17 @@ class Properties:
             return {}
         return dict((points[0].payload or {})["properties"])
 
-    def alter(self, name: str, changed: Mapping[str, str]) -> None:
-        """Change these properties; the others stay."""
+    def alter(self, name: str, changed: Mapping[str, str], token: int = 0) -> None:
+        """Change these properties; the others stay.
+
+        token: the fencing token of the caller's lease; 0 for none. What was written by a later one keeps
+        that: so the caller has to hold the lease at this moment.
+        """
         # Both kinds of request change single keys, so jobs and clients do not undo each other.
         with turn(self._client), translated(name):
             if self.in_metadata:
-                self._client.update_collection(name, metadata=dict(changed))
+                metadata = self._client.get_collection(name).config.metadata or {}
+                self._client.update_collection(name, metadata=_merged(metadata, changed, token))
                 return
 
         self._create(name)
@@ -99,12 +119,60 @@ class Properties:
 
 def of_metadata(described: Any) -> dict[str, str]:
     """Return the properties of this package in the metadata of a collection."""
-    metadata = described.config.metadata or {}
-    return {
-        name: text
-        for name, text in metadata.items()
-        if name.startswith(PREFIX) and isinstance(text, str)
-    }
+    newest: dict[str, _Written] = {}
+    for written in _written_in(described.config.metadata or {}):
+        newest[written.name] = max(written, newest.get(written.name, written))
+    return {name: written.text for name, written in newest.items() if written.text}
+
+
+class _Written(NamedTuple):
+    """A property under one key of metadata."""
+
+    token: int
+    """The fencing token of the writer; 0 for none."""
+    number: int
+    """The number of the write by this token."""
+    name: str
+    text: str
+
+    @property
+    def key(self) -> str:
+        if not self.token:
+            return self.name
+        return f"{self.name}@{(KEYS_OF_TOKEN * self.token + self.number) % KEYS}"
+
+    @property
+    def value(self) -> str:
+        return f"{self.token}.{self.number} {self.text}" if self.token else self.text
+
+
+def _written_in(metadata: Mapping[str, Any]) -> list[_Written]:
+    """Return what is written under the keys of this package."""
+    found = []
+    for key, value in metadata.items():
+        if not key.startswith(PREFIX) or not isinstance(value, str):
+            continue
+        in_key, in_text = _KEY.fullmatch(key), _TEXT.fullmatch(value)
+        if in_key is not None and in_text is not None:
+            token, number, text = in_text.groups()
+            found.append(_Written(int(token), int(number), in_key[1], text))
+        elif in_key is None or value:
+            found.append(_Written(0, 0, key, value))
+    return found
+
+
+def _merged(metadata: Mapping[str, Any], changed: Mapping[str, str], token: int) -> dict[str, str]:
+    """Return the metadata to merge into a collection's, so that these properties change."""
+    merged: dict[str, str] = {}
+    for name, text in changed.items():
+        before = [written for written in _written_in(metadata) if written.name == name]
+        newest = max(before, default=_Written(0, 0, name, ""))
+        number = newest.number + 1 if newest.token >= max(token, 1) else 0
+        own = _Written(max(token, newest.token), number, name, text)
+        # What a former holder sent may come under its key again, and is the older one then, too.
+        merged |= dict.fromkeys((written.key for written in before), "")
+        merged[own.key] = own.value
+    return merged
 
 
 def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:

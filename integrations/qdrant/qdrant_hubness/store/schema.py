@@ -14,6 +14,7 @@ from milvus_hubness.extending import (
     Dtype,
     VectorField,
 )
+from qdrant_hubness.store.properties import PREFIX, of_metadata
 from qdrant_hubness.store.rows import UNNAMED, Normalisation, vector_words
 
 METRICS = {
@@ -272,7 +273,9 @@ def copy_config(
 def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str, Any]:
     """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
-    return source.properties_of_copy(described.config.metadata or {}, state)
+    metadata = described.config.metadata or {}
+    of_user = {key: value for key, value in metadata.items() if not key.startswith(PREFIX)}
+    return source.properties_of_copy({**of_user, **of_metadata(described)}, state)
 
 
 def _strict(config: Any) -> Any:

@@ -351,7 +351,7 @@ class QdrantStore(QdrantBanks):
         listed = payload_keys_in(self.properties_of(name))
         new_keys = [key for key in keys if key not in listed]
         if new_keys:
-            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new_keys])})
+            self._alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new_keys])})
 
     # -- what a correction leaves behind ---------------------------------------------------------
 
@@ -378,7 +378,7 @@ class QdrantStore(QdrantBanks):
             if key in indexed:
                 self.ask("delete_payload_index", collection, field_name=key)
         if keys:
-            self.properties.alter(self._real_name(collection), {PAYLOAD_KEYS: ""})
+            self._alter(collection, {PAYLOAD_KEYS: ""})
 
     # -- whole collections -------------------------------------------------------------
 
@@ -423,8 +423,7 @@ class QdrantStore(QdrantBanks):
         return read()
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
-        text = record.to_json() if record else ""
-        self.properties.alter(self._real_name(collection), {name: text})
+        self._alter(collection, {name: record.to_json() if record else ""})
 
     def _drop(self, collection: str) -> None:
         # Its properties go last: without them, a collection would look like an ordinary one.
