@@ -376,6 +376,7 @@ def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, sta
             while not stop.is_set():
                 call(client, done[number])
                 done[number] += 1
+                time.sleep(0.002)
         except BaseException as error:
             failures.append(error)
 

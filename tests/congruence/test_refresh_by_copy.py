@@ -24,6 +24,7 @@ from milvus_hubness.jobs.refresh import by_copy
 from milvus_hubness.jobs.refresh.sampling import start_sampling
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.support.born import born
 from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K = 12, 150, 8
@@ -32,23 +33,23 @@ DIM, ITEMS, K = 12, 150, 8
 class Live:
     """A corrected collection behind an alias, rows of which are of any length."""
 
-    def __init__(self, backend, metric="COSINE"):
+    def __init__(self, backend, *, is_migrated):
         rng = np.random.default_rng(8)
-        self.backend, self.store, self.metric = backend, backend.store(), metric
-        self.rows = dict(enumerate(vectors(rng, ITEMS, DIM)))
+        self.backend, self.store, self.metric = backend, backend.store(), "COSINE"
+        items = vectors(rng, ITEMS, DIM)
+        self.rows = dict(enumerate(items))
         self.bank, self.other = vectors(rng, 60, DIM), vectors(rng, 70, DIM)
         self.query = vectors(rng, 1, DIM)
-        source, self.alias = backend.name("full"), backend.name("live")
-        plain_collection(backend.client(), source, np.array(list(self.rows.values())), metric)
-        plan = plan_migration(
-            self.store,
-            source,
-            QueryBank(self.bank),
-            estimator=NNN(K),
-            alias=self.alias,
-            restart=False,
-        )
-        self.name = migrate(self.store, plan).target
+        self.alias = backend.name("live")
+        if is_migrated:
+            source = backend.name("full")
+            plain_collection(backend.client(), source, items, self.metric)
+            bank = QueryBank(self.bank)
+            plan = plan_migration(self.store, source, bank, estimator=NNN(K), alias=self.alias)
+            self.name = migrate(self.store, plan).target
+        else:
+            self.name = born(backend, items, self.bank, self.metric, estimator=NNN(K))
+            self.store.point_alias(self.alias, self.name)
         self.client = backend.hubness_client()
 
     def read(self):
@@ -84,8 +85,12 @@ class Live:
 
 
 @pytest.fixture
-def live(backend):
-    return Live(backend)
+def live(backend, request):
+    return Live(backend, is_migrated=hasattr(request, "param"))
+
+
+of_a_copy = pytest.mark.parametrize("live", ["migrated"], indirect=True)
+"""Of a collection that a job has made, which a later one may drop."""
 
 
 @pytest.mark.beyond_contract
@@ -321,6 +326,7 @@ def test_a_name_that_somebody_moves_meanwhile_stops_the_switch(live):
     live.assert_found(live.other)
 
 
+@of_a_copy
 @pytest.mark.parametrize("kept", [0, 1, 2])
 @pytest.mark.lite_only
 def test_former_copies_do_not_pile_up(live, kept):
@@ -359,6 +365,7 @@ def test_former_copies_do_not_pile_up(live, kept):
         assert set(live.read()) == set(live.rows)
 
 
+@of_a_copy
 @pytest.mark.lite_only
 def test_a_former_copy_that_somebody_reads_or_has_made_stays(live):
     first = refresh(live.store, live.alias, bank=QueryBank(live.other))
@@ -377,6 +384,7 @@ def test_a_former_copy_that_somebody_reads_or_has_made_stays(live):
     assert first.collection in last.dropped or not last.dropped
 
 
+@of_a_copy
 @pytest.mark.lite_only
 def test_a_former_copy_can_be_dropped_and_the_way_back_stays(live):
     done = refresh(live.store, live.alias, bank=QueryBank(live.other))
@@ -390,6 +398,7 @@ def test_a_former_copy_can_be_dropped_and_the_way_back_stays(live):
     assert set(live.read()) == set(live.rows)
 
 
+@of_a_copy
 @pytest.mark.lite_only
 def test_the_migration_before_a_refresh_is_not_rolled_back_past_newer_writes(live):
     """Only the rows of its own copy would be carried back, which clients no longer write to."""

@@ -71,6 +71,10 @@ def lite_uri(folder: Path) -> str:
     return str(folder / "lite.db")
 
 
+IN_USE: set[str] = set()
+"""The names under which tests and fixtures of this process have made collections, until they clean up."""
+
+
 def made_for(names: Iterable[str], existing: Iterable[str]) -> list[str]:
     """The existing collections of these names, and their copies, banks and side collections."""
     beginnings = tuple(name + end for name in names for end in ("__", "_hubness", "_r"))
@@ -157,6 +161,7 @@ class MilvusServer:
         self._etcd_config.write_text(_etcd_config(config.get("etcd_port"), etcd_peer_port))
 
     @staticmethod
+    @functools.cache
     def unavailable() -> str | None:
         if (sys.platform, platform.machine()) != ("linux", "x86_64"):
             return f"milvus==2.3.5 runs on Linux x86-64 only, this is {sys.platform} {platform.machine()}"

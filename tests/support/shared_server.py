@@ -1,4 +1,4 @@
-"""The Milvus 2.3.5 that all workers share, if tests need it."""
+"""The Milvus 2.3.5 that all workers share, from their first test on it to the last: it computes as long as it runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class SharedServer:
 
     def __init__(self) -> None:
         self._server: MilvusServer | None = None
+        self._tests_left: set[str] = set()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -26,9 +27,17 @@ class SharedServer:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         """Start it, if tests need it. All workers have the same tests."""
-        is_needed = any(map(tiers.needs_shared_server, ids))
-        if self._server and is_needed and not self._server.is_running:
-            self._server.start()
+        if self._server and not self._tests_left:
+            self._tests_left = set(filter(tiers.needs_shared_server, ids))
+            if self._tests_left:
+                self._server.start()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # What runs once more has a report of its teardown only in the end.
+        if report.when == "teardown" and report.nodeid in self._tests_left:
+            self._tests_left.remove(report.nodeid)
+            if not self._tests_left:
+                self.pytest_unconfigure()
 
     def pytest_unconfigure(self) -> None:
         if self._server:

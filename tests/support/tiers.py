@@ -137,10 +137,10 @@ and tests that are long as a whole. What these show, others show in part: the me
 `cli/test_beir.py`, a service without the libraries of jobs in `test_startup.py`, parts that a page may lack in
 `quality/test_report_page.py`."""
 USES_THE_SERVER = (
-    "[server-2.3.5", "/chaos/test_clients.py", "/milvus/store/test_hidden_rows.py", "_on_a_server",
-    "of_another_database",
+    "[server-2.3.5", "/chaos/test_", "/milvus/store/test_hidden_rows.py", "_on_a_server",
+    "of_another_database", "the_client_image_searches", "a_second_service_started_by_mistake",
 )  # fmt: skip
-"""Parts of the names of tests on the Milvus 2.3.5 that workers share."""
+"""Parts of the names of tests on the Milvus 2.3.5 that workers share. It ends with the last of them."""
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")
 SHARE_IMPORTS = ("/extras/ray/", "integrations/langchain/")
@@ -299,6 +299,20 @@ def _has_part(item: pytest.Item, parts: tuple[str, ...]) -> bool:
 def needs_shared_server(nodeid: str) -> bool:
     """Whether a test runs on the Milvus 2.3.5 that all workers share."""
     return any(part in nodeid for part in USES_THE_SERVER)
+
+
+def expect_named(items: list[pytest.Item]) -> None:
+    """Raise UsageError for a test on the shared server that USES_THE_SERVER does not name: it would end before."""
+    unnamed = [
+        item.nodeid
+        for item in items
+        if "served_uri" in getattr(item, "fixturenames", ())
+        and not needs_shared_server(item.nodeid)
+    ]
+    if unnamed:
+        raise pytest.UsageError(
+            f"USES_THE_SERVER in tests/support/tiers.py names none of {unnamed}"
+        )
 
 
 def given_server_of(nodeid: str) -> str:

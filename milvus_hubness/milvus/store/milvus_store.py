@@ -207,13 +207,19 @@ class MilvusStore(MilvusBulk, MilvusQuerySamples):
     def nearest(
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
-        data = milvus_schema.form_of(
-            self.client.describe_collection(collection), field
-        ).encode_queries(query_vectors)
+        described = self.client.describe_collection(collection)
+        data = milvus_schema.form_of(described, field).encode_queries(query_vectors)
+        # Milvus Lite returns all fields, the vectors among them, unless one is named.
+        key_field = milvus_schema.key_field(described)["name"]
         keys: list[list[Key]] = []
         for part in in_parts(data, QUERIES_PER_REQUEST):
             results = self.client.search(
-                collection, data=part, anns_field=field, limit=k, consistency_level="Strong"
+                collection,
+                data=part,
+                anns_field=field,
+                limit=k,
+                output_fields=[key_field],
+                consistency_level="Strong",
             )
             keys += [list(hits.ids) for hits in results]
 

@@ -5,12 +5,13 @@ from urllib.parse import urlsplit
 import grpc
 import numpy as np
 import pytest
+from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import NNN
 from tests.conftest import Backend
 from tests.milvus.proxy.hostile import DIM
 from tests.milvus.proxy.raw_calls import UNLIMITED
-from tests.milvus.proxy.running import ForeignClient, LiteServer, ProxyHere, at
+from tests.milvus.proxy.running import ForeignClient, ProxyHere, at
 from tests.milvus.proxy.upstreams import FakeUpstream
 from tests.support.born import born
 from tests.support.galleries import vectors
@@ -54,9 +55,10 @@ def proxies():
 
 @pytest.fixture(scope="session")
 def lite_server_uri(tmp_path_factory):
-    server = LiteServer(tmp_path_factory.mktemp("served") / "lite.db").start()
-    yield f"http://{server.address}"
-    server.kill()
+    """The address of a Milvus Lite of this process."""
+    path = str(tmp_path_factory.mktemp("served") / "lite.db")
+    yield server_manager_instance.start_and_get_uri(path)
+    server_manager_instance.release_server(path)
 
 
 @pytest.fixture(scope="session", params=["lite", "server-2.3.5"])
