@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.names import problems
+
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
 
 
@@ -41,6 +43,7 @@ def percentages(text):
     return [float(number) for number in re.findall(r"(\d+\.\d)%", text)]
 
 
+@pytest.mark.long
 def test_the_verdict_is_printed(cells):
     line = printed(cells, "result = check(")
     assert re.fullmatch(
@@ -48,6 +51,7 @@ def test_the_verdict_is_printed(cells):
     )
 
 
+@pytest.mark.long
 def test_the_page_is_shown_inline(cells):
     html = shown(cells, "result  # the page")["text/html"]
     assert html.startswith("<iframe srcdoc=")
@@ -55,6 +59,7 @@ def test_the_page_is_shown_inline(cells):
     assert "apply" in html
 
 
+@pytest.mark.long
 def test_searches_find_more_and_the_rollback_brings_the_old_ones_back(cells):
     assert shown(cells, "migrate(plain, plan")["text/plain"] == "'photos_hubness'"
     [before] = percentages(printed(cells, 'right_first(plain, "photos")'))
@@ -63,6 +68,13 @@ def test_searches_find_more_and_the_rollback_brings_the_old_ones_back(cells):
     assert corrected >= before + 10
     line = printed(cells, 'rollback(plain, "live")')
     assert line == f"live is photos: {before:.1f}% as before\n"
+
+
+def test_what_the_notebook_names_exists():
+    """`make test-long` runs it."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert problems("\n".join(code)) == []
 
 
 def test_the_notebook_is_stored_without_output():

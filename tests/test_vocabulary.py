@@ -107,6 +107,8 @@ def _uses(package):
         place = path.relative_to(package).as_posix()
         for line, text in _texts(path, modules):
             lines.setdefault(" ".join(text.split()), []).append((place, line))
+    any_word = re.compile("|".join(map(re.escape, WORDS)), re.IGNORECASE)
+    lines = {text: places for text, places in lines.items() if any_word.search(text)}
     uses = {word: [] for word in WORDS}
     for word in WORDS:
         pattern = re.compile(
