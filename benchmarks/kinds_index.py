@@ -42,7 +42,7 @@ from benchmarks.mixed_galleries import BANK, OTHER, OWN, Names, simulated
 from milvus_hubness import HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.state import CollectionState
-from tests.support.lite import remember_rows
+from tests.support.lite import spare_work
 from tests.support.real_data import load_task
 from tests.support.servers import MilvusServer, lite_uri
 
@@ -420,7 +420,7 @@ def main() -> int:
     parser.add_argument("--faiss", action="store_true")
     options = parser.parse_args()
     one_thread()
-    remember_rows()
+    spare_work()
     started = time.monotonic()
     path = RESULTS / "kinds_index.json"
     results = json.loads(path.read_text())["tasks"] if path.exists() else {}

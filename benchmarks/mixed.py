@@ -39,7 +39,7 @@ from milvus_hubness import HubnessClient, MilvusStore, QueryBank, migrate, plan_
 from milvus_hubness.correction.codec.arrays import unit_directions
 from milvus_hubness.jobs.common.kinds import preferred, two_means
 from milvus_hubness.jobs.migration.plan import MigrationPlan
-from tests.support.lite import remember_rows
+from tests.support.lite import spare_work
 from tests.support.real_data import EMBEDDING_TASKS, load_task
 from tests.support.servers import lite_uri
 
@@ -409,7 +409,7 @@ def main() -> int:
     parser.add_argument("--mixbench", nargs="+", type=Path, default=[], metavar="FOLDER")
     options = parser.parse_args()
     one_thread()
-    remember_rows()
+    spare_work()
     started = time.monotonic()
     if options.mixbench:
         of_folders: dict[str, Draws] = {

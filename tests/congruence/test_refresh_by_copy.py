@@ -90,7 +90,7 @@ def live(backend, request):
 
 
 of_a_copy = pytest.mark.parametrize("live", ["migrated"], indirect=True)
-"""Of a collection that a job has made, which a later one may drop."""
+"""Of a collection that a job has made, which a later one may drop, and whose ledger is there."""
 
 
 @pytest.mark.beyond_contract
@@ -587,6 +587,7 @@ def test_two_fields_are_refreshed_one_by_one_and_taken_back(lite):
         rollback(store, alias)
 
 
+@of_a_copy
 @pytest.mark.lite_only
 def test_what_cannot_be_copied_is_refused_before_anything_is_written(live, monkeypatch):
     monkeypatch.setattr(

@@ -97,7 +97,7 @@ def shared(backend):
     return Shared(backend)
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.long)])
 def test_eight_threads_search_and_write(shared, seconds):
     written = [{} for _ in range(THREADS // 2)]
     threads = shared.start(

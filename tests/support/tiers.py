@@ -53,7 +53,7 @@ SHOWN_ON_LITE = (
     "congruence/test_profiles.py", "congruence/test_lengths.py", "congruence/test_matching.py",
     "congruence/test_json_values.py", "congruence/test_reference.py", "congruence/test_rerank.py",
     "congruence/test_taken_names.py", "congruence/test_new_rows.py", "congruence/test_prior.py",
-    "congruence/test_refit.py", "test_a_kind_that_a_write_leaves_out_is_read",
+    "congruence/test_refit.py", "congruence/test_generations_beside.py", "test_a_kind_that_a_write_leaves_out_is_read",
     "the_alias_moves_while_rows_are_written", "a_delete_that_meets_the_end_of_a_rollback_fails_nobody",
     "stopped_between_two_batches_it_is_carried_on", "an_interrupted_refresh_changes_no_answer",
     "thousands_of_rows_of_every_kind_arrive_whole", "an_l2_gallery_far_from_zero",
@@ -67,7 +67,7 @@ ON_ONE_DATABASE = (
         "test_a_refresh", "test_a_further_profile", "test_a_copy_that_a_refresh_makes", "test_the_source", "test_auto",
     )),
     *(f"congruence/test_prior.py::{name}" for name in (
-        "test_a_refresh", "test_the_source", "test_jobs", "test_a_copy_that_a_refresh_makes",
+        "test_a_refresh", "test_the_source", "test_jobs", "test_a_copy_that_a_refresh_makes", "test_clicks",
     )),
     *(f"congruence/test_near_copies.py::{name}" for name in (
         "test_the_default_method", "test_a_refresh", "test_the_demand", "test_any_method", "test_biases_beside",
@@ -112,7 +112,9 @@ TAKES_LONG = (
     "test_fastapi_search_answers_without_the_libraries_of_jobs",
     "test_the_report_of_diagnose[uncorrected", "test_the_report_of_diagnose[of few things",
     "test_the_page_of_serve[/still", "test_the_learning_curves_of_quari[1-", "test_the_learning_curves_of_quari[20-",
-    "test_what_was_left_is_carried_on_with[lite-True",
+    "test_what_was_left_is_carried_on_with[lite-True", "test_former_copies_do_not_pile_up[lite-1",
+    "test_a_delete_that_meets_the_end_of_a_rollback_fails_nobody[lite-{'ids': [5]}-rename",
+    "test_a_delete_that_meets_the_end_of_a_rollback_fails_nobody[lite-{'filter': 'id == 5'}-alias",
     "test_a_name_that_moves_between_the_new_look_and_the_call_is_followed[insert",
     "test_a_name_that_moves_between_the_new_look_and_the_call_is_followed[search",
     "test_writing_is_the_first_that_happens_after_the_switch[insert",
@@ -342,7 +344,8 @@ def scope_of(nodeid: str) -> str:
 
 def order(items: list[pytest.Item]) -> None:
     """Sort scopes so that some workers wait for a server while others compute, and no worker is alone in the end:
-    the longest come first, and those that wait end when half of the others have run."""
+    the longest come first, and those that wait end when a third of the others have run, for their server computes even
+    when it is idle."""
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(scope_of(item.nodeid), []).append(item)
@@ -358,7 +361,7 @@ def order(items: list[pytest.Item]) -> None:
     by_length = sorted(scopes, key=length)
     waiting = [scope for scope in by_length if waits(scope)]
     computing = [scope for scope in by_length if not waits(scope)]
-    places = {scope: 0.5 * i / len(waiting) for i, scope in enumerate(waiting)}
+    places = {scope: 0.35 * i / len(waiting) for i, scope in enumerate(waiting)}
     places |= {scope: i / len(computing) for i, scope in enumerate(computing)}
     items[:] = [item for scope in sorted(places, key=places.__getitem__) for item in scopes[scope]]
 
