@@ -148,7 +148,7 @@ def _checked(
                 bank=QueryBank.load(bank.bank, bank.bank_column),
                 queries=queries,
                 target_bank=target_bank,
-                judgements=judging.read(items=items),
+                judgements=judging.read(other=items),
                 measure=judging.measure,
                 metric=metric,
                 key_column=key_column_of(items, judging.key_column, judging.pairs),

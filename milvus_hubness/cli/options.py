@@ -287,6 +287,13 @@ class JudgingOptions:
         return "warn" if self.force else None
 
 
+KeyColumn = Annotated[
+    str | None,
+    "Column with the keys in --pairs, in --prior-from, and in the file of --items, if it is not called "
+    "key, id, sku, product_id or the like.",
+]
+
+
 @dataclass(frozen=True)
 class PairsOptions:
     """The options that name queries with right rows."""
@@ -298,11 +305,7 @@ class PairsOptions:
         "how often users send a query, which all measures follow.",
     ] = None
     pairs_queries: PairsQueries = None
-    key_column: Annotated[
-        str | None,
-        "Column with the keys in --pairs, and in the file of --items, if it is not called key, id, sku, "
-        "product_id or the like.",
-    ] = None
+    key_column: KeyColumn = None
     ignore_identical: Annotated[
         bool,
         "Queries of --pairs are rows themselves (as in ArguAna and Quora): the row whose key is the id "
@@ -320,12 +323,11 @@ class PairsOptions:
         if self.ignore_identical and self.pairs is None:
             raise typer.BadParameter("--ignore-identical needs ids of queries: pass --pairs")
 
-    def read(self, text_column: str | None = None, items: str | None = None) -> Judgements | None:
+    def read(self, text_column: str | None = None, other: str | None = None) -> Judgements | None:
         """Return the judgements; None if none are named.
 
-        text_column: the column with the texts of the queries. items: a file of items, in which the
-        column of keys may be instead. Raises as `Measure.of` and
-        `Judgements.load`.
+        text_column: the column with the texts of the queries. other: a file of items or of clicks, in
+        which the column of keys may be instead. Raises as `Measure.of` and `Judgements.load`.
         """
         from milvus_hubness.jobs.common.inputs import key_column_of
         from milvus_hubness.jobs.common.judgements import Judgements
@@ -341,7 +343,7 @@ class PairsOptions:
             self.pairs,
             self.pairs_queries,
             text_column=text_column,
-            key_column=key_column_of(self.pairs, self.key_column, items),
+            key_column=key_column_of(self.pairs, self.key_column, other),
         )
         return judgements.ignoring_identical() if self.ignore_identical else judgements
 
@@ -371,11 +373,19 @@ class PriorOptions:
         if self.prior and self.prior_from:
             raise typer.BadParameter("give --prior or --prior-from: a prior has one source")
 
-    def read_prior(self) -> PriorLike | None:
-        """Return the field or the clicks; None if neither is named. Raises as `read_clicks` does."""
+    def read_prior(
+        self, key_column: str | None = None, pairs: str | None = None
+    ) -> PriorLike | None:
+        """Return the field or the clicks; None if neither is named.
+
+        key_column: that of the clicks, unless it is one of the file `pairs`. Raises as `read_clicks`.
+        """
+        from milvus_hubness.jobs.common.inputs import key_column_of
         from milvus_hubness.jobs.common.judgements import read_clicks
 
-        return read_clicks(self.prior_from) if self.prior_from else self.prior
+        if self.prior_from is None:
+            return self.prior
+        return read_clicks(self.prior_from, key_column_of(self.prior_from, key_column, pairs))
 
 
 def _complete_method(incomplete: str) -> list[str]:

@@ -75,7 +75,7 @@ def tune(
     preferring = options.PriorOptions(prior, prior_from)
     store = connection.open()
     query_vectors = options.read_vectors(store, queries)
-    judgements = judging.read()
+    judgements = judging.read(other=prior_from)
     with console.progress_bars() as progress:
         tuned = tune_collection(
             store,
@@ -86,7 +86,7 @@ def tune(
             judgements=judgements,
             measure=judging.measure,
             target_bank=options.read_vectors(store, target_bank),
-            prior=preferring.read_prior(),
+            prior=preferring.read_prior(judging.key_column, judging.pairs),
             kind=kind,
             replaces=replaces,
             progress=progress,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -28,11 +29,12 @@ from milvus_hubness.basics.defaults import (
     REFIT_SHARE,
 )
 from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.estimators import Estimator, from_dict
 from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.correction.prior import LARGEST_WEIGHT
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, key_column_of, read_bank
 from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.priors import PriorLike
 from milvus_hubness.jobs.common.progress import Throttle
@@ -272,6 +274,8 @@ class CollectionTable(_Table):
     """Queries with right rows for the evaluation: a file, or a BEIR folder."""
     pairs_queries: FilePath | None = None
     """The vectors of the queries that `pairs` names by id."""
+    key_column: Name | None = None
+    """The column with the keys in `pairs` and `prior_from`, if it has no usual name."""
     measure: Annotated[str, AfterValidator(_measure)] = DEFAULT_MEASURE
     """What the evaluation measures on `pairs`: R@k, MRR, MAP or nDCG@k."""
     queries: FilePath | None = None
@@ -306,6 +310,14 @@ class CollectionTable(_Table):
         if path is not None and info.data.get("pairs", path) is None:
             raise ValueError("has the vectors for pairs: add the key pairs, or remove this one")
         return path
+
+    @field_validator("key_column")
+    @classmethod
+    def _has_keys(cls, column: str | None, info: ValidationInfo) -> str | None:
+        files = (info.data.get(name, column) for name in ("pairs", "prior_from"))
+        if column is not None and not any(files):
+            raise ValueError("is of pairs or prior_from: add one of these keys, or remove this one")
+        return column
 
     @field_validator("params")
     @classmethod
@@ -373,16 +385,41 @@ class CollectionTable(_Table):
 
     def _prior(self) -> PriorLike | None:
         """Return the field, or the clicks, of the prior. Raises as `read_clicks` does."""
-        return read_clicks(self.prior_from) if self.prior_from else self.prior
+        return clicks() if (clicks := self.reads_clicks) else self.prior
 
     def _judgements(self) -> Judgements | None:
         """Return the queries with right rows, if there are some. Raises as `Judgements.load`."""
-        return Judgements.load(self.pairs, self.pairs_queries) if self.pairs else None
+        return pairs() if (pairs := self.reads_pairs) else None
+
+    @property
+    def reads_clicks(self) -> partial[dict[Key, float]] | None:
+        """The call that reads `prior_from`; None without it."""
+        if self.prior_from is None:
+            return None
+        return partial(_clicks_of, self.prior_from, self.key_column, self.pairs)
+
+    @property
+    def reads_pairs(self) -> partial[Judgements] | None:
+        """The call that reads `pairs`; None without them."""
+        if self.pairs is None:
+            return None
+        return partial(_pairs_of, self.pairs, self.pairs_queries, self.key_column, self.prior_from)
 
     @property
     def label(self) -> str:
         """The collection and, if given, its field and profile: products/vector/image."""
         return "/".join(filter(None, (self.name, self.field, self.profile)))
+
+
+def _clicks_of(path: str, key_column: str | None, pairs: str | None) -> dict[Key, float]:
+    return read_clicks(path, key_column_of(path, key_column, pairs))
+
+
+def _pairs_of(
+    path: str, queries: str | None, key_column: str | None, clicks: str | None
+) -> Judgements:
+    column = key_column_of(path, key_column, clicks)
+    return Judgements.load(path, queries, key_column=column)
 
 
 class ServeConfig(_Table):

@@ -30,7 +30,6 @@ from milvus_hubness.errors import (
     UnreadableFile,
 )
 from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
-from milvus_hubness.jobs.common.judgements import Judgements, read_clicks
 from milvus_hubness.jobs.common.samples import SAMPLES
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import TuningRecord
@@ -238,10 +237,10 @@ def file_faults(file: ConfigFile) -> list[Fault]:
             for key, bank, column in _banks(table)
             if not bank.startswith(COLLECTION_PREFIX)
         }
-        if table.pairs is not None:
-            readers["pairs"] = partial(Judgements.load, table.pairs, table.pairs_queries)
-        if table.prior_from is not None:
-            readers["prior_from"] = partial(read_clicks, table.prior_from)
+        if table.reads_pairs is not None:
+            readers["pairs"] = table.reads_pairs
+        if table.reads_clicks is not None:
+            readers["prior_from"] = table.reads_clicks
         for key, read in readers.items():
             # Many collections may share a file, which is read once.
             kind = key if key in ("pairs", "prior_from") else "bank"

@@ -94,6 +94,24 @@ def test_clicks_of_qrels_are_those_of_whole_numbers(shop, run, drawn):
     assert priors[0] == priors[1]
 
 
+def test_clicks_may_have_their_keys_in_a_column_of_any_name(shop, run):
+    with np.load("clicks.npz") as file:
+        arrays = {("sort" if name == "key" else name): values for name, values in file.items()}
+    np.savez("named.npz", **arrays)
+    options = ("photos", "--bank", "neutral.npy", "--prior-weight", "0.2")
+    named = ("--prior-from", "named.npz", "--key-column", "sort")
+    for command in (("migrate", "plan"), ("enable", "--plan")):
+        usual = run(*command, *options, "--prior-from", "clicks.npz", "--force", "--json")
+        done = run(*command, *options, *named, "--force", "--json")
+        assert done.returncode == 0, done.stderr
+        priors = [json.loads(each.stdout)["plan"]["prior"] for each in (usual, done)]
+        assert priors[0] == priors[1]
+    assert "sort" in run("migrate", "plan", *options, *named[:2]).stderr
+    # The pairs have a usual name: the column is that of the clicks.
+    tune = ("tune", "photos", "--bank", "neutral.npy", "--pairs", "pairs.npz", *named)
+    assert "as a prior of weight" in run(*tune).stdout.replace("\n", " ")
+
+
 def test_without_pairs_the_weight_stays_0_and_the_commands_say_so(shop, run):
     done = run("tune", "photos", "--bank", "neutral.npy", "--prior", "clicks")
     assert "The weight of the prior stays 0" in done.stdout

@@ -269,6 +269,23 @@ def test_a_prior_has_one_source_and_its_log_is_read_before_the_service_starts(tm
     assert faults(tmp_path, text.replace("0.2", "-0.2"))[0][0] == "collection[0].prior_weight"
 
 
+@pytest.mark.parametrize("also", ["clicks", "pairs"])
+def test_keys_by_any_name_are_those_of_the_pairs_and_of_the_clicks(tmp_path, also):
+    """The column may be in both files, or in one of them: the other has a usual name then."""
+    for name in ("clicks", "pairs"):
+        column = "sort" if name != also else "key"
+        np.savez(tmp_path / f"{name}.npz", query=np.eye(2), **{column: np.array([4, 7])})
+    text = '[[collection]]\nname = "products"\nprior_from = "clicks.npz"\npairs = "pairs.npz"\n'
+    named = config_file(tmp_path, text + 'key_column = "sort"\n')
+    assert not file_faults(named)
+    options = named.config.collection[0].refresh_options(None, full=True)
+    assert options.prior == {4: 1, 7: 1}
+    assert options.judgements.keys == [(4,), (7,)]
+    assert "sort" in str(file_faults(config_file(tmp_path, text)))
+    alone = '[[collection]]\nname = "products"\nkey_column = "sort"\n'
+    assert faults(tmp_path, alone)[0][0] == "collection[0].key_column"
+
+
 def test_judgements_with_ids_are_read_before_the_service_starts(tmp_path):
     vectors = np.eye(3, dtype=np.float32)
     np.savez(tmp_path / "asked.npz", query_id=["a", "b", "c"], query=vectors)

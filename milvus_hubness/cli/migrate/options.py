@@ -69,6 +69,7 @@ class Planning(
 ):
     """The options that define the copy."""
 
+    key_column: options.KeyColumn = None
     bank_name: options.BankName = None
     field: options.Field = None
     target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None
@@ -112,7 +113,7 @@ class Planning(
             field=self.field,
             target=self.target,
             gate=self.gate,
-            prior=self.read_prior(),
+            prior=self.read_prior(self.key_column),
             prior_weight=self.prior_weight,
             kind=self.kind,
             index_type=self.index_type,
@@ -141,7 +142,7 @@ class Planning(
         # More queries may have been sampled since: the migration goes on with those it began with.
         bank = None if self.bank == SAMPLES else self.read(store, migration.source, self.field)
         targets = options.read_vectors(store, self.target_bank)
-        prior = ChosenPrior.of(PriorRequest.of(self.read_prior())).arguments or {}
+        prior = ChosenPrior.of(PriorRequest.of(self.read_prior(self.key_column))).arguments or {}
         former_prior = former.get("prior") or {}
         index_type = self.index_type and self.index_type.upper()
 

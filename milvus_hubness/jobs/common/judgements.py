@@ -334,13 +334,14 @@ class Judgements:
         ]
 
 
-def read_clicks(path: str | os.PathLike[str]) -> dict[Key, float]:
+def read_clicks(path: str | os.PathLike[str], key_column: str | None = None) -> dict[Key, float]:
     """Return how often each key is a right one in a file of judgements, by the weights of its rows.
 
     Each row is a click, or as many as its weight says. Of a row that names several keys, they share
-    it by their grades. The vectors of queries are not needed. Raises UnreadableFile, InvalidInput.
+    it by their grades. The vectors of queries are not needed. key_column: as in `Judgements.load`.
+    Raises UnreadableFile, InvalidInput.
     """
-    rows = read_rows(Path(path))
+    rows = read_rows(Path(path), key_column=key_column)
     shares = [_shares(rows, row) for row in range(len(rows.keys))]
     clicks = _summed(
         [list(of_row) for of_row in shares], [list(of_row.values()) for of_row in shares]
