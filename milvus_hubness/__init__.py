@@ -20,6 +20,8 @@ _IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as", re.MULTILINE)
 _MODULES = {name: module for module, name in _IMPORT.findall(_STUB)}
 """The modules of the names that are imported when they are first used."""
 
+__all__ = [*_MODULES, *_ERRORS, "__version__"]
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
@@ -36,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_MODULES, *_ERRORS, "__version__"])
+    return sorted(__all__)

@@ -52,6 +52,7 @@ from milvus_hubness.milvus.client.new_collections import CorrectionConfig as Cor
 from milvus_hubness.milvus.client.sync import HubnessClient as HubnessClient
 from milvus_hubness.milvus.store.milvus_store import MilvusStore as MilvusStore
 from milvus_hubness.milvus.store.server import connect as connect
+from milvus_hubness.quality.tuning import compare as compare
 from milvus_hubness.reports.check import Check as Check
 from milvus_hubness.reports.experiment import experiment_report as experiment_report
 from milvus_hubness.reports.runs import RunFiles as RunFiles

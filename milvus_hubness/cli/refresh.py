@@ -11,6 +11,7 @@ from milvus_hubness.basics.defaults import (
     KEEP_FORMER,
     STATE_TTL,
 )
+from milvus_hubness.basics.texts import points
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import LeaseHeld
 
@@ -149,10 +150,14 @@ def show_refresh(result: RefreshResult) -> None:
         kind = "real" if evaluation.real_queries else "held-out"
         facts["excess answers taken by hubs"] = shares
         facts["skewness of N_10"] = skews
-        facts["measured on"] = f"{evaluation.queries:,} {kind} queries"
+        among = f"{evaluation.items:,} rows"
+        if evaluation.items < result.rows:
+            among = f"{evaluation.items:,} of {result.rows:,} rows, which flatters all three"
+        facts["measured on"] = f"{evaluation.queries:,} {kind} queries, among {among}"
         facts["old top tens kept"] = f"{evaluation.overlap:.1%}"
-        values = evaluation.measured.items()
-        facts[evaluation.measure] = ", ".join(f"{name} {value:.1%}" for name, value in values)
+        measured = [f"{name} {value:.1%}" for name, value in evaluation.measured.items()]
+        measured += [f"new over {name} {points(gain)}" for name, gain in evaluation.gains.items()]
+        facts[evaluation.measure] = ", ".join(measured)
 
     if result.unfitted_share is not None:
         facts["rows new or changed"] = f"{result.unfitted_share:.1%} since the bank was fitted"

@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.basics.notebooks import table
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.basics.texts import chosen_parameters, describe, in_points, points
+from milvus_hubness.basics.texts import in_points, points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators import DEFAULT_ESTIMATOR, Blend, Estimator
 from milvus_hubness.correction.estimators.base import (
@@ -35,10 +34,12 @@ from milvus_hubness.correction.near_copies import (
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures, outcomes, retrieval
 from milvus_hubness.quality.prior_weights import Preference, PriorTrials
+from milvus_hubness.quality.trial_table import SHOWN_ROWS, Row, TrialTable, in_words, rows_of
 from milvus_hubness.quality.trials import (
     STRENGTHS,
     Pairs,
     Trial,
+    activated_by,
     full_trial,
     merits_of,
     search,
@@ -53,8 +54,6 @@ from milvus_hubness.quality.verdict import (
     findings,
 )
 
-SHOWN_ROWS = 5
-"""Searches in the table of a notebook, with the raw one."""
 MEMBERS = 8
 """Trials that are mixed into one."""
 EXCESS_WEIGHT = 0.3
@@ -66,8 +65,10 @@ FOLDS = 5
 # The numbers below decide the verdict with labels, and were chosen on the tasks of
 # `python -m benchmarks.tune`, which prints what it is worth on 20 random splits of their pairs.
 PRIOR_GAIN = 0.04
-"""Mean and standard deviation of the gain in R@1 before anything is measured. Other measures, whose
-gains are of the same kind, have it too."""
+"""Mean of the gain in R@1 before anything is measured. Other measures, whose gains are of the same
+kind, have it too."""
+PRIOR_SPREADS = ((0.9, 0.04), (0.1, 0.2))
+"""Its standard deviations, each with its share: most collections gain about as much, a few far more."""
 FALL_TO_TRY = 0.05
 """Fall of the excess answers taken by hubs, as a share of them, below which a loss is expected."""
 WEAK = 0.6
@@ -180,15 +181,13 @@ def judge_labelled(
         weights = np.ones(n)
     interval = measures.paired_difference(raw, cross_fitted, weights, seed=seed)
 
-    # The measured gain meets a prior of 4 ± 4 points, positive if hubs lose answers. The posterior
-    # mean is that of both, weighted by their precisions. The variance is raised by 1/n, because a
-    # few queries that all agree would otherwise seem certain; n counts queries of equal weight.
+    # The measured gain meets a prior, positive if hubs lose answers. The variance is raised by 1/n,
+    # because a few queries that all agree would otherwise seem certain; n counts queries of equal
+    # weight.
     effective = float(weights.sum() ** 2 / (weights**2).sum())
     variance = _variance_of_mean(cross_fitted - raw, weights) + 1 / effective**2
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
-    prior_variance = PRIOR_GAIN**2
-    weighted_sum = interval.estimate / variance + prior / prior_variance
-    expected = weighted_sum / (1 / variance + 1 / prior_variance)
+    expected = _posterior_mean(interval.estimate, variance, prior)
 
     result = f"cross-validated on {n} labelled queries, {measure} changes by {points(interval)}"
     if expected <= 0:
@@ -208,6 +207,18 @@ def judge_labelled(
     sentence = f"{gain}, cautiously: {n:,} pairs show {points(interval)}"
     verdict: Verdict = "apply weakly" if strength < WEAK else "apply"
     return Judgement(verdict, strength, result, interval, sentence)
+
+
+def _posterior_mean(measured: float, variance: float, prior: float) -> float:
+    """Return the gain to expect after one was measured with this variance. prior: its mean before."""
+    shares, spreads = np.array(PRIOR_SPREADS).T
+    variances = spreads**2
+    totals = variance + variances
+    # Under each spread, the mean of both weighted by their precisions.
+    means = (measured * variances + prior * variance) / totals
+    log_odds = np.log(shares) - np.log(totals) / 2 - (measured - prior) ** 2 / (2 * totals)
+    odds = np.exp(log_odds - log_odds.max())
+    return float(odds @ means / odds.sum())
 
 
 def _pairs_needed(count: int, variance: float, expected: float) -> str:
@@ -382,24 +393,6 @@ MOST_OF_TOKENS = (4_000, 1_000)
 """Items and queries in place of these if each has several vectors, of which a score takes long."""
 FEWEST_QUERIES = 20
 """Queries without which nothing is judged, and in each half of a bank that is judged by itself."""
-RESAMPLES = 1000
-
-
-class Row(NamedTuple):
-    """One trial, as the table of a tuning shows it."""
-
-    estimator: Estimator | None
-    """None for the raw search."""
-    strength: float
-    excess_answers: float
-    """Share of the answers that hubs take in excess."""
-    value: float | None
-    """Of the measure; None without labels."""
-    gain: measures.Interval | None
-    """Of the measure over the raw search, with its 95% interval; None without labels."""
-    gate: int | None = None
-    kinds: bool = False
-    """Whether the search compares by kind."""
 
 
 class KindComparison(NamedTuple):
@@ -426,7 +419,7 @@ class KindComparison(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(TrialTable):
     """The trials, and the decision."""
 
     verdict: Verdict
@@ -485,6 +478,10 @@ class Tuning:
     """What the bank shows of the default method; None for a bank of under 40 queries. `to_dict` has
     the findings that follow."""
 
+    bias: Vectors | None = field(default=None, repr=False, compare=False)
+    """(n_items,) that of the candidate at strength 1, of all items; None if it was not computed. Not in
+    `to_dict`."""
+
     prior_weight: float | None = None
     """The weight of the prior for the jobs, in units of the spread of scores: the best one divided
     by the strength, by which searches multiply it. None without a prior, and without labels, which
@@ -517,7 +514,7 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        of_the_bank = {"log", "figures"}
+        of_the_bank = {"log", "figures", "bias"}
         plain = {
             entry.name: measures.as_plain(getattr(self, entry.name))
             for entry in fields(self)
@@ -525,101 +522,15 @@ class Tuning:
         }
         return {**plain, "why": self.why}
 
-    def to_frame(self) -> Any:
-        """Return the raw search and the trials, best first, as a frame of pandas.
-
-        Its columns are method, strength, gate, the measure, low and high, the 95% interval of its gain
-        over the raw search, and excess_answers; shares are from 0 to 1, NaN where there is none.
-        """
-        import pandas as pd
-
-        return pd.DataFrame(
-            [
-                {
-                    "method": _in_words(row.estimator) if row.estimator else "as it is",
-                    "strength": row.strength,
-                    "gate": row.gate,
-                    self.measure: row.value,
-                    "low": row.gain.low if row.gain and row.estimator else None,
-                    "high": row.gain.high if row.gain and row.estimator else None,
-                    "excess_answers": row.excess_answers,
-                }
-                for row in self.rows
-            ]
-        ).astype(dict.fromkeys(("gate", self.measure, "low", "high"), float))
-
-    def to_latex(self, rows: int = SHOWN_ROWS) -> str:
-        """Return the raw search and the best trials, `rows` in all, as a table of LaTeX with booktabs.
-
-        Shares are in percent, and the gain is the 95% interval of that over the raw search.
-        """
-        lines = [
-            r"\begin{tabular}{lrrrr}",
-            r"\toprule",
-            rf"method & strength & {latex_of(self.measure)} & gain & excess answers \\",
-            r"\midrule",
-        ]
-        for row in self.rows[:rows]:
-            gain = ""
-            if row.estimator and row.gain:
-                gain = f"${100 * row.gain.low:+.1f}$ to ${100 * row.gain.high:+.1f}$"
-            cells = (
-                latex_of(_in_words(row.estimator) if row.estimator else "as it is"),
-                f"{row.strength:.2f}" if row.estimator else "",
-                "" if row.value is None else f"{100 * row.value:.1f}",
-                gain,
-                f"{100 * row.excess_answers:.1f}",
-            )
-            lines.append(f"{' & '.join(cells)} \\\\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
     def _repr_html_(self) -> str:
         """Return the verdict and the best trials for the cell of a notebook. Jupyter calls this."""
-        rows = []
-        for row in self.rows[:SHOWN_ROWS]:
-            method = _in_words(row.estimator) if row.estimator else "as it is"
-            gain = ""
-            if row.estimator and row.gain:
-                gain = f"{in_points(row.gain.low)} … {in_points(row.gain.high)}"
-            rows.append(
-                (
-                    f"{method}, gate {row.gate}" if row.gate else method,
-                    f"{row.strength:.2f}" if row.estimator else "",
-                    "" if row.value is None else f"{100 * row.value:.1f}",
-                    gain,
-                    f"{row.excess_answers:.1%}",
-                )
-            )
-        chosen = "" if self.choice is None else _in_words(self.choice)
+        chosen = "" if self.choice is None else in_words(self.choice)
         lines = (
             f"{self.sentence[:1].upper()}{self.sentence[1:]}",
             chosen and f"Method: {chosen}, at strength {self.strength:.2f}",
             f"Why: {self.why}",
         )
-        headings = ("method", "strength", self.measure, "gain, 95%", "excess answers")
-        return table(self.verdict, lines, headings, rows)
-
-
-LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "α": r"$\alpha$",
-    "λ": r"$\lambda$",
-    "τ": r"$\tau$",
-}
-"""What stands in LaTeX for characters that mean something else there, or that it lacks."""
-
-
-def latex_of(text: str) -> str:
-    """Return a text as LaTeX shows it."""
-    return "".join(LATEX.get(character, character) for character in text)
-
-
-def _in_words(estimator: Estimator) -> str:
-    """Return an estimator in words, without what its fit has measured."""
-    return describe(chosen_parameters(measures.as_plain(estimator), "agreement", "factor"))
+        return self.html(self.verdict, lines, SHOWN_ROWS)
 
 
 def tune(
@@ -687,9 +598,14 @@ def tune(
         )
     elif real is not None:
         real = real[_some(len(real), rng, _most_queries(real))]
-    whole = (items, pairs)
+    n_items = len(items)
+    whole = None if pairs is None else Whole(items, pairs, targets)
     items, pairs, numbers = _some_items(items, pairs, rng)
-    drawn = drawn_words(*whole, items, pairs)
+    # Kinds and priors are tried on the part alone, and several vectors take too long.
+    judges_all = kinds is None and preference is None and not is_token_rows(items)
+    drawn = ""
+    if whole is not None and pairs is not None:
+        drawn = drawn_words(whole, items, pairs, judges_all=judges_all)
 
     kinds = None if kinds is None else kinds.take(numbers)
     preference = None if preference is None else preference.take(numbers)
@@ -718,6 +634,7 @@ def tune(
         fold=None if pairs is None else folds(pairs.queries, copies.cosine, seed),
         preference=preference,
         log=copies.bank,
+        whole=whole if drawn and judges_all else None,
         seed=seed,
     )
     best = _tried(side, None, judging, figures_with(None), progress, in_full=kinds is not None)
@@ -737,6 +654,7 @@ def tune(
 
     chosen = best.decision.chosen
     judged = best.decision.judged
+    bias = best.decision.bias
     # The candidate stays in the result either way: a user may overrule the verdict.
     applies = judged.verdict != LEAVE
     return Tuning(
@@ -756,10 +674,65 @@ def tune(
         seed=seed,
         log=copies.bank,
         figures=best.figures,
+        bias=bias if bias is not None and len(bias) == n_items else None,
         prior_weight=best.decision.prior_weight if applies else None,
         remarks=(drawn,) if drawn else (),
         kinds=comparison,
     )
+
+
+@dataclass(frozen=True)
+class Comparison(TrialTable):
+    """The raw search and some methods, in the order of the call."""
+
+    rows: tuple[Row, ...]
+    measure: str
+
+    def _repr_html_(self) -> str:
+        """Return all rows for the cell of a notebook. Jupyter calls this."""
+        return self.html("Comparison", (), len(self.rows))
+
+
+def compare(
+    methods: Sequence[Estimator],
+    gallery: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    bank: QueryBank | npt.ArrayLike,
+    positives: retrieval.Positives | None = None,
+    *,
+    target_bank: QueryBank | npt.ArrayLike | None = None,
+    grades: retrieval.Grades | None = None,
+    measure: str | retrieval.Measure = retrieval.R_AT_1,
+    seed: int = 0,
+) -> Comparison:
+    """Return what each method does to a gallery (n_items, d), as the table of `tune` has it.
+
+    Nothing is tried or chosen but the methods as they are given, nor are items drawn. queries: (n,
+    d), n ≥ 20, of which 5,000 are drawn if there are more; those that are in the bank are left out of
+    the fit. positives, grades, measure: as in `tune`; without positives the table has excess answers
+    only. Equal seeds give equal results. Raises as `tune` does.
+    """
+    bank = QueryBank.of(bank)
+    chosen_measure = retrieval.Measure.of(measure)
+    rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
+    items = require_gallery(bank, gallery, "compare")
+    real = _checked_queries(bank, queries)
+    pairs = None
+    if positives is not None:
+        pairs = _checked_pairs(real, positives, grades, None, None, len(items), rng)
+        pairs = pairs._replace(measure=chosen_measure)
+        real = pairs.queries
+    else:
+        real = real[_some(len(real), rng, _most_queries(real))]
+
+    fitted = bank_before(bank, real)
+    items = scored(scored(items, fitted.vectors), real)
+    fits = [method.fit(fitted, gallery=items, target_bank=target_bank) for method in methods]
+    trials = [Trial(fit.estimator, 1.0, fit.bias(items)) for fit in fits]
+    outcome = pairs.search(trials, items) if pairs else search(trials, real, items)
+    by_kind = [False] * (len(trials) + 1)
+    rows = rows_of([None, *trials], by_kind, outcome, len(items), pairs, seed)
+    return Comparison(tuple(rows), str(chosen_measure))
 
 
 class _Side(NamedTuple):
@@ -800,6 +773,8 @@ class _Judging(NamedTuple):
     preference: Preference | None
     log: QueryBank
     """The whole bank, with groups."""
+    whole: Whole | None
+    """That of which the methods are tried on a part; None if they are tried on all items."""
     seed: int
 
 
@@ -860,7 +835,7 @@ def _decided(
     options = (trials, outcome, side.fitted, side.items, pairs, judging.fold)
     if judging.preference is not None:
         return decide_with_prior(*options, judging.preference, seed=judging.seed)
-    return decide(*options, seed=judging.seed)
+    return decide(*options, whole=judging.whole, seed=judging.seed)
 
 
 def _comparison(
@@ -915,7 +890,7 @@ def _default_rows(without: _Tried, compared: _Tried, seed: int) -> tuple[Row, ..
 
     are_by_kind = [False, False, False, True, True, True]
     side = without.side
-    rows = _rows(trials, are_by_kind, outcome, len(side.items), side.pairs, seed)
+    rows = rows_of(trials, are_by_kind, outcome, len(side.items), side.pairs, seed)
     return tuple(rows)
 
 
@@ -928,6 +903,30 @@ class Decision(NamedTuple):
     """(n_queries,) the measure of each query, under a choice that was made without it."""
     prior_weight: float | None = None
     """The weight of the prior; None without one."""
+    bias: Vectors | None = None
+    """(n_items,) that of the choice at strength 1 for all items, also those that no method was tried
+    on; None if it was not computed."""
+
+
+class Whole(NamedTuple):
+    """A gallery of which methods were tried on a part, and the pairs about it."""
+
+    items: Vectors
+    pairs: Pairs
+    targets: QueryBank | None
+
+    def measured(self, chosen: Trial, swept: QueryBank) -> tuple[Vectors, Values]:
+        """Return the bias of the choice at strength 1, and the measure of each query without and with
+        it, (2, n_queries), among all items.
+        """
+        # As it was tried: the agreement, which another fit would measure again, is that of the trial.
+        fitted = chosen.estimator.settled().fit(swept, gallery=self.items, target_bank=self.targets)
+        bias = fitted.bias(self.items)
+        trial = chosen._replace(
+            bias=np.float32(chosen.strength) * bias,
+            activated=activated_by(chosen.gate, swept.condensed.vectors, self.items),
+        )
+        return bias, self.pairs.search([trial], self.items).values
 
 
 def decide(
@@ -938,12 +937,14 @@ def decide(
     pairs: Pairs,
     fold: npt.NDArray[np.int64],
     *,
+    whole: Whole | None = None,
     seed: int = 0,
 ) -> Decision:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
     outcome: of the raw search, then the trials. swept: the bank that the trials were fitted on.
-    fold: (n_queries,), see `folds`.
+    fold: (n_queries,), see `folds`. whole: of which the gallery (n, d) is a part, among all of which
+    the verdict measures; None if these are all items.
     """
     excess = outcomes.excess_answers_of(outcome, len(gallery))
     merits = merits_of(outcome, pairs.measure)[1:]
@@ -966,6 +967,14 @@ def decide(
         of_fold = _best_of_demand(of_others, swept, gallery, pairs.of(others))
         cross_fitted[held_out] = pairs.of(held_out).search([of_fold], gallery).values[1]
 
+    bias: Vectors | None = chosen.bias / np.float32(chosen.strength)
+    if whole is not None:
+        # Among more items, right ones come first less often. By how much a choice made without a
+        # query is worse for it, the part shows.
+        choice_in_part = pairs.search([chosen], gallery).values[1]
+        bias, (raw, choice) = whole.measured(chosen, swept)
+        cross_fitted = choice + cross_fitted - choice_in_part
+
     judged = judge_labelled(
         raw,
         cross_fitted,
@@ -976,7 +985,7 @@ def decide(
         measure=pairs.measure,
         seed=seed,
     )
-    return Decision(chosen, judged, cross_fitted)
+    return Decision(chosen, judged, cross_fitted, bias=bias)
 
 
 def _fall(trial: Trial, excess: Values, gallery: Vectors, pairs: Pairs) -> float:
@@ -1193,35 +1202,28 @@ def _some_items(
     return items[chosen], pairs, chosen
 
 
-def drawn_words(
-    all_items: Vectors, all_pairs: Pairs | None, items: Vectors, pairs: Pairs | None
-) -> str:
-    """Return of how many items the measure of the pairs is, and what it is among all without a bias;
-    empty if these are all.
+def drawn_words(whole: Whole, items: Vectors, pairs: Pairs, *, judges_all: bool) -> str:
+    """Return of how many items the trials are, and what the measure of the pairs is among all without
+    a bias; empty if these are all.
 
-    Right items are always among the drawn ones, and fewer others rank before them there.
+    Right items are always among the drawn ones, and fewer others rank before them there. judges_all:
+    whether the verdict is of all items.
     """
-    if pairs is None or all_pairs is None or len(items) == len(all_items):
+    if len(items) == len(whole.items):
         return ""
-    among = f"{len(items):,} of {len(all_items):,} items, with all right ones"
-    if is_token_rows(all_items):
+    among = f"{len(items):,} of {len(whole.items):,} items, with all right ones"
+    if is_token_rows(items):
         return f"{pairs.measure} is measured among {among}: among all it is lower"
 
     before, of_all = (
-        float(
-            np.average(
-                each.measure.values(
-                    retrieval.ranks(
-                        each.queries, rows, each.positives, grades=each.grades, own=each.own
-                    )
-                ),
-                weights=each.weights,
-            )
-        )
-        for each, rows in ((pairs, items), (all_pairs, all_items))
+        float(np.average(each.search([], rows).values[0], weights=each.weights))
+        for each, rows in ((pairs, items), (whole.pairs, whole.items))
     )
+    measured = f"{pairs.measure} is measured"
+    if judges_all:
+        measured = "the gain is measured among all items, each trial"
     return (
-        f"{pairs.measure} is measured among {among}: as it is, it is {before:.1%} there and {of_all:.1%} "
+        f"{measured} among {among}: as it is, {pairs.measure} is {before:.1%} there and {of_all:.1%} "
         "among all"
     )
 
@@ -1230,43 +1232,6 @@ def _table(tried: _Tried, n_items: int, pairs: Pairs | None, seed: int) -> tuple
     """Return the raw search, then the trials, best first."""
     trials: list[Trial | None] = [None, *tried.trials]
     are_by_kind = [False, *(tried.side.with_kinds for _ in tried.trials)]
-    raw, *rows = _rows(trials, are_by_kind, tried.outcome, n_items, pairs, seed)
+    raw, *rows = rows_of(trials, are_by_kind, tried.outcome, n_items, pairs, seed)
     rows.sort(key=lambda row: row.excess_answers if row.value is None else -row.value)
     return (raw, *rows)
-
-
-def _rows(
-    trials: Sequence[Trial | None],
-    are_by_kind: Sequence[bool],
-    outcome: outcomes.Outcome,
-    n_items: int,
-    pairs: Pairs | None,
-    seed: int,
-) -> list[Row]:
-    """Return a row for each trial, with its gain over the first one; None for a search without biases.
-
-    outcome: of these trials.
-    """
-    values: Sequence[float | None] = [None] * len(outcome.retrieved)
-    gains: Sequence[measures.Interval | None] = [None] * len(values)
-    if pairs is not None:
-        of_queries = outcome.values
-        values = np.average(of_queries, axis=1, weights=pairs.weights).tolist()
-        gains = measures.bootstrap(
-            of_queries - of_queries[0], pairs.weights, resamples=RESAMPLES, seed=seed
-        )
-
-    excess = outcomes.excess_answers_of(outcome, n_items).tolist()
-    rows = []
-    for trial, share, value, gain, by_kind in zip(
-        trials, excess, values, gains, are_by_kind, strict=True
-    ):
-        row = Row(None, 0.0, share, value, gain, kinds=by_kind)
-        if trial is not None:
-            row = row._replace(
-                estimator=trial.estimator,
-                strength=trial.strength,
-                gate=trial.gate,
-            )
-        rows.append(row)
-    return rows

@@ -334,15 +334,24 @@ def _would_be(tuned: Tuned, bank: QueryBank) -> Biased:
     gallery = tuned.gallery
     tuning = tuned.tuning
     kinds = tuned.kinds if tuning.kind else None
-    biases, activated = computed_biases(
-        gallery,
-        bank,
-        tuned.target_bank,
-        # After "leave it alone", the default shows what would be lost.
-        tuning.choice,
-        tuning.gate,
-        kinds,
-    )
+    activated = None
+    if tuning.bias is not None and tuning.choice is not None and tuning.gate is None:
+        # The fit of the verdict, which the queries of the pairs have no part in.
+        biases = tuning.bias - np.float32(tuning.bias.mean())
+    else:
+        estimator = tuning.choice
+        if not tuning.labelled:
+            # At the agreement that the verdict rests on, also where that speaks against it.
+            estimator = tuning.candidate.settled()
+        biases, activated = computed_biases(
+            gallery,
+            bank,
+            tuned.target_bank,
+            # After "leave it alone", the default shows what would be lost.
+            estimator,
+            tuning.gate,
+            kinds,
+        )
     reduced = replace(bank, vectors=gallery.layout.reduce_queries(bank.vectors))
     # Rounded as in the stored verdict, which jobs follow.
     strength = round(tuning.strength, 2) or 1.0

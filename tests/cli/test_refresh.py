@@ -1,6 +1,7 @@
 """A refresh as the terminal shows it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from milvus_hubness import HubnessClient
 from milvus_hubness.cli.refresh import show_refresh
 from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
 from milvus_hubness.jobs.refresh.refreshing import RefreshResult
+from milvus_hubness.quality.measures import Interval
 from tests.cli.conftest import DIM
 from tests.support.galleries import vectors
 
@@ -36,10 +38,23 @@ def test_the_figure_that_decides_is_shown_with_its_queries(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "Did not refresh products" in shown
     assert "excess answers taken by hubs raw 47.1%, old 26.0%, new 30.0%" in shown
-    assert "1,200 held-out queries" in shown
+    assert "1,200 held-out queries, among 500 rows" in shown
 
     show_refresh(refused(real_queries=True, queries=97))
     assert "97 real queries" in capsys.readouterr().out
+
+
+def test_a_measure_has_its_interval_and_the_number_of_rows(capsys):
+    measured = {"raw": 0.398, "old": 0.695, "new": 0.69}
+    gains = {"raw": Interval(0.292, 0.25, 0.33), "old": Interval(-0.005, -0.01, 0.001)}
+    show_refresh(replace(refused(measured=measured, gains=gains), rows=30_000))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "among 500 of 30,000 rows, which flatters all three" in shown
+    assert (
+        "R@1 raw 39.8%, old 69.5%, new 69.0%, new over raw +29.2 points (95% interval +25.0"
+        in shown
+    )
+    assert "new over old −0.5 points (95% interval −1.0 to +0.1)" in shown
 
 
 def test_json_has_all_figures():

@@ -14,6 +14,7 @@ from milvus_hubness.jobs.common.inputs import gallery_of
 from milvus_hubness.jobs.common.judging import FEWEST_ITEMS
 from milvus_hubness.quality import tuning
 from milvus_hubness.reports.collections import QUICK_ITEMS, QUICK_QUERIES, quick_part
+from tests.support.galleries import hubby_gallery
 from tests.support.pages import assert_accessible
 
 
@@ -44,6 +45,27 @@ def test_a_few_items_are_not_judged_with_and_without_labels():
             InvalidInput, match=f"49 items are too few .* {FEWEST_ITEMS} are needed"
         ):
             check(few, bank=QUERIES[100:200], judgements=labels, metric="IP")
+
+
+def test_verdict_and_page_measure_among_all_items_as_float64_does(monkeypatch):
+    """Also where methods are tried on a part of them: among 600 items more right ones come first."""
+    monkeypatch.setattr(tuning, "MOST_ITEMS", 600)
+    items, asked, right = hubby_gallery(rows=1_500, queries=1_200)
+    pairs = Judgements.of(asked[700:], right[700:])
+    told = check(items, bank=asked[:700], judgements=pairs, metric="IP")
+    scores = asked[700:].astype(float) @ items.T.astype(float)
+    raw = float((scores.argmax(1) == right[700:]).mean())
+    fitted = told.tuning.choice.settled().fit(QueryBank(asked[:700]), gallery=items)
+    corrected = scores - told.tuning.strength * fitted.bias(items)
+    after = float((corrected.argmax(1) == right[700:]).mean())
+
+    [remark] = told.tuning.remarks
+    assert f"and {raw:.1%} among all" in remark
+    assert told.tuning.rows[0].value > raw + 0.2, "the part flatters"
+    page = told.diagnosis
+    assert (page.value_before, page.value_after) == pytest.approx((raw, after), abs=0.005)
+    for gain in (page.gain, told.tuning.interval):
+        assert gain.estimate == pytest.approx(after - raw, abs=0.005)
 
 
 def test_the_verdict_is_that_of_tune(judged):

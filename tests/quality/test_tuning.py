@@ -32,14 +32,16 @@ from milvus_hubness.quality.measures import paired_difference
 from milvus_hubness.quality.outcomes import assess, excess_answers_of
 from milvus_hubness.quality.prior_weights import Preference
 from milvus_hubness.quality.retrieval import Measure, ranks
+from milvus_hubness.quality.trial_table import latex_of
 from milvus_hubness.quality.trials import STRENGTHS, Pairs, Trial, search, sweep
 from milvus_hubness.quality.tuning import (
+    Whole,
     bank_before,
+    compare,
     decide,
     drawn_words,
     folds,
     judge_labelled,
-    latex_of,
     mix,
     pick,
     tune,
@@ -634,6 +636,9 @@ def test_the_cautious_gain_is_within_the_measured_interval(share):
         return
     [cautious] = re.findall(r"expect ([+−][\d.]+) points", told.sentence)
     assert 100 * told.interval.low - 0.05 <= float(cautious) <= 100 * told.interval.high + 0.05
+    # Little is left of the prior where it cannot have been right.
+    if share > 0.3:
+        assert float(cautious) == pytest.approx(100 * told.interval.estimate, abs=1)
 
 
 def test_the_trials_as_a_frame_and_for_a_paper(space):
@@ -654,16 +659,43 @@ def test_the_trials_as_a_frame_and_for_a_paper(space):
     assert latex_of("50% of a_b & τ") == r"50\% of a\_b \& $\tau$"
 
 
+def test_methods_of_ones_choice_are_compared_in_a_table(space):
+    """Each as its own fit and search have it, without the queries that the bank holds."""
+    bank, gallery, queries = space
+    log = QueryBank(np.concatenate([bank.vectors, queries[:5]]))
+    methods = [CSLS(4), NNN(8, 0.5), Sinkhorn(temperature=0.5)]
+    told = compare(methods, gallery, queries, log, np.arange(40))
+    biases = [
+        np.zeros(50),
+        *(method.fit(bank, gallery=gallery).bias(gallery) for method in methods),
+    ]
+    expected = [(ranks(queries, gallery, np.arange(40), bias).best == 1).mean() for bias in biases]
+    assert [row.value for row in told.rows] == pytest.approx(expected)
+    assert told.to_frame()["method"].str.split("(").str[0].tolist() == [
+        *("as it is", "CSLS", "NNN", "Sinkhorn"),
+    ]
+    assert "CSLS" in told.to_latex()
+    assert "<td>CSLS" in told._repr_html_()
+    unlabelled = compare(methods, gallery, queries, log)
+    assert [row.value for row in unlabelled.rows] == [None] * 4
+    excess = [row.excess_answers for row in told.rows]
+    assert [row.excess_answers for row in unlabelled.rows] == excess
+    with pytest.raises(InvalidInput, match="positives cover 39 queries"):
+        compare(methods, gallery, queries, log, np.arange(39))
+
+
 def test_a_measure_among_some_items_says_what_it_is_among_all():
     items = np.eye(6, dtype=np.float32)
     items[5] = items[0] * 2
     pairs = Pairs(items[:2], [np.array([0]), np.array([1])], np.ones(2))
-    assert (
-        drawn_words(items, pairs, items, pairs) == drawn_words(items, None, items[:5], None) == ""
-    )
-    assert drawn_words(items, pairs, items[:5], pairs) == (
-        "R@1 is measured among 5 of 6 items, with all right ones: as it is, it is 100.0% there and "
+    whole = Whole(items, pairs, None)
+    assert drawn_words(whole, items, pairs, judges_all=True) == ""
+    assert drawn_words(whole, items[:5], pairs, judges_all=False) == (
+        "R@1 is measured among 5 of 6 items, with all right ones: as it is, R@1 is 100.0% there and "
         "50.0% among all"
+    )
+    assert drawn_words(whole, items[:5], pairs, judges_all=True).startswith(
+        "the gain is measured among all items, each trial among 5 of 6 items"
     )
 
 

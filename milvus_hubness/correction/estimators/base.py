@@ -172,6 +172,18 @@ class Estimator(ABC):
         """Return the estimator at strength 1 if its strength is the agreement, else as it is."""
         return self._replaced({"strength": 1.0} if self.strength == "agreement" else {})
 
+    def settled(self) -> Self:
+        """Return the estimator of a fit with its agreement as a number, which no further fit measures.
+
+        That of the estimators that it consists of, too. Raises as `share` does.
+        """
+        changes: dict[str, Any] = {}
+        if self.strength == "agreement":
+            changes["strength"] = self.factor_on_formula
+        if members := getattr(self, "estimators", ()):
+            changes["estimators"] = tuple(member.settled() for member in members)
+        return self._replaced(changes)
+
     def gallery_scores(self, potentials: Vectors) -> Vectors | None:
         """Return the mean of the best scores of each bank query in the gallery, (m,) float32, by which
         the hub guard measures the reach of a row; None if the estimator does not keep them.
@@ -349,8 +361,8 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
 
     # The variance of q·r over the items is qᵀ C q, C their covariance: d × d numbers in place of
     # the products of all queries and items.
-    centred = items - items.mean(0)
-    covariance = centred.T @ centred / len(items)
+    centred = items - items.mean(0, dtype=np.float64).astype(np.float32)
+    covariance = (centred.T @ centred).astype(np.float64) / len(items)
     spread = np.sqrt(np.mean((queries @ covariance) * queries, 0).sum())
 
     # Less than that is the rounding of equal scores in float32.
@@ -365,8 +377,8 @@ def _spread_of_scores(queries: Any, items: Any) -> float:
     return spread if spread > 1e-6 * np.abs(scores).max() else 0.0
 
 
-def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
-    return rows[_places(rows, most)].astype(np.float64)
+def _evenly(rows: Vectors, most: int) -> Vectors:
+    return rows[_places(rows, most)]
 
 
 def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
