@@ -141,11 +141,15 @@ def smallest_cosine(
             biases = _default_biases(bank, items)
         agreements = _agreements(directions, _first_items(queries, items, biases))
         enough = max(agreements) - margin
+        former = cosine
         cosine = next(
             candidate
             for candidate, agreement in zip(COSINES, agreements, strict=True)
             if agreement >= enough
         )
+        # The same groups would give the same biases, and choose the same again.
+        if done and cosine == former:
+            break
     return cosine
 
 

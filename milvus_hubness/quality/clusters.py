@@ -6,8 +6,9 @@ is the best of several draws, and Lloyd's rounds improve it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +35,47 @@ class Clusters:
         """Return the cluster of each row of rows (n, d), and its squared distance, both (n,)."""
         numbers = np.empty(len(rows), np.int64)
         distances = np.empty(len(rows))
-        size = max(1, MOST_SCORES // len(self.means))
-        for start in range(0, len(rows), size):
-            block = slice(start, start + size)
-            to_means = _squared_distances(rows[block], self.means)
-            numbers[block] = to_means.argmin(1)
-            distances[block] = to_means.min(1)
+        origin = self.means.mean(0)
+        for block in _blocks(len(rows), len(self.means)):
+            points = _Points.of(rows[block], origin)
+            numbers[block], distances[block] = points.nearest(self.means - origin)
         return numbers, distances
+
+
+class _Points(NamedTuple):
+    """Rows less an origin amid them: distances are differences of products, which would lose digits
+    far from it.
+    """
+
+    rows: Rows
+    """(n, d)."""
+    lengths: npt.NDArray[np.float64]
+    """(n,), squared."""
+
+    @classmethod
+    def of(cls, rows: Rows, origin: npt.NDArray[np.float64]) -> _Points:
+        centred = np.asarray(rows - origin, rows.dtype)
+        return cls(centred, np.einsum("nd,nd->n", centred, centred, dtype=np.float64))
+
+    def distances(self, means: Rows) -> npt.NDArray[np.float64]:
+        """Return squared distances (n, c) to means (c, d) less the origin, never below 0."""
+        products = self.rows @ np.asarray(means, self.rows.dtype).T
+        of_means = np.einsum("nd,nd->n", means, means, dtype=np.float64)
+        distances: npt.NDArray[np.float64] = np.maximum(
+            self.lengths[:, None] - 2.0 * products + of_means, 0.0
+        )
+        return distances
+
+    def nearest(self, means: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return the nearest of means (c, d) less the origin, and its squared distance, both (n,)."""
+        distances = self.distances(means)
+        return distances.argmin(1), distances.min(1)
+
+
+def _blocks(rows: int, means: int) -> Iterator[slice]:
+    """Yield slices of the rows, with MOST_SCORES distances to the means each."""
+    size = max(1, MOST_SCORES // means)
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def clusters_of(
@@ -52,15 +87,20 @@ def clusters_of(
     same as all others can leave a cluster without any: its mean stays where it was.
     """
     rng = np.random.default_rng(seed)
-    tried = [_from_one_start(rows, count, rounds, rng) for _ in range(starts)]
-    return min(tried, key=lambda clusters: clusters.cost)
+    origin = rows.mean(0, dtype=np.float64)
+    points = _Points.of(rows, origin)
+    tried = [_from_one_start(points, count, rounds, rng) for _ in range(starts)]
+    best = min(tried, key=lambda clusters: clusters.cost)
+    return Clusters(best.means + origin, best.cost)
 
 
-def _from_one_start(rows: Rows, count: int, rounds: int, rng: np.random.Generator) -> Clusters:
-    least_move = TOLERANCE * float(rows.var(0, dtype=np.float64).mean())
-    clusters = Clusters(_first_means(rows, count, rng), np.inf)
+def _from_one_start(points: _Points, count: int, rounds: int, rng: np.random.Generator) -> Clusters:
+    """Return clusters whose means are less the origin."""
+    rows = points.rows
+    least_move = TOLERANCE * float(points.lengths.sum()) / rows.size
+    clusters = Clusters(_first_means(points, count, rng), np.inf)
     for _ in range(rounds):
-        numbers, distances = clusters.nearest(rows)
+        numbers, distances = points.nearest(clusters.means)
         means = clusters.means.copy()
         sizes = np.bincount(numbers, minlength=len(means))
         by_cluster = np.split(np.argsort(numbers, kind="stable"), np.cumsum(sizes)[:-1])
@@ -73,36 +113,24 @@ def _from_one_start(rows: Rows, count: int, rounds: int, rng: np.random.Generato
         if move <= least_move:
             break
 
-    _, distances = clusters.nearest(rows)
+    _, distances = points.nearest(clusters.means)
     return Clusters(clusters.means, float(distances.sum()))
 
 
-def _first_means(rows: Rows, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+def _first_means(points: _Points, count: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Return (count, d) rows that are far from each other."""
+    rows = points.rows
     draws = 2 + int(np.log(count))
     chosen = [int(rng.integers(len(rows)))]
-    distances = _squared_distances(rows, rows[chosen])[:, 0]
+    distances = points.distances(rows[chosen])[:, 0]
     while len(chosen) < count:
         total = distances.sum()
         # All rows are already among the means: any other one is as good.
         shares = distances / total if total > 0 else None
         candidates = rng.choice(len(rows), draws, p=shares)
-        to_candidates = _squared_distances(rows, rows[candidates])
+        to_candidates = points.distances(rows[candidates])
         nearer = np.minimum(to_candidates, distances[:, None])
         best = int(nearer.sum(0).argmin())
         chosen.append(int(candidates[best]))
         distances = nearer[:, best]
     return np.asarray(rows[chosen], np.float64)
-
-
-def _squared_distances(rows: Rows, means: Rows) -> npt.NDArray[np.float64]:
-    """Return squared distances (n, c) of rows (n, d) to means (c, d), never below 0."""
-    # Distances are differences of products, which would lose digits far from the origin.
-    origin = means.mean(0, dtype=np.float64)
-    rows = np.asarray(rows - origin, rows.dtype)
-    means = np.asarray(means - origin, rows.dtype)
-    products = rows @ means.T
-    lengths = np.einsum("nd,nd->n", rows, rows, dtype=np.float64)[:, None]
-    of_means = np.einsum("nd,nd->n", means, means, dtype=np.float64)
-    distances: npt.NDArray[np.float64] = np.maximum(lengths - 2.0 * products + of_means, 0.0)
-    return distances
