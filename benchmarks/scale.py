@@ -40,7 +40,7 @@ MOST_OF_BEFORE, MOST_EXPONENT = 0.5, 1.1
 PARTS = {
     "top-k": {("primitives.py", "topk")},
     "pairs": {("steps.py", "nearest"), ("steps.py", "_grouped")},
-    "passes": {("steps.py", "_pass")},
+    "passes": {("steps.py", "_pass"), ("steps.py", "_pass_by_column")},
     "biases": {("base.py", "_evaluated")},
 }
 """The parts of a fit and of its biases, by the functions in which they are spent."""

@@ -156,8 +156,11 @@ def smallest_cosine(
 def _default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases (n,) of items under the default Blend, fitted on a part of them."""
     items = scored(items, bank.vectors)
-    sample = items[np.linspace(0, len(items) - 1, min(FITTED_ITEMS, len(items)), dtype=np.int64)]
-    return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=sample).bias(items)
+    blend = Blend(strength=1.0).clamped(len(bank))
+    if len(items) <= FITTED_ITEMS:
+        return blend.gallery_biases(bank, items)
+    sample = items[np.linspace(0, len(items) - 1, FITTED_ITEMS, dtype=np.int64)]
+    return blend.fit(bank, gallery=sample).bias(items)
 
 
 def _first_items(queries: Vectors, items: Vectors, biases: Vectors) -> Numbers:

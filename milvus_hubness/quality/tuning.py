@@ -382,7 +382,7 @@ def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases of the default Blend at full strength."""
     # Scores of several vectors take long: the fit and its biases share them.
     items = scored(items, bank.vectors)
-    return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=items).bias(items)
+    return Blend(strength=1.0).clamped(len(bank)).gallery_biases(bank, items)
 
 
 MOST_ITEMS = 20_000

@@ -226,6 +226,15 @@ class Estimator(ABC):
         fitted = self.measured(condensed, items)._fit(condensed, inputs)
         return fitted.with_agreement(queries, items, target_bank)
 
+    def gallery_biases(
+        self, bank: BankLike, gallery: Vectors, target_bank: BankLike | None = None
+    ) -> Vectors:
+        """Return the biases (n,) of a gallery (n, d) by a fit on it, float32, as `fit` and `bias` do.
+
+        An estimator that has them from its fit computes them once.
+        """
+        return self.fit(bank, gallery=gallery, target_bank=target_bank).bias(gallery)
+
     @abstractmethod
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         """Fit with measured taus; the gallery is checked if the estimator needs it."""
@@ -592,10 +601,7 @@ class FittedBias:
             # At strength 1: otherwise each half would measure an agreement of its own halves.
             estimator = replace(self.estimator, strength=1.0).clamped(smallest)
             device = getattr(self.estimator, "device", "auto")
-            biases = []
-            for half in halves:
-                fitted = estimator.fit(half, gallery=sample, target_bank=target_bank)
-                biases.append(fitted.bias(sample))
+            biases = [estimator.gallery_biases(half, sample, target_bank) for half in halves]
             of_halves = [half.condensed.vectors for half in halves]
             known = known_to_halves(
                 biases, of_halves, sample, device=device, by_chance=UNLIKE_BY_CHANCE

@@ -102,6 +102,15 @@ class Blend(Estimator, alias="blend"):
                 return scores
         return None
 
+    def gallery_biases(
+        self, bank: BankLike, gallery: Vectors, target_bank: BankLike | None = None
+    ) -> Vectors:
+        if self.strength == "agreement":
+            return super().gallery_biases(bank, gallery, target_bank)
+        biases = [each.gallery_biases(bank, gallery, target_bank) for each in self.estimators]
+        weights = self.strength * np.asarray(self.weights)
+        return np.asarray(weights @ np.stack(biases).astype(np.float64), np.float32)
+
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         start = None
         if inputs.start is not None:

@@ -41,6 +41,7 @@ from milvus_hubness.correction.estimators.steps import (
 )
 from milvus_hubness.correction.kernels import logsumexp, topk
 from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.kernels.primitives import TopK
 from milvus_hubness.correction.kernels.token_rows import all_scores, joined, scored
 from milvus_hubness.errors import InvalidParameter
@@ -164,6 +165,20 @@ class Sinkhorn(Estimator, alias="sn"):
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         [(fitted, _)] = fit_together([self], bank, inputs)
         return fitted
+
+    def gallery_biases(
+        self, bank: BankLike, gallery: Vectors, target_bank: BankLike | None = None
+    ) -> Vectors:
+        if self.strength == "agreement":
+            return super().gallery_biases(bank, gallery, target_bank)
+        prefer_torch()
+        queries = QueryBank.of(bank).condensed
+        items = scored(
+            require_gallery(queries, gallery, type(self).__name__), queries.vectors, self.device
+        )
+        inputs = FitInputs(items, target_bank, None, queries)
+        [(_, biases)] = fit_together([self.measured(queries, items)], queries, inputs)
+        return np.asarray(self.strength * biases[: len(items)], np.float32)
 
     def _restore(
         self, bank: QueryBank, potentials: Vectors, target_bank: BankLike | None

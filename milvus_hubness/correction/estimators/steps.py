@@ -90,19 +90,58 @@ class AllScores:
                 free = torch.cuda.mem_get_info(torch_device)[0]
         self.scores = scores or scores_for(len(bank), len(items), free)
 
-        # Tiles of items, since `from_bank` runs in each iteration; `from_items` only starts one.
         self._stored = None
         if self.scores == "float32":
             self._stored = list(score_tiles(items, bank, device))
 
+    @property
+    def _tiles(self) -> Iterable[tuple[slice, Any]]:
+        """Slices of the items with their scores, (rows, |bank|)."""
+        return self._stored or score_tiles(self._items, self._bank, self._device)
+
     def from_items(self, g: Potentials, taus: Taus) -> Potentials:
-        tiles = score_tiles(self._bank, self._items, self._device)
-        f, _ = _pass(tiles, len(self._bank), g, taus)
-        return f
+        return _pass_by_column(self._tiles, len(self._bank), g, taus)
 
     def from_bank(self, f: Potentials, taus: Taus) -> tuple[Potentials, Potentials]:
-        tiles = self._stored or score_tiles(self._items, self._bank, self._device)
-        return _pass(tiles, len(self._items), f, taus)
+        return _pass(self._tiles, len(self._items), f, taus)
+
+
+def _pass_by_column(
+    tiles: Iterable[tuple[slice, Any]], m: int, potentials: Potentials, taus: Taus
+) -> Potentials:
+    """Return −tau · log Σ exp((s + potential) / tau) of each of m columns.
+
+    tiles: slices of the rows with their scores, (rows, columns). potentials: (t, rows).
+    """
+    shape = (len(taus), m)
+    largest: Any = np.full(shape, -np.inf, np.float32)
+    totals: Any = np.zeros(shape, np.float32)
+    weights: Any = potentials.astype(np.float32)[:, :, None]
+    library: Any = np
+    for rows, scores in tiles:
+        if is_tensor(scores):
+            library = sys.modules["torch"]
+            largest, totals, weights = (
+                library.as_tensor(values, device=scores.device)
+                for values in (largest, totals, weights)
+            )
+
+        buffer = library.empty_like(scores)
+        for number, tau in enumerate(taus.tolist()):
+            divisor = max(tau, TINY)
+            terms = library.add(scores, weights[number, rows], out=buffer)
+            # What the former tiles add up to is scaled to the largest term so far.
+            former = largest[number]
+            now = library.maximum(former, library.amax(terms, 0))
+            terms -= now
+            with np.errstate(over="ignore"):
+                terms /= divisor
+                totals[number] *= library.exp((former - now) / divisor)
+            totals[number] += library.sum(library.exp(terms, out=terms), 0)
+            largest[number] = now
+
+    taus_of_rows = taus[:, None]
+    return np.asarray(-_array(largest) - taus_of_rows * np.log(_array(totals)), np.float32)
 
 
 def _pass(

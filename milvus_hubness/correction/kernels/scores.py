@@ -106,6 +106,9 @@ def largest(scores: Scores, count: int) -> tuple[Scores, Scores]:
 
 def where_true(mask: Scores) -> tuple[Scores, Scores]:
     """Return the rows and the columns of all that is true in a mask (m, n), row by row."""
-    positions: Any = mask.nonzero(as_tuple=True) if is_tensor(mask) else np.nonzero(mask)
-    rows, columns = positions
-    return rows, columns
+    if is_tensor(mask) and mask.is_cuda:
+        on_device: Any = mask.nonzero(as_tuple=True)
+        return on_device[0], on_device[1]
+    # Where little is true, ten times as fast as in two dimensions.
+    rows, columns = np.divmod(np.flatnonzero(as_array(mask)), mask.shape[1])
+    return as_scores(rows, mask), as_scores(columns, mask)
