@@ -64,6 +64,7 @@ def users(authorized):
         "no upsert": without(WRITER, "products__bias_b", "Upsert"),
         "no delete": without(WRITER, "products__bias_a", "Delete"),
         "searcher": {ALL: {"DescribeCollection"}, "products": {"Search"}},
+        "no index": {ALL: LINES["migrate, bank sample"][ALL] - {"CreateIndex", "CreatePartition"}},
         "no ledger": without("the same, while a migration runs", "hubness_ledger", *ledger),
     }
     return {name: authorized.user(granted) for name, granted in rights.items()}
@@ -439,6 +440,21 @@ def test_a_writer_without_a_right_on_the_side_collection_changes_nothing(shop, u
     with pytest.raises(StoreError, match=r"nothing was written to 'products'.*Delete"):
         client.delete("products", ids=[1_000])
     assert (count(shop, "products"), count(shop, "products__bias_a")) == (ITEMS + 1, ITEMS + 1)
+
+
+@pytest.mark.server
+def test_a_copy_without_a_right_that_it_takes_is_refused_before_anything_is_written(shop, users):
+    """It has no partitions to create, so that it may lack the right for that."""
+    before = shop.plain.list_collections()
+    with pytest.raises(
+        StoreError, match=r"so nothing was written: grant CreateIndex, as `milvus-hub"
+    ):
+        shop.migrated(users["no index"], no_writers=True)
+    assert shop.plain.list_collections() == before
+
+    shop.plain.create_partition("products", "further")
+    with pytest.raises(StoreError, match=r"grant CreateIndex, CreatePartition, as"):
+        shop.migrated(users["no index"], no_writers=True)
 
 
 @pytest.mark.server

@@ -53,7 +53,7 @@ from milvus_hubness.jobs.migration.presence import (
     require_copy,
     require_source,
 )
-from milvus_hubness.jobs.migration.rights import carry_grants
+from milvus_hubness.jobs.migration.rights import carry_grants, expect_rights
 from milvus_hubness.jobs.store.helpers import (
     complete_rename,
     list_bank,
@@ -92,7 +92,8 @@ def migrate(
     Raises CorrectionNotRecommended if the plan demands a verdict for the bank and has one against
     it, ResumeRefused if the plan or the source's schema differs from that
     of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
-    CannotMigrate, InvalidParameter, and the exceptions of the store.
+    CannotMigrate, InvalidParameter, StoreError before anything is written if the user lacks a right
+    that every copy takes, and the exceptions of the store.
     """
     expect_store(store)
     if progress is not None:
@@ -100,6 +101,7 @@ def migrate(
     options = replace(options, **changes) if options else MigrationOptions(**changes)
     options.events.report("plan", **plan.to_dict())
     plan.judging.require(plan.verdict, plan.source.name)
+    expect_rights(store, plan.source, plan.target)
     with _leased(store, (plan.source.name, plan.target), plan.target, options) as lease:
         if plan.verdict is not None:
             store_verdict(lease.store, plan.source.name, plan.verdict)

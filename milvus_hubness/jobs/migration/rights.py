@@ -7,16 +7,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
 
 from milvus_hubness.basics.logs import log
+from milvus_hubness.errors import StoreError
 from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import CollectionInfo
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.migration.ledger import Migration
 
-Right = Literal["Search", "Query", "Insert", "Upsert", "Delete", "GetLoadState", "IndexDetail"]
+Right = Literal[
+    "Search", "Query", "Insert", "Upsert", "Delete", "GetLoadState", "IndexDetail", "Load",
+    "CreateAlias", "CreateCollection", "CreateIndex", "CreatePartition", "Flush", "GetFlushState",
+]  # fmt: skip
 """A privilege of Milvus, by the name in its protocol."""
 
 READS: tuple[Right, ...] = ("Search", "Query")
 WRITES: tuple[Right, ...] = ("Insert", "Upsert", "Delete")
+COPIES: tuple[Right, ...] = (
+    "CreateAlias", "CreateCollection", "CreateIndex", "Delete", "Flush", "GetFlushState", "Load",
+    "Query", "Search", "Upsert",
+)  # fmt: skip
+"""Those without which no copy is finished, as docs/operations/permissions.md has them: rights that only
+some copies need are left out."""
 
 
 class Grant(NamedTuple):
@@ -93,6 +104,22 @@ class TriesRights(Protocol):
 
     def denied(self, collection: str, rights: Iterable[Right]) -> list[Right]:
         """Return those of the rights on a collection that the user lacks; change nothing."""
+
+
+def expect_rights(store: object, source: CollectionInfo, target: str) -> None:
+    """Raise StoreError, before anything is written, if the user lacks a right to make this copy.
+
+    Tried rather than read: so groups of privileges count, as does every other way to get a right.
+    """
+    if not isinstance(store, TriesRights):
+        return
+    rights = COPIES if len(source.partitions) == 1 else (*COPIES, "CreatePartition")
+    if lacking := store.denied(target, rights):
+        raise StoreError(
+            f"this user lacks rights to make the copy {target!r} of {source.name!r}, so nothing was "
+            f"written: grant {', '.join(lacking)}, as `milvus-hubness grants {source.name} --for job` "
+            "prints it"
+        )
 
 
 @dataclass(frozen=True)

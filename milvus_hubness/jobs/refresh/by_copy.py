@@ -37,7 +37,7 @@ from milvus_hubness.jobs.migration.corrected import (
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
 from milvus_hubness.jobs.migration.migrator import opened
 from milvus_hubness.jobs.migration.plan import MigrationOptions, waits_for_clients
-from milvus_hubness.jobs.migration.rights import grant_remarks
+from milvus_hubness.jobs.migration.rights import expect_rights, grant_remarks
 from milvus_hubness.jobs.migration.survey import ESTIMATED_ROWS, estimated
 from milvus_hubness.jobs.refresh.biases import Sample, fit
 from milvus_hubness.jobs.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks
@@ -89,6 +89,9 @@ class ByCopy(Refreshing):
         kinds = KindRequest.of(self.state.kind or None)
         unhinted = self._unhinted(kinds=0, kind_offsets="")
         kinds.expect_possible(with_spread(unhinted, self._needs.spread), self.state.field)
+        if not self.options.plan:
+            target = target_of(self.store, self.info, self.state.profile.epoch + 1)
+            expect_rights(self.store, self.info, target)
 
     @cached_property
     def _renames(self) -> bool:

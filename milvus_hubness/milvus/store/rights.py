@@ -33,8 +33,16 @@ _REQUESTS: dict[Right, tuple[str, dict[str, Any]]] = {
     "Delete": ("Delete", _IN_NO_PARTITION),
     "GetLoadState": ("GetLoadState", _IN_NO_PARTITIONS),
     "IndexDetail": ("DescribeIndex", {}),
+    "Load": ("LoadPartitions", _IN_NO_PARTITIONS),
+    "CreateIndex": ("CreateIndex", {}),
+    "CreatePartition": ("CreatePartition", {}),
+    "CreateCollection": ("CreateCollection", {}),
+    "CreateAlias": ("CreateAlias", {}),
+    "GetFlushState": ("GetFlushState", {}),
+    "Flush": ("Flush", {}),
 }
-"""For each right a request that needs it, and its fields: without rows, a filter or a vector."""
+"""For each right a request that needs it, and its fields: without rows, a filter, a vector, a schema, or
+the name of what would be made or dropped."""
 
 
 def is_denied(error: Exception) -> bool:
@@ -53,9 +61,10 @@ def denied(client: MilvusClient, collection: str, rights: Iterable[Right]) -> li
 
 def _is_lacking(client: MilvusClient, collection: str, right: Right) -> bool:
     method, fields = _REQUESTS[right]
-    request = getattr(milvus_pb2, f"{method}Request")(
-        db_name=database_of(client), collection_name=collection, **fields
-    )
+    name: dict[str, Any] = {"collection_name": collection}
+    if method == "Flush":
+        name = {"collection_names": [collection]}
+    request = getattr(milvus_pb2, f"{method}Request")(db_name=database_of(client), **name, **fields)
     try:
         answer = getattr(stub_of(client), method)(request, timeout=SECONDS)
     except grpc.RpcError as error:

@@ -17,6 +17,7 @@ from milvus_hubness import (
     migrate,
     plan_enable,
     plan_migration,
+    refresh,
     status,
 )
 from milvus_hubness.jobs.refresh.sampling import start_sampling, stop_sampling
@@ -69,6 +70,36 @@ def enabled(client, name, bank):
     store = MilvusStore(client)
     plan = plan_enable(store, name, bank, estimator=NNN(4))
     return enable(store, plan, client_ttl=0)
+
+
+def test_a_copy_without_the_rights_for_it_is_refused_before_anything_is_written(
+    client, source, bank, monkeypatch
+):
+    """By a migration and by a refresh, each in one line with the command that prints the grants."""
+    lacking = {"CreateIndex", "Load"}
+    monkeypatch.setattr(
+        MilvusStore, "denied", lambda store, name, rights: [r for r in rights if r in lacking]
+    )
+    store = MilvusStore(client)
+    plan = plan_migration(store, source, bank, estimator=NNN(4))
+    before = client.list_collections()
+    with pytest.raises(StoreError) as error:
+        migrate(store, plan, no_writers=True)
+    assert str(error.value) == (
+        f"this user lacks rights to make the copy '{source}_hubness' of '{source}', so nothing was "
+        f"written: grant CreateIndex, Load, as `milvus-hubness grants {source} --for job` prints it"
+    )
+    assert client.list_collections() == before
+
+    lacking.clear()
+    target = migrate(store, plan, no_writers=True).target
+    before = client.list_collections()
+    lacking.add("Query")
+    changes = {"estimator": NNN(2), "force": True, "rename": True, "client_ttl": 0}
+    assert refresh(store, target, **changes, plan=True).action == "full"
+    with pytest.raises(StoreError, match=f"of '{target}', so nothing was written: grant Query, as"):
+        refresh(store, target, **changes)
+    assert client.list_collections() == before
 
 
 @pytest.mark.parametrize("right", RIGHTS)

@@ -2,7 +2,15 @@
 
 from types import SimpleNamespace
 
-from milvus_hubness.jobs.migration.rights import ApplicationRights, try_rights
+import pytest
+
+from milvus_hubness.errors import StoreError
+from milvus_hubness.jobs.migration.rights import (
+    COPIES,
+    ApplicationRights,
+    expect_rights,
+    try_rights,
+)
 from milvus_hubness.jobs.store.ownership import LEDGER
 
 MIGRATION = SimpleNamespace(
@@ -53,3 +61,20 @@ def test_rights_on_any_name_of_the_source_count():
 
 def test_a_user_without_any_right_on_the_source_lacks_nothing_for_the_copy():
     assert tried(User(products_hubness="Search")) == ApplicationRights((), {})
+
+
+def test_a_copy_needs_the_rights_of_every_copy_and_those_of_its_partitions():
+    plain = SimpleNamespace(name="products", partitions=(None,))
+    parted = SimpleNamespace(name="products", partitions=("a", "b"))
+    user = User(products_hubness=" ".join(COPIES))
+    expect_rights(user, plain, "products_hubness")
+    with pytest.raises(
+        StoreError, match="grant CreatePartition, as `milvus-hubness grants products"
+    ):
+        expect_rights(user, parted, "products_hubness")
+    with pytest.raises(StoreError, match="grant CreateAlias, CreateCollection"):
+        expect_rights(User(), plain, "products_hubness")
+
+
+def test_where_no_rights_can_be_tried_a_copy_goes_on():
+    expect_rights(object(), SimpleNamespace(name="products", partitions=(None,)), "copy")
