@@ -614,9 +614,10 @@ def store_tuned(
     return "" if staying is None else STAYS.format(former=staying.in_words, new=record.in_words)
 
 
-PRODUCTS_PER_SECOND = 3e8
+PRODUCTS_PER_SECOND = 8e8
 """Products of numbers of items and queries that a look at both handles in a second of one core:
-30,000 items of 512 dimensions and 3,000 queries took 126 s of CPU time on a busy machine."""
+30,000 items of 512 dimensions and 3,000 queries took 46 s of CPU time in one thread, of which the products
+themselves were half. Several threads take more where other programs keep them waiting."""
 
 ANNOUNCED_SECONDS = 10
 """Seconds from which on a look at items and queries says how long it takes."""
