@@ -50,6 +50,29 @@ def test_it_says_when_it_did_not():
     assert diagnostics.marginal_error > 1e-6
 
 
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Sinkhorn(0.2, strength=0.5),
+        Sinkhorn(temperature=0.4, strength="agreement"),
+        DualBankSinkhorn(0.2),
+        Blend(),
+        Blend((NNN(4), Sinkhorn(temperature=0.4)), (0.3, 0.7), strength=0.8),
+    ],
+)
+def test_the_biases_of_a_fit_on_a_gallery_are_those_that_its_formula_has(estimator):
+    """Also with an agreement, whose fit in turn has those of its halves."""
+    bank = QueryBank(BANK.vectors, groups=np.repeat(np.arange(30), 2))
+    targets = RNG.standard_normal((20, 8)) / 3
+    fitted = estimator.fit(bank, gallery=GALLERY, target_bank=targets)
+    biases = estimator.gallery_biases(bank, GALLERY, targets)
+    np.testing.assert_allclose(biases, fitted.bias(GALLERY), atol=1e-5)
+    # Settled, it has the same agreement on any other bank.
+    again = fitted.estimator.settled().fit(BANK, gallery=GALLERY, target_bank=targets)
+    assert again.estimator.share == pytest.approx(fitted.estimator.share)
+    assert again.estimator.agreement in (None, fitted.estimator.agreement)
+
+
 @pytest.mark.parametrize("neighbors", [None, 10])
 def test_a_warm_start_needs_fewer_iterations(neighbors):
     estimator = Sinkhorn(0.05, iterations=1000, tol=1e-3, neighbors=neighbors)
