@@ -920,8 +920,7 @@ class Whole(NamedTuple):
         it, (2, n_queries), among all items.
         """
         # As it was tried: the agreement, which another fit would measure again, is that of the trial.
-        fitted = chosen.estimator.settled().fit(swept, gallery=self.items, target_bank=self.targets)
-        bias = fitted.bias(self.items)
+        bias = chosen.estimator.settled().gallery_biases(swept, self.items, self.targets)
         trial = chosen._replace(
             bias=np.float32(chosen.strength) * bias,
             activated=activated_by(chosen.gate, swept.condensed.vectors, self.items),
