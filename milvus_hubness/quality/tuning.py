@@ -68,7 +68,8 @@ PRIOR_GAIN = 0.04
 """Mean of the gain in R@1 before anything is measured. Other measures, whose gains are of the same
 kind, have it too."""
 PRIOR_SPREADS = ((0.9, 0.04), (0.1, 0.2))
-"""Its standard deviations, each with its share: most collections gain about as much, a few far more."""
+"""Its standard deviations, each with its share: most collections gain about as much, a few far more.
+The second is no result of these tasks: it lets pairs prove gains as large as some collections have."""
 FALL_TO_TRY = 0.05
 """Fall of the excess answers taken by hubs, as a share of them, below which a loss is expected."""
 WEAK = 0.6
