@@ -74,4 +74,6 @@ def _is_lacking(client: MilvusClient, collection: str, right: Right) -> bool:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise
         return False
-    return is_denied(MilvusException(message=answer.status.reason))
+    # Some requests are answered by a status alone.
+    status = getattr(answer, "status", answer)
+    return is_denied(MilvusException(message=status.reason))
