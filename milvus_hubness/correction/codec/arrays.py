@@ -26,6 +26,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -451,7 +452,7 @@ class StorageFormat:
                 f"{MAX_WIDTH}"
             )
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Width of the field."""
         return self._aligned(COLUMNS[self.dtype])
@@ -499,11 +500,11 @@ class StorageFormat:
         rows[:, self.dim : self.dim + self._stored] = triples[:, ::3] + triples[:, 1::3]
         return rows
 
-    @property
+    @cached_property
     def _is_plain(self) -> bool:
         return self.dtype == "float32" or not self.numbers
 
-    @property
+    @cached_property
     def _stored(self) -> int:
         """How many numbers after the vector the field contains."""
         return min(self._aligned(1) - self.dim, (self.width - self.dim) // 3)

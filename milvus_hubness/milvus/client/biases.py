@@ -20,7 +20,6 @@ from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name
 from milvus_hubness.milvus.client.steps import Compute, LoadBank, Operation
 
 if TYPE_CHECKING:
-    from milvus_hubness.correction.fitted import Correction
     from milvus_hubness.correction.guard import RowEvidence
 
 
@@ -118,23 +117,17 @@ class Biases:
         epoch = state.profile.epoch
         for profile in profiles:
             cached = yield from self._cached(collection, state, profile, in_use)
-            # A fit is restored and evaluated in a thread: both may take long.
-            correction: Correction = yield Compute(partial(cached.correction, state))
             is_active = profile is state.profile
             # A job that fills a generation gives all rows the biases of its formula.
             are_apart = are_last and profile is not state.filling
-            if are_apart and correction.leaves_room:
-                epoch = -state.profile.epoch
-            column, hints, evidence = yield Compute(
-                partial(
-                    correction.of_written,
-                    vectors,
-                    rows,
-                    are_new=are_apart,
-                    guarded=watches and is_active,
-                )
+            # A fit is restored and evaluated in a thread: both may take long.
+            work = partial(
+                _of_written, cached, state, vectors, rows, are_apart, watches and is_active
             )
+            column, hints, evidence, leaves_room = yield Compute(work)
             biases[profile.slot] = column
+            if are_apart and leaves_room:
+                epoch = -state.profile.epoch
 
             # The index is shaped by the queries of the active profile alone.
             if is_active:
@@ -165,3 +158,17 @@ class Biases:
                     f"bank_budget is {self.banks.budget:,}: refresh with a sample of the bank, "
                     'give a larger budget, or write with bias="pending" and refresh'
                 )
+
+
+def _of_written(
+    cached: CachedBank,
+    state: CollectionState,
+    vectors: Floats,
+    rows: ItemRows,
+    are_new: bool,
+    is_guarded: bool,
+) -> tuple[Floats, Floats, RowEvidence | None, bool]:
+    """Return what `Correction.of_written` does, and whether the fit leaves room for new rows."""
+    correction = cached.correction(state)
+    written = correction.of_written(vectors, rows, are_new=are_new, guarded=is_guarded)
+    return (*written, correction.leaves_room)
