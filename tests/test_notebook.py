@@ -43,7 +43,6 @@ def percentages(text):
     return [float(number) for number in re.findall(r"(\d+\.\d)%", text)]
 
 
-@pytest.mark.long
 def test_the_verdict_is_printed(cells):
     line = printed(cells, "result = check(")
     assert re.fullmatch(
@@ -51,7 +50,6 @@ def test_the_verdict_is_printed(cells):
     )
 
 
-@pytest.mark.long
 def test_the_page_is_shown_inline(cells):
     html = shown(cells, "result  # the page")["text/html"]
     assert html.startswith("<iframe srcdoc=")
@@ -59,7 +57,6 @@ def test_the_page_is_shown_inline(cells):
     assert "apply" in html
 
 
-@pytest.mark.long
 def test_searches_find_more_and_the_rollback_brings_the_old_ones_back(cells):
     assert shown(cells, "migrate(plain, plan")["text/plain"] == "'photos_hubness'"
     [before] = percentages(printed(cells, 'right_first(plain, "photos")'))

@@ -107,6 +107,8 @@ TAKES_LONG = (
     "test_recall_through_milvus_is_the_references_on_real_data[lite-text_video_msrvtt v2t",
     "test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before[lite-100.0",
     "test_the_plan_counts_them_and_says_what_to_do[lite-1",
+    "test_notebook.py::test_the_verdict_is_printed", "test_notebook.py::test_the_page_is_shown_inline",
+    "test_notebook.py::test_searches_find_more",
     "test_langchain_store_gives_more_right_answers", "test_migrate_with_progress_loses_no_row",
     "test_beir_folder_has_the_same_figures_everywhere",
     "test_fastapi_search_answers_without_the_libraries_of_jobs",
@@ -137,7 +139,8 @@ TAKES_LONG = (
 and tests that are long as a whole. What these show, others show in part: the memory of kernels, the LangChain store in
 `integrations/langchain`, a migration with its progress in the blocks of `docs/how-to/migrate.md`, a BEIR folder in
 `cli/test_beir.py`, a service without the libraries of jobs in `test_startup.py`, parts that a page may lack in
-`quality/test_report_page.py`."""
+`quality/test_report_page.py`, and of the notebook the verdict and its frame in `quality/test_check.py` and that all its
+names exist."""
 USES_THE_SERVER = (
     "[server-2.3.5", "/chaos/test_", "/milvus/store/test_hidden_rows.py", "_on_a_server",
     "of_another_database", "the_client_image_searches", "a_second_service_started_by_mistake",
