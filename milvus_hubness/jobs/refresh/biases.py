@@ -314,6 +314,8 @@ def _objection(
 
 MOST_ROWS = 20_000
 """Number of rows of a sample, apart from those that labels name."""
+MOST_JUDGED_ROWS = 50_000
+"""The same with labels, whose measure is higher among fewer rows: up to so many it is that of all."""
 
 
 class Sample(NamedTuple):
@@ -380,12 +382,13 @@ def sampled(
     progress: Progress,
     prior: Prior | None = None,
 ) -> Sample:
-    """Return about 20,000 rows, or all if there are fewer, and the judged rows.
+    """Return as many rows as above, or all if there are fewer, and the judged rows.
 
     prior: that of the new biases.
     """
     rng = np.random.default_rng(0)
-    share = MOST_ROWS / max(1, info.rows)
+    most = MOST_JUDGED_ROWS if judgements else MOST_ROWS
+    share = most / max(1, info.rows)
     backend = BiasBackend(store, info, state)
     named = judgements.possible_keys if judgements else set()
     read = {prior.field} if prior is not None else set()
@@ -409,7 +412,7 @@ def sampled(
             yield [key for key in page if is_drawn[key] or key in named]
 
     for partition, chunk in key_chunks(
-        store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)
+        store, info, "reading a sample", progress, chosen, min(info.rows, most)
     ):
         rows = backend.read(chunk, partition)
         valid = ~state.layout.invalid(rows.vectors)
