@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from milvus_hubness.correction.codec.arrays import (
     QUERY_SCALE,
     UNIT_TOLERANCE,
     Floats,
+    KindColumns,
     KindWeights,
     Mean,
     Metric,
@@ -30,7 +31,7 @@ from milvus_hubness.correction.codec.arrays import (
     mean_in,
     rows_in,
 )
-from milvus_hubness.correction.codec.senders import Sender, TokenSender
+from milvus_hubness.correction.codec.senders import ByKind, Sender, TokenSender
 from milvus_hubness.correction.kernels.multi_vectors import MultiVectors, is_multi, stacked
 from milvus_hubness.correction.kernels.token_rows import TokenRows, is_token_rows
 from milvus_hubness.errors import (
@@ -549,15 +550,59 @@ class Layout:
 
         Raises InvalidParameter; the function raises the rest.
         """
+        with np.errstate(over="ignore"):
+            weights = np.asarray(strength, np.float32)
+        if not np.isfinite(weights).all():
+            raise InvalidParameter(f"strength must be finite, got {strength!r}")
+        if not 0 <= slot < self.slots:
+            raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
         if self.multi_vectors:
-            return TokenSender(self, strength, slot)
-        return Sender(self, strength, slot, kinds)
+            of_tokens = partial(self.of_tokens.sender, slot=slot)
+            return TokenSender(weights, self.require_finite, of_tokens)
 
-    @cached_property
-    def sent_for_offsets(self) -> Floats:
-        """(d, K + 1): a query's products with them are its numbers in the columns of kinds."""
-        # h is a power of two, so that nothing is rounded.
-        return np.ascontiguousarray(self.offsets.T / np.float32(self.kind_scale))
+        # The other slots, u and the index hints stay 0: they count in no score.
+        after = np.zeros((*weights.shape, self.width - self.dim), np.float32)
+        if self.metric == "L2":
+            weight_of_v = -QUERY_SCALE * self.scale / self.spread
+            after[..., 1 : self.first_slot - self.dim] = weight_of_v
+        first = self.first_slot + slot * self.spread - self.dim
+        sent = -weights / self.bias_factor / self.spread
+        after[..., first : first + self.spread] = sent[..., None]
+
+        return Sender(
+            dim=self.dim,
+            after=after,
+            is_cosine=self.metric == "COSINE",
+            require_finite=self.require_finite,
+            seen=self.seen,
+            by_kind=self._by_kind(kinds),
+        )
+
+    def _by_kind(self, kinds: KindWeights | None) -> ByKind | None:
+        """Return how queries are compared with these weights of kinds.
+
+        None for weights leaves the means out, so that only the offsets of stored vectors count.
+        """
+        if kinds is None and not self.kind_offsets:
+            return None
+        if kinds is None:
+            # h is a power of two, so that nothing is rounded.
+            directions = np.ascontiguousarray(self.offsets.T / np.float32(self.kind_scale))
+            none_added = np.zeros(directions.shape[1], np.float32)
+            return ByKind(self.kind_columns, KindColumns(directions, none_added), None)
+
+        form = (self.kind_offsets, self.kind_scale)
+        of_products = kinds.sent.get(form)
+        if of_products is None:
+            of_products = kinds.sent[form] = self._sent_for(kinds)
+        return ByKind(self.kind_columns, of_products, kinds.taken_off)
+
+    def _sent_for(self, kinds: KindWeights) -> KindColumns:
+        """Return what a search with these weights sends in the columns of kinds."""
+        directions = (self.offsets.T - kinds.directions) / self.kind_scale
+        # Of the query less its mean, whose part is the same in all searches.
+        added = kinds.added / self.kind_scale - kinds.taken_off.astype(np.float64) @ directions
+        return KindColumns(np.asarray(directions, np.float32), np.asarray(added, np.float32))
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""

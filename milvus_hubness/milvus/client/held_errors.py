@@ -10,8 +10,6 @@ from typing import NamedTuple
 import grpc
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.basics.logs import log
-
 CHANGED = "collection %r changed while a request was on its way (%s): the request was sent again"
 """The record in place of those of pymilvus, about a collection and a reason."""
 
@@ -26,7 +24,10 @@ class _Recovered(NamedTuple):
     """The record in its place, about the collection and the reason."""
     collection: str
 
-    def tell(self) -> None:
+    def log(self) -> None:
+        # Imported late: a client that recovers from nothing needs no log.
+        from milvus_hubness.basics.logs import log
+
         error = self.error
         reason = " ".join(str(getattr(error, "message", None) or _as_logged(error)).split())
         log.info(self.message, self.collection, reason)
@@ -60,7 +61,7 @@ class HeldErrors:
 
         last_by_message = {each.message: each for each in recovered}
         for each in last_by_message.values():
-            each.tell()
+            each.log()
 
 
 # Each thread and each task has its own call.
@@ -99,7 +100,7 @@ def recovered_from(error: Exception, collection: str, message: str = CHANGED) ->
     recovered = _Recovered(error, message, collection)
     held = _held.get()
     if held is None:
-        recovered.tell()
+        recovered.log()
     else:
         held.recovered.append(recovered)
 

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
@@ -226,6 +226,15 @@ class Question:
     def page(self) -> slice:
         """The ranks of the hits to return."""
         return slice(self.offset, self.offset + self.limit)
+
+
+class AnsweredSearch(NamedTuple):
+    """What was searched, once it is answered."""
+
+    field: str | None
+    """None for the only one that the collection has."""
+    queries: Any
+    """As the caller gave them."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,7 @@ from milvus_hubness.correction.codec.arrays import decode, without_tensors
 from milvus_hubness.errors import StateError
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.records import Sample, SamplesOf, Sampling, Samplings
-
-if TYPE_CHECKING:
-    from milvus_hubness.milvus.client.searches import Asked
-    from milvus_hubness.milvus.client.state_cache import CachedState
+from milvus_hubness.milvus.client.messages import AnsweredSearch
 
 BUFFERED = 1_000
 """Largest number of samples that are not yet stored; further samples are dropped."""
@@ -66,6 +63,16 @@ class Sampled:
     """Those that are still to be stored, and those whose write is not answered yet."""
 
 
+class Searched(Protocol):
+    """A collection that was searched, as its cached state describes it."""
+
+    @property
+    def collection_id(self) -> CollectionId: ...
+
+    @property
+    def samplings(self) -> Samplings: ...
+
+
 class Sampler:
     """Samples live queries at the rates of the collections.
 
@@ -88,13 +95,13 @@ class Sampler:
         self._being_written = 0
         """How many samples of the last batch were neither stored nor dropped yet."""
 
-    def searched(self, cached: CachedState, asked: Callable[[], Asked]) -> None:
+    def searched(self, cached: Searched, answered: Callable[[], AnsweredSearch]) -> None:
         """Sample some of the queries of an answered search, as `SearchListener` says."""
         fields = cached.samplings.fields
         if not fields:
             return
         try:
-            name, queries = asked()
+            name, queries = answered()
             sampling = cached.samplings.of(name) if name else None
             # Without a name, Milvus would refuse a search on several fields.
             if not name and len(fields) == 1:

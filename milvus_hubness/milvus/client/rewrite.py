@@ -125,7 +125,7 @@ class Reading:
             for name in fields.hidden:
                 row.pop(name, None)
 
-    def are_as_asked(self, fields: FieldRequest) -> bool:
+    def need_no_conversion(self, fields: FieldRequest) -> bool:
         """Whether hits with the requested fields need no conversion."""
         requested = fields.requested
         if not isinstance(requested, list) or not requested or "*" in requested:
@@ -351,7 +351,7 @@ class Rewrite:
         params = self.search_params(question)
         pack = self.codec.query_packer(strength, slot=slot, kinds=kinds)
         has_scores = self.scores_are_products(question)
-        is_answer = has_scores and self.reading.are_as_asked(fields)
+        is_answer = has_scores and self.reading.need_no_conversion(fields)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
             queries = rounded_vectors(data, self.state)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from pymilvus import AnnSearchRequest, DataType
@@ -27,6 +27,7 @@ from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.held_errors import recovered_from
 from milvus_hubness.milvus.client.messages import (
     CHECKED_EACH_TIME,
+    AnsweredSearch,
     Question,
     SearchRequest,
     checked_decimals,
@@ -54,29 +55,20 @@ _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
 """A request of a hybrid search, its question, and the rewrite if its field is corrected."""
 
 
-class Asked(NamedTuple):
-    """What was searched."""
-
-    field: str | None
-    """None for the only one that the collection has."""
-    queries: Any
-    """As the caller gave them."""
-
-
 class SearchListener(Protocol):
-    """Is told of answered searches."""
+    """Learns of answered searches."""
 
-    def searched(self, cached: CachedState, asked: Callable[[], Asked]) -> None:
-        """Hear of a search by this collection state.
+    def searched(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
+        """Learn of a search by this collection state.
 
-        asked: returns what was searched, if the listener wants to know. Raises nothing.
+        answered: returns what was searched, if the listener needs it. Raises nothing.
         """
 
 
 class Searches:
     """`search` and `hybrid_search`.
 
-    strength: w of searches that name none. listener: None for searches of which nobody is to hear.
+    strength: w of searches that name none. listener: None for searches of which nobody is to know.
     Raises InvalidParameter for an invalid strength.
     """
 
@@ -160,7 +152,9 @@ class Searches:
         request = _request(name, prepared.field, filter, search_request, options)
         answer = yield from self._answered(cached, search_request, request)
         if self._listener is not None:
-            self._listener.searched(cached, partial(Asked, prepared.state.field, question.data))
+            self._listener.searched(
+                cached, partial(AnsweredSearch, prepared.state.field, question.data)
+            )
         return answer
 
     def _search(
@@ -216,7 +210,7 @@ class Searches:
             _prepare(cached, kind, rewrite, question)
         # Queries by ids are items of the gallery, not queries of users.
         if question.ids is None:
-            self.tell(cached, partial(Asked, state.field, question.data))
+            self.notify(cached, partial(AnsweredSearch, state.field, question.data))
         return results
 
     def _uncorrected(
@@ -243,13 +237,13 @@ class Searches:
         )
         results = yield Ask("search", args, {**options, "ids": question.ids})
         if question.ids is None:
-            self.tell(cached, partial(Asked, options.get("anns_field"), question.data))
+            self.notify(cached, partial(AnsweredSearch, options.get("anns_field"), question.data))
         return cached.reading.hits_out(results, fields) if cached.states else results
 
-    def tell(self, cached: CachedState, asked: Callable[[], Asked]) -> None:
-        """Tell the listener of an answered search."""
+    def notify(self, cached: CachedState, answered: Callable[[], AnsweredSearch]) -> None:
+        """Let the listener know of an answered search."""
         if self._listener is not None:
-            self._listener.searched(cached, asked)
+            self._listener.searched(cached, answered)
 
     def _with_options(
         self, question: Question, options: Mapping[str, Any]
@@ -450,7 +444,7 @@ class Searches:
         args = (name, sent, ranker, limit, fields.requested)
         results = yield Ask("hybrid_search", args, dict(options))
         for request, question, _ in parts:
-            self.tell(cached, partial(Asked, request.anns_field, question.data))
+            self.notify(cached, partial(AnsweredSearch, request.anns_field, question.data))
         return cached.reading.hits_out(results, fields)
 
     def _merged(

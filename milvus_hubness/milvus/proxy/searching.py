@@ -34,6 +34,7 @@ from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.messages import (
     GROUPED,
     ORDERED,
+    AnsweredSearch,
     Question,
     SearchRequest,
     checked_decimals,
@@ -42,7 +43,7 @@ from milvus_hubness.milvus.client.messages import (
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS, in_two
 from milvus_hubness.milvus.client.rewrite import Rewrite
-from milvus_hubness.milvus.client.searches import MAX_PREPARED, Asked
+from milvus_hubness.milvus.client.searches import MAX_PREPARED
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
@@ -143,7 +144,7 @@ def _search_on(
     """Search by this collection state."""
     if not cached.states:
         content = (yield Send(addressed(request, cached), with_bytes=True))[1]
-        _tell(operations, cached, request)
+        _notify(operations, cached, request)
         return content
 
     # Most searches repeat a former one with other queries, and end here.
@@ -185,7 +186,7 @@ def _search_on(
     for part in rewrite.apart(question):
         answers.append((yield from _answer(operations, cached, rewrite, part, params)))
     if not by_ids:
-        operations.searches.tell(cached, partial(Asked, state.field, question.data))
+        operations.searches.notify(cached, partial(AnsweredSearch, state.field, question.data))
     return joined(answers)
 
 
@@ -236,7 +237,7 @@ def _direct(
         sent.MergeFrom(fixed)
         _put_queries(sent, ask(queries).data, state)
         response, content = yield Send(sent, with_bytes=True)
-        operations.searches.tell(cached, partial(Asked, state.field, queries))
+        operations.searches.notify(cached, partial(AnsweredSearch, state.field, queries))
         return response if columns_out(cached, response.results, fields) else content
 
     return answer
@@ -244,20 +245,20 @@ def _direct(
 
 def _uncorrected(operations: Operations, cached: CachedState, request: Any) -> Operation[Any]:
     answer = yield from send_for_rows(cached, SearchParameters(request).sent())
-    _tell(operations, cached, request)
+    _notify(operations, cached, request)
     return answer
 
 
-def _tell(operations: Operations, cached: CachedState, request: Any) -> None:
-    """Tell the listener of an answered search that nothing corrects."""
+def _notify(operations: Operations, cached: CachedState, request: Any) -> None:
+    """Let the listener know of an answered search that nothing corrects."""
 
-    def asked() -> Asked:
+    def answered() -> AnsweredSearch:
         group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
         queries = [value for placeholder in group.placeholders for value in placeholder.values]
-        return Asked(SearchParameters(request).value(FIELD), queries)
+        return AnsweredSearch(SearchParameters(request).value(FIELD), queries)
 
     if request.WhichOneof("search_input") != "ids":
-        operations.searches.tell(cached, asked)
+        operations.searches.notify(cached, answered)
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
@@ -375,7 +376,7 @@ def _hybrid_search_at_once(
         if not cached.states:
             content = (yield Send(addressed(request, cached), with_bytes=True))[1]
             for part in request.requests:
-                _tell(operations, cached, part)
+                _notify(operations, cached, part)
             return content
 
         params = [SearchParameters(part, overrides) for part in request.requests]
@@ -403,10 +404,10 @@ def _hybrid_search_at_once(
         for i, part in enumerate(request.requests):
             if i in questions:
                 rewrite, question = questions[i]
-                asked = partial(Asked, rewrite.state.field, question.data)
-                operations.searches.tell(cached, asked)
+                answered = partial(AnsweredSearch, rewrite.state.field, question.data)
+                operations.searches.notify(cached, answered)
             else:
-                _tell(operations, cached, part)
+                _notify(operations, cached, part)
         return response
 
     return operations.states.retrying(request.collection_name, None, call)

@@ -150,9 +150,9 @@ def test_queries_of_half_precision_are_sampled_as_numbers(rng, dtype):
     )
     queries = rounded(vectors(rng, 4, DIM), dtype)
     as_sent = encode(queries, dtype)
-    searches.tell(cached, lambda: (None, as_sent[:2]))
-    searches.tell(cached, lambda: ("vector", as_sent[2:]))
-    searches.tell(cached, lambda: ("another", as_sent))
+    searches.notify(cached, lambda: (None, as_sent[:2]))
+    searches.notify(cached, lambda: ("vector", as_sent[2:]))
+    searches.notify(cached, lambda: ("another", as_sent))
     sampler.close()
     assert [row.tolist() for row in stored] == queries.tolist()
 
