@@ -19,7 +19,6 @@ from pymilvus.settings import Config
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from milvus_hubness import HubnessClient, MilvusStore
-from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.milvus.client.steps import ClientPolicy
 from tests.milvus.caching import CachingServer
 from tests.support import lite as milvus_lite
@@ -121,21 +120,15 @@ class Backend:
     def name(self, stem="c"):
         name = f"{stem}_{next(_numbers)}"
         self.made.append(name)
-        servers.IN_USE.add(name)
         return name
 
     def clean(self):
         client = self.client()
-        existing = client.list_collections()
-        for name in servers.made_for(self.made, existing):
+        for name in servers.made_for(self.made, client.list_collections()):
             for alias in servers.aliases_of(client, name):
                 client.drop_alias(alias)
             client.drop_collection(name)
-        servers.IN_USE.difference_update(self.made)
         self.made.clear()
-        # Each job of the next test would look through the records about collections that are gone.
-        if self.kind == "lite" and LEDGER in existing and not servers.IN_USE:
-            client.drop_collection(LEDGER)
 
 
 def pytest_configure(config):

@@ -17,7 +17,6 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness import MilvusStore
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Samplings
 from milvus_hubness.milvus.store import schema as milvus_schema
@@ -27,7 +26,7 @@ from tests.chaos.milvus import MilvusDatabase
 from tests.chaos.ports import Application, Database
 from tests.chaos.qdrant import DISTANCES, AsMilvus, QdrantDatabase
 from tests.support.galleries import AWKWARD
-from tests.support.servers import IN_USE, made_for, own_name
+from tests.support.servers import made_for, own_name
 
 UUIDS = [str(uuid.UUID(int=random.Random(i).getrandbits(128))) for i in range(200)]
 EDGES = [str(uuid.UUID(int=0)), str(uuid.UUID(int=2**128 - 1))]
@@ -56,7 +55,6 @@ class Held(ABC):
     def name(self, stem: str = "held") -> str:
         name = own_name(f"{stem}_{next(_numbers)}")
         self.made.append(name)
-        IN_USE.add(name)
         return name
 
     @abstractmethod
@@ -125,14 +123,9 @@ class Held(ABC):
         return name
 
     def clean(self) -> None:
-        existing = self.database.collections()
-        for name in made_for(self.made, existing):
+        for name in made_for(self.made, self.database.collections()):
             self.database.drop(name)
-        IN_USE.difference_update(self.made)
         self.made.clear()
-        # As in Backend.clean.
-        if self.kind == "lite" and LEDGER in existing and not IN_USE:
-            self.database.drop(LEDGER)
 
 
 class OnMilvus(Held):

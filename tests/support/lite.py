@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from milvus_lite.db import DEFAULT_DATABASE_NAME, MilvusLite
 from milvus_lite.engine import collection, projection
 from milvus_lite.storage.memtable import MemTable
 from milvus_lite.storage.segment import Segment
@@ -27,14 +26,13 @@ def spare_work() -> None:
     costs on Lite are the dictionaries of the same few hundred rows. The batches of rows never
     change: a batch and a place in it tell which row it is.
 
-    A request takes the vectors of a batch at once, and not one by one. What is dropped is not written, indexed and
-    read again before. The JSON text of dynamic fields is parsed where a request asks for one of them.
+    A request takes the vectors of a batch at once, and not one by one. The JSON
+    text of dynamic fields is parsed where a request asks for one of them.
     """
     # For each field of each hit it looks through all fields for the primary one.
     projection._is_primary = _is_primary
     collection.project_record = _projected(projection.project_record)
     MemTable.to_search_snapshot = _at_once(MemTable.to_search_snapshot)
-    MilvusLite.drop_collection = _unwritten(MilvusLite.drop_collection)
     MemTable._row_to_dict = _remembering(MemTable._row_to_dict, lambda _, batch: batch)
     Segment.row_to_dict = _remembering(Segment.row_to_dict, lambda segment: segment.table)
 
@@ -108,15 +106,6 @@ def _in_one_batch(table: Any) -> Any:
         table._whole = pa.concat_batches([*former, *new]) if is_alike else None
         table._starts = list(accumulate((batch.num_rows for batch in batches), initial=0))
     return getattr(table, "_whole", None)
-
-
-def _unwritten(drop_collection: Callable[..., None]) -> Callable[..., None]:
-    def dropping(self: Any, name: str, database_name: str = DEFAULT_DATABASE_NAME) -> None:
-        if dropped := self._collections.get((database_name, name)):
-            dropped._trigger_flush = lambda: None
-        drop_collection(self, name, database_name)
-
-    return dropping
 
 
 def _remembering(

@@ -71,10 +71,6 @@ def lite_uri(folder: Path) -> str:
     return str(folder / "lite.db")
 
 
-IN_USE: set[str] = set()
-"""The names under which tests and fixtures of this process have made collections, until they clean up."""
-
-
 def made_for(names: Iterable[str], existing: Iterable[str]) -> list[str]:
     """The existing collections of these names, and their copies, banks and side collections."""
     beginnings = tuple(name + end for name in names for end in ("__", "_hubness", "_r"))

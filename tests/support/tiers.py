@@ -144,6 +144,7 @@ names exist."""
 USES_THE_SERVER = (
     "[server-2.3.5", "/chaos/test_", "/milvus/store/test_hidden_rows.py", "_on_a_server",
     "of_another_database", "the_client_image_searches", "a_second_service_started_by_mistake",
+    "test_many_switches_under_searches_and_writes[served",
 )  # fmt: skip
 """Parts of the names of tests on the Milvus 2.3.5 that workers share. It ends with the last of them."""
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
