@@ -20,7 +20,7 @@ def enable(
     preferring: options.PriorOptions,
     judging: options.JudgingOptions,
     connection: options.Connection,
-    key_column: options.KeyColumn = None,
+    key_column: options.ClickKeyColumn = None,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
     field: options.Field = None,

@@ -287,6 +287,10 @@ class JudgingOptions:
         return "warn" if self.force else None
 
 
+ClickKeyColumn = Annotated[
+    str | None,
+    "Column with the keys in --prior-from, if it is not called key, id, sku, product_id or the like.",
+]
 KeyColumn = Annotated[
     str | None,
     "Column with the keys in --pairs, in --prior-from, and in the file of --items, if it is not called "

@@ -69,7 +69,7 @@ class Planning(
 ):
     """The options that define the copy."""
 
-    key_column: options.KeyColumn = None
+    key_column: options.ClickKeyColumn = None
     bank_name: options.BankName = None
     field: options.Field = None
     target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None

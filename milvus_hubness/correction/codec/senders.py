@@ -102,10 +102,11 @@ class TokenSender:
     """Encodes queries of several vectors each: each token has the weight of its query."""
 
     weights: Weights
+    """w of all queries, or of each."""
     require_finite: Callable[[npt.ArrayLike, str], Any]
     """Returns queries as multi-vectors. Raises as `Layout.require_finite` does."""
     sender_of_tokens: Callable[[Weights], Callable[[npt.ArrayLike], Floats]]
-    """Returns what encodes tokens with these weights, one or one for each."""
+    """Returns what encodes tokens with these weights: one for all, or one for each."""
 
     def __call__(self, queries: npt.ArrayLike) -> Floats:
         """Return augmented queries, as multi-vectors. Raises as `Layout.encode_queries` does."""

@@ -382,7 +382,7 @@ def sampled(
     progress: Progress,
     prior: Prior | None = None,
 ) -> Sample:
-    """Return as many rows as above, or all if there are fewer, and the judged rows.
+    """Return about 20,000 rows, 50,000 with labels, or all if there are fewer, and the judged rows.
 
     prior: that of the new biases.
     """

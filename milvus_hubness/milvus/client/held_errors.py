@@ -45,7 +45,9 @@ class HeldErrors:
     def __enter__(self) -> None:
         self._outer = _held.get()
         self.records: list[logging.LogRecord] = []
+        """The records held back so far."""
         self.recovered: list[_Recovered] = []
+        """The errors that the call recovered from so far."""
         _held.set(self)
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:

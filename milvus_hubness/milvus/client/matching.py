@@ -294,7 +294,7 @@ class _Matching:
 
     def search_queries(self, candidates: int, params: Any) -> Operation[None]:
         """Add the rows that the index finds for each query."""
-        # Nobody hears of it: a batch does not stand for the queries of users.
+        # Without a listener: a batch does not stand for the queries of users.
         operations = self.operations
         searches = Searches(operations.states, operations.biases, operations.reads, 0.0, 0.0, None)
         pool = self.pool

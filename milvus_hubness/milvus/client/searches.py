@@ -151,10 +151,7 @@ class Searches:
         search_request = prepared.ask(question.data)
         request = _request(name, prepared.field, filter, search_request, options)
         answer = yield from self._answered(cached, search_request, request)
-        if self._listener is not None:
-            self._listener.searched(
-                cached, partial(AnsweredSearch, prepared.state.field, question.data)
-            )
+        self.notify(cached, partial(AnsweredSearch, prepared.state.field, question.data))
         return answer
 
     def _search(

@@ -171,7 +171,7 @@ class QdrantPoints:
         return [*answers[0], *answers[1]] if isinstance(answers[0], list) else answers[1]
 
     def fenced(self: Of, fences: Fences) -> Of:
-        """As Store.fenced. Properties are fenced by the number of the lease, see `Properties`."""
+        """As Store.fenced. Properties are fenced by the token, see the module `properties`."""
         store = copy(self)
         store._fences = fences
         return store
@@ -449,8 +449,10 @@ class QdrantPoints:
         if self._fences is not None:
             token = self._fences.token_of(name)
             alias = self._fences.alias_of(name)
+            # Who takes over drops the alias first.
             if alias is not None and self._behind(alias) != name:
                 raise _lease_lost(collection)
+
         self.properties.alter(name, changed, token)
 
     def _properties(self, collection: str, described: Any) -> dict[str, str]:
@@ -668,6 +670,6 @@ def _unsendable(item: Any, error: TooLarge) -> StoreError:
 
 def _lease_lost(collection: str) -> LeaseLost:
     return LeaseLost(
-        f"the lease on {collection!r} was lost: another job has taken over, and the database "
-        "refused this write"
+        f"the lease on {collection!r} was lost: another job has taken over, so this write was not "
+        "made"
     )

@@ -1,9 +1,10 @@
 """Properties of collections: in their metadata, or in a collection on servers without metadata.
 
 No alias can fence a write of metadata: Qdrant takes it by the name of the collection alone. So each
-holder of a lease writes a property under keys of its own, `hubness@17`, with its fencing token and the
-number of its write before the text: `3.1 {…}`. Readers take the text with the highest numbers, and whatever a
-former holder sent is read by nobody, however late it arrives. Each write empties the keys that it saw.
+holder of a lease writes a property under keys of its own, such as `hubness@17`. Before the text stand
+its fencing token and the number of its write: `3.1 {…}`. Readers take the text with the highest
+numbers, so that nobody reads what a former holder sent, however late it arrives. Each write empties
+the keys that it saw.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ PREFIX = "hubness"
 """With this begin the properties of this package, among the user's own metadata."""
 
 KEYS = 64
-"""Keys in metadata of one property, besides that under its own name."""
+"""Keys in metadata of one property, besides its own name. They are used again in turn: a write that
+arrives after those of eight further holders would be read for the newest one."""
 KEYS_OF_TOKEN = 8
-"""After how many keys the next holder writes: a job changes a property less often than that."""
+"""Keys for the writes of one holder, which changes a property less often than that."""
 
-_KEY = re.compile(r"(.+)@\d+")
-_TEXT = re.compile(r"(\d+)\.(\d+) (.*)", re.DOTALL)
+_KEY = re.compile(r"(?P<name>.+)@\d+")
+_TEXT = re.compile(r"(?P<token>\d+)\.(?P<number>\d+) (?P<text>.*)", re.DOTALL)
 
 PAYLOAD_KEYS = "hubness_payload_keys"
 """The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
@@ -152,10 +154,14 @@ def _written_in(metadata: Mapping[str, Any]) -> list[_Written]:
     for key, value in metadata.items():
         if not key.startswith(PREFIX) or not isinstance(value, str):
             continue
-        in_key, in_text = _KEY.fullmatch(key), _TEXT.fullmatch(value)
+
+        in_key = _KEY.fullmatch(key)
+        in_text = _TEXT.fullmatch(value)
         if in_key is not None and in_text is not None:
-            token, number, text = in_text.groups()
-            found.append(_Written(int(token), int(number), in_key[1], text))
+            token = int(in_text["token"])
+            number = int(in_text["number"])
+            found.append(_Written(token, number, in_key["name"], in_text["text"]))
+        # A key that a later write has emptied says nothing.
         elif in_key is None or value:
             found.append(_Written(0, 0, key, value))
     return found
@@ -165,13 +171,17 @@ def _merged(metadata: Mapping[str, Any], changed: Mapping[str, str], token: int)
     """Return the metadata to merge into a collection's, so that these properties change."""
     merged: dict[str, str] = {}
     for name, text in changed.items():
-        before = [written for written in _written_in(metadata) if written.name == name]
-        newest = max(before, default=_Written(0, 0, name, ""))
-        number = newest.number + 1 if newest.token >= max(token, 1) else 0
-        own = _Written(max(token, newest.token), number, name, text)
-        # What a former holder sent may come under its key again, and is the older one then, too.
-        merged |= dict.fromkeys((written.key for written in before), "")
-        merged[own.key] = own.value
+        stored = [written for written in _written_in(metadata) if written.name == name]
+        newest = max(stored, default=_Written(0, 0, name, ""))
+
+        # Without a token, and by an older one than the newest, the text follows on the newest.
+        follows = newest.token >= max(token, 1)
+        number = newest.number + 1 if follows else 0
+        written = _Written(max(token, newest.token), number, name, text)
+
+        # What a former holder sent may still arrive under its key; it is the older text then, too.
+        merged |= dict.fromkeys((former.key for former in stored), "")
+        merged[written.key] = written.value
     return merged
 
 
